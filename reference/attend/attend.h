@@ -24,8 +24,8 @@ typedef struct {
     int threads;
     cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
     float *output, *lse;
-    float *rest; /* of a running answer, with merge; or NULL (partial.h) */
-    uint32_t leaves;   /* 0; else keys are of these, and in exact order ... */
+    float *rest;     /* of a running answer, with merge; or NULL (partial.h) */
+    uint32_t leaves; /* 0; else keys are of these, and in exact order ... */
     int64_t node_size; /* ...output and lse go by nodes, so far apart */
     void (*poke)(void *context); /* or NULL */
     void *poke_context;

@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* Attention in exact order. A leaf's keys are gone through block by block, and
  * leaves become nodes in a tree. Many rows go by panels, few by themselves,
  * with the same products and sums. */
@@ -93,9 +94,9 @@ static int64_t first_of(const call *c, int64_t sequence, int leaf) {
     while (from < to) {
         const int64_t middle = (from + to) / 2;
         const cp_span span = c->keys.items[middle].span;
-        const bool before = span.sequence < sequence ||
-                            (span.sequence == sequence &&
-                             cp_leaf_of(span.start) < leaf);
+        const bool before =
+            span.sequence < sequence ||
+            (span.sequence == sequence && cp_leaf_of(span.start) < leaf);
         from = before ? middle + 1 : from;
         to = before ? to : middle;
     }
@@ -180,10 +181,10 @@ static void pack_block(const call *c, const bench *b, const block *keys,
     }
     for (int64_t j = 0; j < BLOCK; j++)
         for (int64_t d = 0; d < b->desk.slices * slice; d++)
-            b->desk.values[(d / slice * b->desk.most + j) * stride +
-                           d % slice] = j < keys->count && d < b->dim
-                                            ? keys->values[j][value + d]
-                                            : 0.0f;
+            b->desk
+                .values[(d / slice * b->desk.most + j) * stride + d % slice] =
+                j < keys->count && d < b->dim ? keys->values[j][value + d]
+                                              : 0.0f;
 }
 
 /* Values that are no numbers, of keys that not all rows see: 0 times them would
@@ -332,10 +333,10 @@ static void merge_panel(const bench *b, const node *with, int64_t panel) {
     for (int64_t d = 0; d < b->dim; d++)
 #pragma omp simd
         for (int64_t i = 0; i < lanes; i++)
-            b->fresh[d * stride + i] = cp_node_mix(
-                (cp_node_shares){mine[i], theirs[i], 0.0f},
-                output[d * stride + i], b->fresh[d * stride + i],
-                right[i] == -INFINITY, left[i] == -INFINITY);
+            b->fresh[d * stride + i] =
+                cp_node_mix((cp_node_shares){mine[i], theirs[i], 0.0f},
+                            output[d * stride + i], b->fresh[d * stride + i],
+                            right[i] == -INFINITY, left[i] == -INFINITY);
 }
 
 /* The n-th leaf is complete: carry it up as far as siblings go. */
@@ -383,8 +384,8 @@ static float *row_at(const call *c, const task *t, int64_t r, float **lse) {
         *lse = row + dim;
         return row;
     }
-    const int64_t at = cp_row_index(asked->shape, t->queries,
-                                    t->kv_head + r / each, r % each);
+    const int64_t at =
+        cp_row_index(asked->shape, t->queries, t->kv_head + r / each, r % each);
     const int64_t node = t->place * asked->node_size;
     *lse = asked->lse + node + at;
     return asked->output + node + at * dim;
@@ -437,9 +438,9 @@ typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 
 /* Few rows, of all heads, side by side as lanes: whole vectors a key head. */
 typedef struct {
-    int64_t rows, wide, stride; /* of a head; in whole vectors; of all */
-    float *queries;             /* [kv_heads][dim][wide], scaled */
-    float *sums, *added;        /* [kv_heads][rows][value_dim]; [value_dim] */
+    int64_t rows, wide, stride;  /* of a head; in whole vectors; of all */
+    float *queries;              /* [kv_heads][dim][wide], scaled */
+    float *sums, *added;         /* [kv_heads][rows][value_dim]; [value_dim] */
     float *level, *total, *keep; /* [stride] */
     cp_micro lanes;
     cp_panels desk; /* for its scores [BLOCK][stride] alone */
@@ -476,8 +477,7 @@ static void begin_few(const call *c, const task *t, const table *a) {
         a->level[i] = -INFINITY;
         a->total[i] = 0.0f;
     }
-    memset(a->sums, 0,
-           (size_t)(t->rows * cp_value_dim(shape)) * sizeof(float));
+    memset(a->sums, 0, (size_t)(t->rows * cp_value_dim(shape)) * sizeof(float));
 }
 
 /* Eight keys against a vector of rows, product after product. */
@@ -531,8 +531,7 @@ static void score_few(const call *c, const task *t, const table *a,
 
 static inline __attribute__((always_inline)) void
 add_eight(int keys, int64_t dim, const float *const *values,
-                             const float *weights, int64_t stride,
-                             float *restrict sums) {
+          const float *weights, int64_t stride, float *restrict sums) {
 #pragma omp simd
     for (int64_t d = 0; d < dim; d++) {
         float sum = sums[d];
@@ -643,8 +642,8 @@ static void list_tasks(call *c) {
     c->count = c->put = 0;
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_piece piece = pieces->items[p];
-        task model = {
-            .few = !in_order || piece.span.count * c->group <= FEW_ROWS};
+        task model = {.few =
+                          !in_order || piece.span.count * c->group <= FEW_ROWS};
         const int64_t most = model.few ? c->least : c->queries;
         for (int64_t i = 0; i < piece.span.count; i += most) {
             model.queries = cp_piece_part(piece, i, most);

@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* Attention in exact order: an answer whose bits follow from the tokens alone,
  * not from who holds them, in which pieces, or who else asks. */
 #ifndef CP_EXACT_H

@@ -10,7 +10,7 @@
 typedef struct {
     int64_t slice, panel; /* AVX2: 6, 16; AVX-512: 12, 32; NEON: 12, 8 */
     int64_t slice_stride, panel_stride; /* floats per step of depth */
-    bool rows; /* a panel is BLIS's right operand, not its left one */
+    bool rows;     /* a panel is BLIS's right operand, not its left one */
     bool in_order; /* a product is added after the other, fused (exp2.h) */
     void (*kernel)(void);
     const void *context;

@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* The merge of exact order. */
 #include "reference/attend/nodes.h"
 
@@ -64,8 +65,7 @@ void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
     for (int64_t row = 0; row < out->rows * out->heads; row++) {
         s.count = 0;
         for (int i = 0, j = 0; i + j < ours + others;)
-            if (j == others ||
-                (i < ours && mine[i].first < theirs[j].first)) {
+            if (j == others || (i < ours && mine[i].first < theirs[j].first)) {
                 push(&s, mine[i], out, i, row);
                 i++;
             } else {

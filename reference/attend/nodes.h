@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* The merge of exact order: two partials of the same queries that are siblings
  * in a tree become their parent, with bits that are the same in a kernel's
  * registers and between ranks. Knows nothing of ranks. */

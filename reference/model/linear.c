@@ -20,26 +20,32 @@ typedef struct {
     float *slices; /* x, packed */
 } work;
 
-static void multiply_group(const work *w, const cp_product *product,
-                           int64_t group) {
+static void multiply_pair(const work *w, const cp_product *product,
+                          int64_t group) {
     const int64_t first = group * CP_LANES, out = product->matrix->out;
-    const int64_t count = cp_min(CP_LANES, out - first);
-    float sums[CP_LANES];
-    for (int64_t r = 0; r < w->rows; r++) {
-        float *y = product->y + r * out + first;
-        cp_matrix_group(product->matrix, group, w->x + r * w->in, sums);
-        for (int64_t i = 0; i < count; i++)
-            y[i] = product->add ? y[i] + sums[i] : sums[i];
-    }
+    const int64_t count = cp_min(2 * CP_LANES, out - first);
+    float sums[2][CP_LANES];
+    for (int64_t r = 0; r < w->rows; r++)
+        for (int64_t from = 0; from < w->in; from += MOST_DEPTH) {
+            float *y = product->y + r * out + first;
+            const bool add = product->add || from > 0;
+            cp_matrix_pair(product->matrix, group, from,
+                           cp_min(MOST_DEPTH, w->in - from), w->x + r * w->in,
+                           sums);
+            for (int64_t i = 0; i < count; i++)
+                y[i] = add ? y[i] + sums[i / CP_LANES][i % CP_LANES]
+                           : sums[i / CP_LANES][i % CP_LANES];
+        }
 }
 
 static void few_rows(const work *w, int thread, int threads) {
     for (int n = 0; n < w->count; n++) {
         const cp_product *product = &w->products[n];
-        const int64_t groups = cp_ceil_divide(product->matrix->out, CP_LANES);
-        for (int64_t g = groups * thread / threads;
-             g < groups * (thread + 1) / threads; g++)
-            multiply_group(w, product, g);
+        const int64_t pairs =
+            cp_ceil_divide(product->matrix->out, 2 * CP_LANES);
+        for (int64_t p = pairs * thread / threads;
+             p < pairs * (thread + 1) / threads; p++)
+            multiply_pair(w, product, 2 * p);
     }
 }
 

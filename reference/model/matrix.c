@@ -21,8 +21,9 @@ typedef struct {
 struct cp_tile_kind {
     int64_t bytes;
     void (*expand)(const void *tile, float *values);
-    void (*add)(const void *tile, const float *x, float (*sums)[CP_LANES]);
-    /* Make a row of blocks a lane of a group, [tiles]. */
+    /* Of two groups, whose tiles lie side by side. */
+    void (*add)(const char *tiles, const float *x, float (*sums)[CP_LANES]);
+    /* Make a row of blocks a lane of a group, every other tile from here. */
     void (*lay)(int type, int64_t in, const unsigned char *row, int lane,
                 void *group);
 };
@@ -49,23 +50,18 @@ static inline float float_at(const void *from, int lane, int input) {
 }
 
 static inline __attribute__((always_inline)) void
-add_tile(weight_at *weight, const void *tile, const float *x,
+add_pair(weight_at *weight, int64_t bytes, const char *tiles, const float *x,
          float (*sums)[CP_LANES]) {
+#pragma GCC unroll 2
+    for (int g = 0; g < 2; g++) {
 #pragma omp simd
-    for (int i = 0; i < CP_LANES; i++) {
-        float a = sums[0][i], b = sums[1][i];
-        float c = sums[2][i], d = sums[3][i];
-#pragma GCC unroll 8
-        for (int k = 0; k < CP_DEPTH; k += 4) {
-            a = cp_fused(weight(tile, i, k), x[k], a);
-            b = cp_fused(weight(tile, i, k + 1), x[k + 1], b);
-            c = cp_fused(weight(tile, i, k + 2), x[k + 2], c);
-            d = cp_fused(weight(tile, i, k + 3), x[k + 3], d);
+        for (int i = 0; i < CP_LANES; i++) {
+            float sum = sums[g][i];
+#pragma GCC unroll 32
+            for (int k = 0; k < CP_DEPTH; k++)
+                sum = cp_fused(weight(tiles + g * bytes, i, k), x[k], sum);
+            sums[g][i] = sum;
         }
-        sums[0][i] = a;
-        sums[1][i] = b;
-        sums[2][i] = c;
-        sums[3][i] = d;
     }
 }
 
@@ -90,7 +86,7 @@ static void lay_nibbles(int type, int64_t in, const unsigned char *row,
     const bool given = type == CP_GGUF_Q4_1;
     const int first = given ? 4 : 2;
     nibbles *tile = group;
-    for (int64_t k = 0; k < in; k += CP_DEPTH, tile++) {
+    for (int64_t k = 0; k < in; k += CP_DEPTH, tile += 2) {
         const float scale = cp_half_value(row);
         tile->scale[lane] = scale;
         tile->minimum[lane] = given ? cp_half_value(row + 2) : -8.0f * scale;
@@ -104,7 +100,7 @@ static void lay_bytes(int type, int64_t in, const unsigned char *row, int lane,
                       void *group) {
     bytes *tile = group;
     (void)type;
-    for (int64_t k = 0; k < in; k += CP_DEPTH, tile++) {
+    for (int64_t k = 0; k < in; k += CP_DEPTH, tile += 2) {
         tile->scale[lane] = cp_half_value(row);
         for (int w = 0; w < 8; w++)
             tile->words[w][lane] = little_endian(row + 2 + 4 * w);
@@ -121,16 +117,17 @@ static void lay_floats(int type, int64_t in, const unsigned char *row, int lane,
     for (int64_t first = 0; first < in; first += PART) {
         const int64_t count = cp_min(PART, in - first);
         cp_dequantise(type, row + first / each * bytes, count, values);
-        for (int64_t k = 0; k < count; k++)
-            out[(first + k) * CP_LANES + lane] = values[k];
+        for (int64_t k = first; k < first + count; k++)
+            out[(k + k / CP_DEPTH * CP_DEPTH) * CP_LANES + lane] =
+                values[k - first];
     }
 }
 
 /* A kind whose weights are read so, its functions compiled for that. */
 #define KIND(name, weight, size)                                               \
-    static void add_##name(const void *tile, const float *x,                   \
+    static void add_##name(const char *tiles, const float *x,                  \
                            float(*sums)[CP_LANES]) {                           \
-        add_tile(weight, tile, x, sums);                                       \
+        add_pair(weight, size, tiles, x, sums);                                \
     }                                                                          \
     static void expand_##name(const void *tile, float *values) {               \
         expand_tile(weight, tile, values);                                     \
@@ -148,8 +145,8 @@ static const cp_tile_kind *kind_of(int type) {
     return type == CP_GGUF_Q8_0 ? &as_bytes : &as_floats;
 }
 
-static int64_t groups_of(int64_t out) {
-    return cp_ceil_divide(out, CP_LANES);
+static int64_t pairs_of(int64_t out) {
+    return cp_ceil_divide(out, 2 * CP_LANES);
 }
 
 static int64_t tiles_of(int64_t in) {
@@ -158,8 +155,8 @@ static int64_t tiles_of(int64_t in) {
 
 static const char *tile_at(const cp_matrix *matrix, int64_t group,
                            int64_t tile) {
-    return matrix->tiles +
-           (group * tiles_of(matrix->in) + tile) * matrix->kind->bytes;
+    const int64_t pair = group / 2 * tiles_of(matrix->in) + tile;
+    return matrix->tiles + (2 * pair + group % 2) * matrix->kind->bytes;
 }
 
 void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
@@ -176,19 +173,18 @@ void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values) {
     }
 }
 
-void cp_matrix_group(const cp_matrix *matrix, int64_t group, const float *x,
-                     float *sums) {
-    float four[4][CP_LANES] = {{0}}, last[CP_DEPTH] = {0};
-    const char *tile = tile_at(matrix, group, 0);
-    for (int64_t left = matrix->in; left > 0; left -= CP_DEPTH) {
-        if (left < CP_DEPTH)
-            memcpy(last, x, (size_t)left * sizeof(float));
-        matrix->kind->add(tile, left < CP_DEPTH ? last : x, four);
-        tile += matrix->kind->bytes;
-        x += CP_DEPTH;
+void cp_matrix_pair(const cp_matrix *matrix, int64_t group, int64_t from,
+                    int64_t depth, const float *x, float (*sums)[CP_LANES]) {
+    float last[CP_DEPTH] = {0};
+    const char *tiles = tile_at(matrix, group, from / CP_DEPTH);
+    memset(sums, 0, 2 * CP_LANES * sizeof(float));
+    for (int64_t k = 0; k < depth; k += CP_DEPTH) {
+        const float *part = x + from + k;
+        if (depth - k < CP_DEPTH)
+            part = memcpy(last, part, (size_t)(depth - k) * sizeof(float));
+        matrix->kind->add(tiles, part, sums);
+        tiles += 2 * matrix->kind->bytes;
     }
-    for (int i = 0; i < CP_LANES; i++)
-        sums[i] = (four[0][i] + four[1][i]) + (four[2][i] + four[3][i]);
 }
 
 cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size) {
@@ -198,7 +194,7 @@ cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size) {
     if (in < 1 || out < 1 || in % values != 0)
         return cp_refuse("%s cannot hold %ld x %ld values",
                          cp_gguf_type_name(type), in, out);
-    if (!cp_multiply(groups_of(out), tiles_of(in), &tiles) ||
+    if (!cp_multiply(2 * pairs_of(out), tiles_of(in), &tiles) ||
         !cp_multiply(tiles, kind_of(type)->bytes, size))
         return cp_refuse("%ld x %ld weights overflow", in, out);
     return CP_OK;
@@ -210,14 +206,16 @@ void cp_matrix_fill(int type, int64_t in, int64_t out, const void *blocks,
     cp_gguf_type_block(type, &each, &size);
     const int64_t row = in / each * size;
     *matrix = (cp_matrix){in, out, kind_of(type), memory};
-    const int64_t bytes = tiles_of(in) * matrix->kind->bytes;
+    const int64_t bytes = 2 * tiles_of(in) * matrix->kind->bytes;
 #pragma omp parallel for schedule(static)
-    for (int64_t g = 0; g < groups_of(out); g++) {
-        char *group = (char *)memory + g * bytes;
-        memset(group, 0, (size_t)bytes);
-        const int64_t first = g * CP_LANES;
-        for (int64_t o = first; o < cp_min(out, first + CP_LANES); o++)
+    for (int64_t p = 0; p < pairs_of(out); p++) {
+        char *pair = (char *)memory + p * bytes;
+        char *other = pair + matrix->kind->bytes;
+        memset(pair, 0, (size_t)bytes);
+        const int64_t first = p * 2 * CP_LANES;
+        for (int64_t o = first; o < cp_min(out, first + 2 * CP_LANES); o++)
             matrix->kind->lay(type, in, (const unsigned char *)blocks + o * row,
-                              (int)(o - first), group);
+                              (int)(o % CP_LANES),
+                              o < first + CP_LANES ? pair : other);
     }
 }

@@ -11,8 +11,9 @@ enum { CP_LANES = 16, CP_DEPTH = 32 };
 
 typedef struct cp_tile_kind cp_tile_kind;
 
-/* A matrix [out][in] as ceil(out / CP_LANES) groups, each of
- * ceil(in / CP_DEPTH) tiles; what a tile has in excess is 0. */
+/* A matrix [out][in] as groups of CP_LANES outputs, an even number of them,
+ * each of ceil(in / CP_DEPTH) tiles: those of two groups take turns. What a
+ * tile has in excess is 0. */
 typedef struct {
     int64_t in, out;
     const cp_tile_kind *kind;
@@ -38,8 +39,10 @@ void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
 /* The values of one output: values [in]. */
 void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values);
 
-/* One group times x [in]: sums [CP_LANES]. */
-void cp_matrix_group(const cp_matrix *matrix, int64_t group, const float *x,
-                     float *sums);
+/* An even group and the next times inputs from, a multiple of CP_DEPTH, to
+ * from + depth - 1 of x [in]: sums [2][CP_LANES], each product added after the
+ * other. */
+void cp_matrix_pair(const cp_matrix *matrix, int64_t group, int64_t from,
+                    int64_t depth, const float *x, float (*sums)[CP_LANES]);
 
 #endif

@@ -436,7 +436,8 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         const double start = observe != NULL ? cp_clock() : 0.0;
-        const bool together = op->merged && observe == NULL && walker->leaves == NULL;
+        const bool together =
+            op->merged && observe == NULL && walker->leaves == NULL;
         const cp_status status = together ? meet(walker, op, &program->ops[++n])
                                           : perform(walker, op);
         if (walker->leaves != NULL)

@@ -44,7 +44,7 @@ struct cp_walker {
     void **slots;    /* [plan->slot_count], NULL = not used by this rank */
     void **messages; /* what is sent of a slot: itself, if it travels as held */
     uint32_t *leaves; /* [plan->slot_count] in exact order: of partials */
-    cp_comm *comm;   /* during a walk, as is the cache of its layer */
+    cp_comm *comm;    /* during a walk, as is the cache of its layer */
     float *cache_keys, *cache_values;
 };
 

@@ -234,7 +234,7 @@ static cp_status exact_check(cp_command_ring *ring) {
         return cp_refuse("--exact-order deals tokens out by itself, and cannot "
                          "go with --placement %s",
                          ring->placement.text);
-    if (ring->wire != CP_WIRE_PLAIN)
+    if (ring->wire != CP_WIRE_FP32)
         return cp_refuse("--exact-order and --wire exclude each other: what is "
                          "sent is rounded, what stays is not");
     if (ring->ranks > CP_LEAVES)
@@ -245,9 +245,8 @@ static cp_status exact_check(cp_command_ring *ring) {
     if (!cp_micro_get()->in_order)
         return cp_refuse("--exact-order: on this processor BLIS sums in an "
                          "order of its own");
-    ring->placement.dealing = (cp_dealing){.placement = CP_INTERLEAVE,
-                                           .block = CP_LEAF_BLOCK,
-                                           .leaves = true};
+    ring->placement.dealing = (cp_dealing){
+        .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     return CP_OK;
 }
 

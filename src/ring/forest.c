@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* Which nodes each partial of a plan is. */
 #include "ring/forest.h"
 
@@ -122,9 +123,9 @@ static bool level_all(const forest *it) {
             if (!cp_op_talks(op) || !is_partial(it, op->in.slot))
                 continue;
             if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
-                grew |= level_out(
-                    it, op->in.slot,
-                    plan->programs[op->to].ops[op->sent_to].out.slot);
+                grew |=
+                    level_out(it, op->in.slot,
+                              plan->programs[op->to].ops[op->sent_to].out.slot);
             for (int r = 0; r < ranks && op->kind != CP_OP_EXCHANGE; r++)
                 grew |= level_out(it, op->in.slot + (gather ? 0 : r),
                                   op->out.slot + k);
@@ -139,22 +140,23 @@ static cp_status compare(const forest *it) {
             return cp_fail(CP_BROKEN, "rank %d ends with leaves %08x alone", k,
                            *held(it, k, plan->result));
     for (int slot = 0; slot < plan->slot_count; slot++) {
-        const int64_t sent =
-            cp_max(1, it->due[slot]) * cp_plan_node_bytes(plan, slot);
-        if (is_partial(it, slot) && (plan->slots[slot].nodes < it->most[slot] ||
-                                     plan->slots[slot].bytes < sent))
+        const cp_slot *is = &plan->slots[slot];
+        const int64_t node = cp_plan_node_bytes(plan, slot);
+        const int64_t most = it->most[slot] * node;
+        const int64_t due = it->due[slot] * node;
+        if (is_partial(it, slot) && (is->held < most || is->bytes < due))
             return cp_fail(CP_BROKEN,
-                           "slot %d has room for %d nodes and %ld bytes; %d "
-                           "and %ld are due",
-                           slot, plan->slots[slot].nodes,
-                           plan->slots[slot].bytes, it->most[slot], sent);
+                           "slot %d holds %ld bytes and sends %ld; %ld and %ld "
+                           "are due",
+                           slot, is->held, is->bytes, most, due);
     }
     return CP_OK;
 }
 
 static cp_status follow(forest *it) {
     const cp_plan *plan = it->plan;
-    CP_TRY(cp_allocate(&it->held, plan->layout->ranks * (int64_t)plan->slot_count,
+    CP_TRY(cp_allocate(&it->held,
+                       plan->layout->ranks * (int64_t)plan->slot_count,
                        sizeof(uint32_t), "a forest"));
     CP_TRY(cp_allocate(&it->most, 2 * (int64_t)plan->slot_count, sizeof(int),
                        "a forest"));
@@ -164,10 +166,10 @@ static cp_status follow(forest *it) {
         continue;
     for (int slot = 0; slot < plan->slot_count && it->fit != NULL; slot++)
         if (is_partial(it, slot)) {
-            const int64_t nodes = cp_max(1, it->due[slot]);
-            it->fit->slots[slot].nodes = (int)cp_max(nodes, it->most[slot]);
-            it->fit->slots[slot].bytes =
-                nodes * cp_plan_node_bytes(plan, slot);
+            const int64_t node = cp_plan_node_bytes(plan, slot);
+            const int64_t sent = cp_max(1, it->due[slot]);
+            it->fit->slots[slot].bytes = sent * node;
+            it->fit->slots[slot].held = cp_max(sent, it->most[slot]) * node;
         }
     return it->fit != NULL ? CP_OK : compare(it);
 }
@@ -179,15 +181,7 @@ static cp_status run(forest it) {
     return status;
 }
 
-cp_status cp_forest_fit(cp_plan *plan) {
-    if (plan->indexer.top_k > 0)
-        return cp_refuse("attention to chosen keys has no exact order");
-    if (plan->wire != CP_WIRE_PLAIN)
-        return cp_refuse("what is rounded to be sent has no exact order");
-    return run((forest){.plan = plan, .fit = plan});
-}
-
-static cp_status check_keys(const cp_layout *layout, int rank) {
+static cp_status check_rank(const cp_layout *layout, int rank) {
     const cp_pieces *keys = &layout->keys[rank].pieces;
     for (int64_t n = 0; n < keys->count; n++) {
         const cp_span span = keys->items[n].span;
@@ -197,14 +191,27 @@ static cp_status check_keys(const cp_layout *layout, int rank) {
             return cp_fail(CP_BROKEN,
                            "rank %d holds keys %ld to %ld of sequence %ld, of "
                            "leaves that it has not",
-                           rank, span.start, cp_span_last(span),
-                           span.sequence);
+                           rank, span.start, cp_span_last(span), span.sequence);
     }
     return CP_OK;
 }
 
+static cp_status check_keys(const cp_layout *layout) {
+    for (int k = 0; k < layout->ranks; k++)
+        CP_TRY(check_rank(layout, k));
+    return CP_OK;
+}
+
+cp_status cp_forest_fit(cp_plan *plan) {
+    if (plan->indexer.top_k > 0)
+        return cp_refuse("attention to chosen keys has no exact order");
+    if (plan->wire != CP_WIRE_FP32)
+        return cp_refuse("what is rounded to be sent has no exact order");
+    CP_TRY(check_keys(plan->layout));
+    return run((forest){.plan = plan, .fit = plan});
+}
+
 cp_status cp_forest_check(const cp_plan *plan) {
-    for (int k = 0; k < plan->layout->ranks; k++)
-        CP_TRY(check_keys(plan->layout, k));
+    CP_TRY(check_keys(plan->layout));
     return run((forest){.plan = plan});
 }

@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* In exact order a partial is a forest: of a tree over all leaves (leaves.h)
  * the nodes that its keys are together. A merge unites two forests, and
  * siblings become their parent at once; so what a partial holds follows from
@@ -14,7 +15,7 @@ int64_t cp_plan_node_bytes(const cp_plan *plan, int slot);
 /* The last act of building a plan in exact order: follow which leaves each slot
  * holds, and give each as many nodes as it must hold, messages as few as
  * travel. Fails with CP_INVALID for what has no exact order, else as
- * cp_plan_order and for want of memory. */
+ * cp_forest_check and cp_plan_order do, and for want of memory. */
 cp_status cp_forest_fit(cp_plan *plan);
 
 /* Follow them again: fails with CP_BROKEN if a rank holds a key of no leaf of

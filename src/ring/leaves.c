@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* A tree over blocks of positions. */
 #include "ring/leaves.h"
 
@@ -27,8 +28,8 @@ int cp_leaves_nodes(uint32_t leaves, cp_node nodes[CP_NODES_MAX]) {
     int count = 0;
     for (cp_node at = {0, 1}; at.first < CP_LEAVES; at.first += at.count) {
         at.count = CP_LEAVES;
-        while (at.count > 1 && (at.first % at.count != 0 ||
-                                (leaves_of(at) & ~leaves) != 0))
+        while (at.count > 1 &&
+               (at.first % at.count != 0 || (leaves_of(at) & ~leaves) != 0))
             at.count /= 2;
         if ((leaves & leaves_of(at)) != 0)
             nodes[count++] = at;
@@ -45,7 +46,8 @@ int64_t cp_leaves_tokens(uint32_t leaves, int64_t first, int64_t count) {
             continue;
         for (int side = -1; side <= 1; side += 2) {
             const int64_t to = side < 0 ? first : end;
-            const int64_t rest = cp_min(CP_LEAF_BLOCK, cp_max(0, to % cycle - at));
+            const int64_t rest =
+                cp_min(CP_LEAF_BLOCK, cp_max(0, to % cycle - at));
             tokens += side * (to / cycle * CP_LEAF_BLOCK + rest);
         }
     }

@@ -1,3 +1,4 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
 /* A tree over blocks of positions, whatever the number of ranks: which leaf a
  * token is of, whose leaves they are, and which nodes of the tree some leaves
  * are together. */

@@ -32,8 +32,8 @@ static cp_status deal_leaves(int ranks, int part, cp_run run, int64_t row,
 static int64_t room_of_leaves(int ranks, int64_t tokens) {
     int64_t most = 0;
     for (int rank = 0; rank < ranks; rank++)
-        most = cp_max(most, cp_leaves_tokens(cp_rank_leaves(rank, ranks), 0,
-                                             tokens));
+        most = cp_max(most,
+                      cp_leaves_tokens(cp_rank_leaves(rank, ranks), 0, tokens));
     return most;
 }
 /* The first token of the run whose position is at, modulo cycle. */

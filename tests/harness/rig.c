@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/random.h"
 #include "reference/attend/oracle.h"
 #include "reference/ring/threads.h"
 
@@ -216,6 +217,26 @@ static void compare_row(const rig *rig, const answer *truth, int64_t row,
         sum->difference += d * d;
         sum->size += expected * expected;
     }
+}
+
+/* Hold the bits of an answer's row against those that were seen before. */
+static cp_status same_bits(const rig *rig, cp_span token,
+                           const cp_partial *answer, int part, int64_t row) {
+    for (int64_t h = 0; rig->bits != NULL && h < answer->heads; h++) {
+        const int64_t at = row * answer->heads + h, dim = answer->dim;
+        const int64_t head = part * answer->heads + h;
+        const int64_t whose = token.sequence * rig->room + token.start;
+        uint64_t *seen = &rig->bits[whose * rig->shape.query_heads + head];
+        uint64_t bits = cp_hash(1, answer->output + at * dim, dim * 4);
+        bits = cp_hash(bits, answer->lse + at, 4);
+        if (*seen != 0 && *seen != bits)
+            return cp_fail(CP_BROKEN,
+                           "token %ld of sequence %ld, head %ld: other bits "
+                           "than before",
+                           token.start, token.sequence, head);
+        *seen = bits;
+    }
+    return CP_OK;
 }
 
 /* Compare the rows that pieces name. */
@@ -445,9 +466,12 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
         const cp_span span = mine->items[n].span;
         const int64_t row = row_of(queries, span.sequence, span.start);
         named += span.count;
-        for (int64_t i = 0; i < span.count; i++)
+        for (int64_t i = 0; i < span.count; i++) {
             compare_row(rig, truth, row + i * span.step, result, due.part,
                         mine->items[n].row + i, sum);
+            CP_TRY(same_bits(rig, cp_piece_part(mine->items[n], i, 1).span,
+                             result, due.part, mine->items[n].row + i));
+        }
     }
     /* A row that is named is not empty: it sees at least its own key. */
     for (int64_t row = 0; row < result->rows; row++)

@@ -23,8 +23,11 @@ typedef struct {
     cp_kernel kernel;  /* NULL = cp_attend */
     int unwatched;     /* partials are not compared, so merges may be fused */
     double strict;     /* error allowed / that of one rank, and no more; or 0 */
-    cp_indexer indexer;   /* sparse attention by it, or all zero */
-    int levels;           /* its numbers are one of so many; 0: any */
+    cp_indexer indexer; /* sparse attention by it, or all zero */
+    int levels;         /* its numbers are one of so many; 0: any */
+    uint64_t
+        *bits; /* [sequences][room][N_H] those of an answer, 0: of none yet;
+                       later ones must have the same. Or NULL */
     const int64_t *whose; /* [sequences][room] which sequence's a token is, to
                              begin alike; NULL = its own */
 

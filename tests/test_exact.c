@@ -1,0 +1,355 @@
+/* Exact order: the tree of leaves, the forests of a plan, and bits that neither
+ * ranks nor variants nor turns can change. */
+#define EXPECT_ALSO where
+static char where[200]; /* the call in hand, for failures */
+
+#include "harness/rig.h"
+#include "problem.h"
+#include "reference/attend/fast.h"
+#include "reference/attend/micro.h"
+#include "reference/attend/nodes.h"
+#include "ring/forest.h"
+
+#include <stdio.h>
+
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+
+static int bits_in(uint32_t set) {
+    int count = 0;
+    for (; set != 0; set &= set - 1)
+        count++;
+    return count;
+}
+
+LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
+    cp_node nodes[CP_NODES_MAX];
+    uint32_t all = 0;
+    for (int rank = 0; rank < _i; rank++) {
+        const uint32_t own = cp_rank_leaves(rank, _i);
+        ck_assert_uint_eq(all & own, 0);
+        hold(all == 0 || (all ^ (all + own)) == own); /* behind the others */
+        hold(bits_in(own) == CP_LEAVES / _i ||
+             bits_in(own) == CP_LEAVES / _i + 1);
+        const int count = cp_leaves_nodes(own, nodes);
+        hold(CP_LEAVES % _i != 0 || count == 1);
+        hold(cp_leaves_tokens(own, 0, 2048 * 3) == 3 * 64 * bits_in(own));
+        all |= own;
+    }
+    ck_assert_uint_eq(all, cp_all_leaves);
+}
+
+TEST(a_leaf_is_a_block_read_from_its_lowest_bit) {
+    const int64_t blocks[] = {0, 1, 2, 3, 4, 31, 32, 33};
+    const int leaves[] = {0, 16, 8, 24, 4, 31, 0, 16};
+    for (int n = 0; n < COUNT_OF(blocks); n++) {
+        ck_assert_int_eq(cp_leaf_of(blocks[n] * 64), leaves[n]);
+        ck_assert_int_eq(cp_leaf_of(blocks[n] * 64 + 63), leaves[n]);
+    }
+    ck_assert_int_eq(cp_leaves_tokens(1u << 16, 100, 30), 28);
+    ck_assert_int_eq(cp_leaves_tokens(1u << 16, 0, 2048 + 65), 65);
+}
+
+TEST(sets_of_leaves_are_the_fewest_nodes) {
+    uint64_t state = 3;
+    for (int n = 0; n < 2000; n++) {
+        cp_node nodes[CP_NODES_MAX];
+        const uint32_t set = (uint32_t)harness_random(&state);
+        const int count = cp_leaves_nodes(set, nodes);
+        uint64_t sum = 0;
+        for (int i = 0; i < count; i++) {
+            ck_assert_int_eq(nodes[i].first % nodes[i].count, 0);
+            hold(i == 0 || nodes[i - 1].count != nodes[i].count ||
+                 nodes[i - 1].first % (2 * nodes[i].count) != 0 ||
+                 nodes[i - 1].first + nodes[i].count != nodes[i].first);
+            sum |= (((uint64_t)1 << nodes[i].count) - 1) << nodes[i].first;
+        }
+        ck_assert_uint_eq(sum, set);
+    }
+}
+
+enum { DIM = 5, ROWS = 3, SIZE = ROWS * (DIM + 1) };
+
+static cp_partial forest_at(float *memory) {
+    return (cp_partial){ROWS, 1, DIM, memory, memory + ROWS * DIM, NULL};
+}
+
+/* Thirty-two leaves, united by two and two at random: one root. */
+TEST(any_order_of_merges_gives_the_same_root) {
+    uint64_t state = 11;
+    float leaves[CP_LEAVES][SIZE], first[SIZE];
+    for (int n = 0; n < CP_LEAVES; n++)
+        for (int i = 0; i < SIZE; i++)
+            leaves[n][i] = i >= ROWS * DIM && harness_random(&state) % 5 == 0
+                               ? -INFINITY
+                               : 9.0f * harness_uniform(&state);
+    for (int round = 0; round < 40; round++) {
+        static float forests[CP_LEAVES][CP_NODES_MAX * SIZE];
+        uint32_t held[CP_LEAVES];
+        int count = CP_LEAVES;
+        for (int n = 0; n < CP_LEAVES; n++) {
+            memcpy(forests[n], leaves[n], sizeof(leaves[n]));
+            held[n] = 1u << n;
+        }
+        for (; count > 1; count--) {
+            const uint64_t drawn = harness_random(&state);
+            const int a = (int)(drawn % (uint64_t)count);
+            const int b = (a + 1 + (int)(drawn >> 33) % (count - 1)) % count;
+            cp_partial out = forest_at(forests[a]), add = forest_at(forests[b]);
+            cp_nodes_merge(&out, held[a], &add, held[b]);
+            held[a] |= held[b];
+            memcpy(forests[b], forests[count - 1], sizeof(forests[b]));
+            held[b] = held[count - 1];
+            if (a == count - 1) {
+                memcpy(forests[b], forests[a], sizeof(forests[b]));
+                held[b] = held[a];
+            }
+        }
+        if (round == 0)
+            memcpy(first, forests[0], sizeof(first));
+        ck_assert_uint_eq(held[0], cp_all_leaves);
+        ck_assert_mem_eq(first, forests[0], sizeof(first));
+    }
+}
+
+static const cp_shape shapes[] = {
+    {6, 2, 40},  {16, 1, 96},           {3, 3, 17},
+    {8, 2, 128}, {16, 2, 40, 32, true}, {4, 1, 24, 33}};
+
+static void attend_exactly(problem *p, int threads) {
+    cp_attention call = call_of(p, threads);
+    call.leaves = cp_all_leaves;
+    call.node_size = 1;
+    must(cp_attend_fast(&call));
+}
+
+static void attend_by_two(problem *p) {
+    attend_exactly(p, 2);
+}
+
+static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh) {
+    uint64_t state = 7;
+    problem *p = new_problem(shape);
+    cp_pieces_append(&p->query_pieces, (cp_piece){{0, cached, fresh, 1}, 2});
+    cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, cached + fresh, 1}, 1});
+    prepare(p, 1.0f, harness_uniform, &state);
+    return p;
+}
+
+/* Cut pieces at random, in which a query may stand by itself. */
+static void cut_at_random(cp_pieces *pieces, int64_t longest, uint64_t *state) {
+    cp_pieces parts = {0};
+    const cp_piece whole = pieces->items[0];
+    for (int64_t i = 0; i < whole.span.count;) {
+        const cp_piece part = cp_piece_part(
+            whole, i, 1 + (int64_t)(harness_random(state) % (uint64_t)longest));
+        must(cp_pieces_reserve(&parts, parts.count + 1));
+        parts.items[parts.count++] = part;
+        i += part.span.count;
+    }
+    *pieces = parts;
+}
+
+LOOP(bits_do_not_depend_on_pieces_or_threads, 0, COUNT_OF(shapes)) {
+    static const int64_t calls[][2] = {{0, 150}, {2000, 131}, {6100, 3}};
+    uint64_t state = (uint64_t)_i + 1;
+    for (int n = 0; n < COUNT_OF(calls); n++) {
+        problem *p = prefill(shapes[_i], calls[n][0], calls[n][1]);
+        const int64_t rows = p->query_rows * p->shape.query_heads;
+        const int64_t count = rows * cp_value_dim(&p->shape);
+        check(p, attend_by_two, 1.0);
+        const float *output = copied(p->output, count);
+        const float *lse = copied(p->lse, rows);
+        for (int round = 0; round < 8; round++) {
+            cut_at_random(&p->key_pieces, round % 2 == 0 ? 70 : 9, &state);
+            cut_at_random(&p->query_pieces, round < 3 ? 100 : 7, &state);
+            attend_exactly(p, 1 + round % 3);
+            ck_assert_mem_eq(output, p->output, (size_t)count * 4);
+            ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
+            cp_piece whole = {{0, 0, calls[n][0] + calls[n][1], 1}, 1};
+            p->key_pieces = (cp_pieces){0};
+            cp_pieces_append(&p->key_pieces, whole);
+            whole = (cp_piece){{0, calls[n][0], calls[n][1], 1}, 2};
+            p->query_pieces = (cp_pieces){0};
+            cp_pieces_append(&p->query_pieces, whole);
+        }
+    }
+}
+
+LOOP(what_is_not_seen_may_be_no_number, 0, COUNT_OF(shapes)) {
+    const poisoning few = {shapes[_i], 30, 2, 3};
+    const poisoning many = {shapes[_i], 30, 27, 3};
+    poison_the_future(&few, harness_uniform, attend_by_two);
+    poison_the_future(&many, harness_uniform, attend_by_two);
+}
+
+enum { SEQUENCES = 3, ROOM = 2304, RANKS = 10 };
+
+/* The same tokens, in other turns, by P (pass-KV), Q, A, U or M; in steps by D,
+ * G, S, O, T or H. Of + nobody computes an answer. */
+static const char *const histories[] = {
+    "P 150 70 1",
+    "Q 150 70 1",
+    "A 150 70 1",
+    "U 150 70 1",
+    "M 150 70 1",
+    "P 60 10 0 Q 7 58 1 A 83 2 0",
+    "Q 147 68 0 D 1 1 1 D 1 0 0 D 1 1 0",
+    "A 145 69 0 G 1 1 0 S 1 0 0 O 1 0 0 T 1 0 0 H 1 0 1",
+    "+ 2090 130 60 P 30 3 8",
+    "+ 2090 130 60 Q 30 3 8",
+    "+ 2090 130 60 A 28 1 8 D 1 1 0 T 1 1 0",
+    "+ 2090 130 60 U 10 2 0 M 20 0 7 S 0 1 1",
+};
+static cp_variant variant_of(char letter) {
+    static const char letters[] = "PQADUMGSOTH";
+    static const cp_variant variants[] = {
+        CP_PASS_KV,  CP_PASS_Q, CP_ALL_GATHER, CP_DECODE,
+        CP_ULYSSES,  CP_MESH,   CP_GATHER_Q,   CP_SCATTER_Q,
+        CP_GATHER_O, CP_TREE,   CP_HELIX};
+    return variants[strchr(letters, letter) - letters];
+}
+
+/* Heads cannot be cut into any number of parts. */
+static bool can_cut(const cp_shape *shape, int ranks, const char *turns) {
+    return strpbrk(turns, "UMGSH") == NULL || cp_shape_divides(shape, ranks);
+}
+
+static void converse(cp_shape shape, int ranks, const char *turns,
+                     uint64_t *bits, uint64_t disorder) {
+    rig rig = {.shape = shape,
+               .ranks = ranks,
+               .sequences = SEQUENCES,
+               .room = ROOM,
+               .seed = 9,
+               .disorder = disorder,
+               .kernel = cp_attend_fast,
+               .unwatched = 1,
+               .bits = bits};
+    long tokens[SEQUENCES];
+    char letter;
+    int length;
+    must(rig_open(&rig));
+    rig.cache->dealing = leafwise;
+    for (; sscanf(turns, " %c %ld %ld %ld%n", &letter, &tokens[0], &tokens[1],
+                  &tokens[2], &length) == 4;
+         turns += length) {
+        const int64_t fresh[] = {tokens[0], tokens[1], tokens[2]};
+        snprintf(where, sizeof(where), "%d ranks, %c of %s", ranks, letter,
+                 turns);
+        if (letter == '+')
+            must(rig_assume(&rig, fresh, CP_PASS_KV));
+        else
+            must(rig_call(&rig, fresh, variant_of(letter)));
+    }
+    rig_close(&rig);
+}
+
+LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2) {
+    static const cp_shape of[] = {{16, 2, 8}, {6, 3, 20, 12}};
+    static const int ranks[RANKS] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+    const int64_t count = SEQUENCES * ROOM * of[_i].query_heads;
+    uint64_t *bits = calloc((size_t)count, 8);
+    for (int n = 0; n < RANKS; n += 1 + _i)
+        for (int h = 0; h < COUNT_OF(histories); h++)
+            if (can_cut(&of[_i], ranks[n], histories[h]))
+                converse(of[_i], ranks[n], histories[h], bits,
+                         (uint64_t)(n + h) % 3);
+    free(bits);
+}
+
+static cp_layout *layout;
+static cp_plan *plan;
+
+static void plan_call(cp_variant variant, int ranks) {
+    const int64_t fresh[] = {1}, past[] = {300};
+    const cp_shape shape = {16, 16, 4};
+    cp_cache *cache;
+    must(cp_cache_new(ranks, 1, 400, &cache));
+    cache->dealing = leafwise;
+    must(cp_cache_lay_out(cache, false, past, &layout));
+    must(cp_cache_commit(cache, layout));
+    must(cp_cache_lay_out(cache, cp_variant_decodes(variant), fresh, &layout));
+    must(cp_plan_build(variant, layout, &shape, NULL, &plan));
+}
+
+static void expect(const char *words) {
+    cp_plan_report report;
+    refuses(cp_plan_check(plan, &report), CP_BROKEN, words);
+}
+
+/* Of one subtree a rank: what travels is one node. Only partials that grow on
+ * their way are more. */
+TEST(a_power_of_two_sends_no_byte_more) {
+    for (int ranks = 1; ranks <= 16; ranks *= 2)
+        for (cp_variant v = CP_PASS_KV; v < CP_VARIANTS; v++) {
+            plan_call(v, ranks);
+            for (int slot = 0; slot < plan->slot_count; slot++)
+                if (plan->slots[slot].kind == CP_SLOT_PARTIAL &&
+                    v != CP_SCATTER_Q)
+                    ck_assert_int_eq(plan->slots[slot].bytes,
+                                     cp_plan_node_bytes(plan, slot));
+        }
+    plan_call(CP_PASS_Q, 5);
+    ck_assert_int_eq(plan->slots[plan->slot_count - 1].bytes,
+                     3 * cp_plan_node_bytes(plan, plan->slot_count - 1));
+}
+
+TEST(what_does_not_fit_is_refused) {
+    plan_call(CP_PASS_KV, 5);
+    plan->slots[plan->result].held /= 2;
+    expect("are due");
+    plan_call(CP_PASS_Q, 3);
+    for (int slot = plan->slot_count - 6; slot < plan->slot_count; slot++)
+        plan->slots[slot].bytes /= 2;
+    expect("are due");
+}
+
+TEST(an_exchange_says_whose_leaves_arrive) {
+    plan_call(CP_TREE, 4);
+    cp_program *program = &plan->programs[1];
+    for (int64_t n = 0; n < program->count; n++)
+        if (program->ops[n].kind == CP_OP_EXCHANGE)
+            program->ops[n].leaves ^= 1;
+    expect("a partial of leaves 000000ff arrives where one of 000000fe is due");
+}
+
+TEST(keys_of_other_leaves_are_refused) {
+    plan_call(CP_PASS_KV, 4);
+    cp_piece *one = &layout->keys[0].pieces.items[0];
+    cp_piece *other = &layout->keys[1].pieces.items[0];
+    ck_assert_int_eq(one->span.count, other->span.count);
+    layout->leaves = false;
+    cp_plan_report report;
+    must(cp_plan_check(plan, &report));
+    layout->leaves = true;
+    const cp_span kept = one->span;
+    one->span = layout->cache[0].pieces.items[0].span = other->span;
+    other->span = layout->cache[1].pieces.items[0].span = kept;
+    expect("of leaves that it has not");
+}
+
+TEST(what_has_no_exact_order_says_so) {
+    const int64_t fresh[] = {300};
+    const cp_shape shape = {4, 2, 8};
+    cp_call call = {.ranks = 33,
+                    .sequences = 1,
+                    .new_tokens = fresh,
+                    .room = 300,
+                    .dealing = leafwise};
+    refuses(cp_layout_new(&call, &layout), CP_INVALID, "33 ranks");
+    call.ranks = 4;
+    must(cp_layout_new(&call, &layout));
+    const cp_plan_options rounded = {
+        .element_bytes = 4, .spare = 1, .wire = CP_WIRE_BF16};
+    refuses(cp_plan_build(CP_PASS_KV, layout, &shape, &rounded, &plan),
+            CP_INVALID, "rounded");
+    const cp_plan_options chosen = {
+        .element_bytes = 4, .spare = 1, .indexer = {1, 4, 8}};
+    refuses(cp_plan_build(CP_PASS_KV, layout, &shape, &chosen, &plan),
+            CP_INVALID, "chosen keys");
+    problem *p = prefill(shapes[0], 3, 3);
+    cp_attention asked = call_of(p, 1);
+    asked.leaves = cp_all_leaves;
+    refuses(cp_attend(&asked), CP_INVALID, "without exact order");
+}
