@@ -201,6 +201,8 @@ static const char *const histories[] = {
     "+ 2090 130 60 A 28 1 8 D 1 1 0 T 1 1 0",
     "+ 2090 130 60 U 10 2 0 M 20 0 7 S 0 1 1",
 };
+enum { LATER = 8 }; /* the first of those */
+
 static cp_variant variant_of(char letter) {
     static const char letters[] = "PQADUMGSOTH";
     static const cp_variant variants[] = {
@@ -245,16 +247,17 @@ static void converse(cp_shape shape, int ranks, const char *turns,
     rig_close(&rig);
 }
 
-LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2) {
+LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2 * RANKS) {
     static const cp_shape of[] = {{16, 2, 8}, {6, 3, 20, 12}};
     static const int ranks[RANKS] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
-    const int64_t count = SEQUENCES * ROOM * of[_i].query_heads;
-    uint64_t *bits = calloc((size_t)count, 8);
-    for (int n = 0; n < RANKS; n += 1 + _i)
-        for (int h = 0; h < COUNT_OF(histories); h++)
-            if (can_cut(&of[_i], ranks[n], histories[h]))
-                converse(of[_i], ranks[n], histories[h], bits,
-                         (uint64_t)(n + h) % 3);
+    const cp_shape shape = of[_i / RANKS];
+    uint64_t *bits = calloc((size_t)(SEQUENCES * ROOM * shape.query_heads), 8);
+    converse(shape, 1, histories[0], bits, 0);
+    converse(shape, 1, histories[LATER], bits, 0);
+    for (int h = 0; h < COUNT_OF(histories); h++)
+        if (can_cut(&shape, ranks[_i % RANKS], histories[h]))
+            converse(shape, ranks[_i % RANKS], histories[h], bits,
+                     (uint64_t)(_i + h) % 3);
     free(bits);
 }
 
