@@ -230,7 +230,7 @@ fit: writers ## fit the constants of the paper's cluster, see what they depend o
 	@for n in choices without decode seeds constants noise; do $(write)/fit-$$n.csv $(B)/figures/fit $$n || exit 1; done
 	+@$(again) -s paper
 sanitized = ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0
-in_asan   = B=build/asan CFLAGS="-O2 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+in_asan   = B=build/asan CFLAGS="-O2 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
 	@$(call install,$(FOR_BUILD))
 	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)

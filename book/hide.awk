@@ -62,6 +62,7 @@ END {
         exit
     }
     for (i = 1; i <= NR; i++) put(line[i])
+    if (ended != "") print ended
     for (number in file) shown[file[number]] += 0 # none, perhaps
     for (name in shown) if (name != "") print "file", name, shown[name] >count
 }
@@ -84,8 +85,15 @@ function put(text) {
         else if (text ~ /^@defn /)
             print text "\n@literal \\nw" (file[number] ~ /\.h$/ ? "contract" : "place") "{" file[number] "}{" from[number] "}{" \
                 (number in rest ? "goes on in " rest[number] "\\,\\textendash\\," until[number] : "") "}"
-        else if (text !~ /^@text % (hidden|shown|long: .*)$/)
+        else if (text ~ /^@end docs/)
+            ended = text
+        else if (text ~ /^@begin docs/ && ended != "")
+            ended = "" # no code between: prose goes on, and paragraphs are set as such
+        else if (text !~ /^@text % (hidden|shown|long: .*)$/) {
+            if (ended != "") print ended
+            ended = ""
             print text
+        }
     }
     code = text ~ /^@defn / || code && text !~ /^@end code/
     if (text ~ /^@end code/) skip = 0
