@@ -460,7 +460,7 @@ static inline cp_status walk_together(talk *t) {
     for (int layer = 0; layer < t->layers; layer++)
         CP_TRY(walk_layer(t, layer));
     for (int r = 0; r < t->ranks; r++)
-        CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+        CP_TRY(cp_stream_walker_finish(t->walkers[r], 60.0));
     return cp_cuda(cudaDeviceSynchronize(), "a call");
 }
 

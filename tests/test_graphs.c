@@ -92,7 +92,7 @@ static cp_status run_once(batch *b, bool launch) {
     if (b->outside)
         take_all_answers(t, 0);
     for (int r = t->ranks - 1; r >= 0; r--)
-        CP_TRY(cp_stream_walker_finish(t->walkers[r], 10.0));
+        CP_TRY(cp_stream_walker_finish(t->walkers[r], 60.0));
     return CP_OK;
 }
 

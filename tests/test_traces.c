@@ -197,7 +197,7 @@ static cp_status walk_in_a_graph(talk *t) {
     must(cp_graph_launch(graph));
     for (int r = 0; r < t->ranks; r++) {
         must(take(t, 0, r));
-        must(cp_stream_walker_finish(t->walkers[r], 10.0));
+        must(cp_stream_walker_finish(t->walkers[r], 60.0));
     }
     cp_graph_free(graph);
     return CP_OK;
