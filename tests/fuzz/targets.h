@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "commands.h"
+#include "conversations.h"
 #include "descriptions.h"
 #include "launches.h"
 #include "models.h"
@@ -21,6 +22,7 @@ typedef struct {
 static const fuzz_target fuzz_targets[] = {
     {"arrays", fuzz_arrays, 1000},
     {"commands", fuzz_commands, 200},
+    {"conversations", fuzz_conversations, 2000},
     {"descriptions", fuzz_descriptions, 4000},
     {"launches", fuzz_launches, 500},
     {"models", fuzz_models, 16000},
