@@ -288,7 +288,8 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
     const cp_traffic sent = comm->sent;
     engine->call->bytes[comm->rank] =
         sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
-    cp_walker_free(s.walker);
+    if (!comm->kept)
+        cp_walker_free(s.walker);
     free(s.memory);
     return status;
 }

@@ -9,12 +9,14 @@
 #include <math.h>
 #include <mpi.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { MESSAGE, BARRIER, WORD }; /* tags */
+enum { WORD, MESSAGE, BARRIER }; /* tags; the last two of the first era */
 
 /* What a rank says of itself. */
 struct word {
@@ -24,6 +26,9 @@ struct word {
     int32_t awaits;    /* for long: that rank; or CP_NOBODY */
     int32_t goodbye;   /* its exit status, after which it says no more; or -1 */
     int32_t withdrawn; /* it has failed, and receives nothing any more */
+    int32_t era;       /* how many ranks had been lost when it last began */
+    uint64_t lost;     /* processes that it holds for lost, a bit each */
+    int64_t ended;     /* the last run that it knows to be all's success */
     char text[480];
     double heard; /* when, by the clock of who has heard it */
 };
@@ -40,6 +45,9 @@ struct member {
     double end;         /* after a failure: until when to wait for others */
     bool settled;       /* after a failure */
     bool silent;        /* MPI may not run any more: see settle */
+    int *seats;         /* [ranks] which process of MPI's world each is */
+    bool outcast;       /* the others hold this one for lost */
+    int64_t parted;     /* the run at which all have agreed who is; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -52,7 +60,37 @@ static cp_status fail_mpi(int code) {
 static void say(const struct member *me) {
     for (int r = 0; r < me->comm.ranks && !me->silent; r++)
         if (r != me->comm.rank)
-            MPI_Bsend(me->own, sizeof(*me->own), MPI_BYTE, r, WORD, me->world);
+            MPI_Bsend(me->own, sizeof(*me->own), MPI_BYTE, me->seats[r], WORD,
+                      me->world);
+}
+
+static uint64_t bit_of(const struct member *me, int rank) {
+    return UINT64_C(1) << me->seats[rank];
+}
+
+static bool is_lost(const struct member *me, int rank) {
+    return me->options.repairs && (me->own->lost & bit_of(me, rank)) != 0;
+}
+
+/* Is one lost who was not when this era began? */
+static bool has_lost(const struct member *me) {
+    return me->options.repairs &&
+           __builtin_popcountll(me->own->lost) > me->own->era;
+}
+
+static int rank_at(const struct member *me, int seat) {
+    for (int r = 0; r < me->comm.ranks; r++)
+        if (me->seats[r] == seat)
+            return r;
+    return CP_NOBODY;
+}
+
+/* What it says in numbers of ranks counts only if they are ours. */
+static const struct word *word_of(const struct member *me, int rank) {
+    static const struct word nothing = {.awaits = CP_NOBODY,
+                                        .goodbye = CP_NOBODY};
+    const struct word *word = &me->words[rank];
+    return word->era == me->own->era ? word : &nothing;
 }
 
 enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
@@ -60,6 +98,10 @@ enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
 static void announce(struct member *me, int silent) {
     const cp_failure *failure = &me->failure;
     me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
+    if (silent != CP_NOBODY && me->options.repairs) {
+        me->own->lost |= bit_of(me, silent);
+        me->end = cp_clock() + fmax(GRACE, me->options.patience);
+    }
     if (failure->rank != me->comm.rank)
         return;
     me->own->status = (int32_t)failure->status;
@@ -74,28 +116,54 @@ static void note_failure(struct member *me, int rank, cp_status status,
         announce(me, silent);
 }
 
+/* Whom one holds for lost, all do; and who hears it of itself ends. */
+static void heed_loss(struct member *me, int from) {
+    const uint64_t more = me->words[from].lost & ~me->own->lost;
+    if (more == 0)
+        return;
+    if ((more & bit_of(me, me->comm.rank)) != 0) {
+        me->outcast = true;
+        note_failure(me, me->comm.rank,
+                     cp_fail(CP_BROKEN, "the others go on without this rank, "
+                                        "which was silent for too long"),
+                     CP_NOBODY);
+        return;
+    }
+    for (int r = 0; r < me->comm.ranks; r++)
+        if ((more & bit_of(me, r)) != 0)
+            note_failure(me, from, cp_fail(CP_BROKEN, "rank %d is silent", r),
+                         r);
+    me->own->lost |= more;
+}
+
 static void heed(struct member *me, int from) {
-    const struct word *word = &me->words[from];
+    const struct word *word = word_of(me, from);
     const cp_status status = (cp_status)word->status;
+    if (status != CP_OK && !me->failure.happened)
+        note_failure(me, from, cp_fail(status, "%s", word->text), word->silent);
+    if (me->options.repairs)
+        heed_loss(me, from);
     if (status == CP_OK)
         return;
-    if (!me->failure.happened)
-        note_failure(me, from, cp_fail(status, "%s", word->text), word->silent);
     if (me->failure.rank == from)
         me->failure.status = status;
 }
 
 static void hear(struct member *me) {
     MPI_Status from;
+    struct word word;
     for (int any = !me->silent; any;) {
         MPI_Iprobe(MPI_ANY_SOURCE, WORD, me->world, &any, &from);
         if (!any)
             return;
-        struct word *word = &me->words[from.MPI_SOURCE];
-        MPI_Recv(word, sizeof(*word), MPI_BYTE, from.MPI_SOURCE, WORD,
+        MPI_Recv(&word, sizeof(word), MPI_BYTE, from.MPI_SOURCE, WORD,
                  me->world, MPI_STATUS_IGNORE);
-        word->heard = cp_clock();
-        heed(me, from.MPI_SOURCE);
+        const int rank = rank_at(me, from.MPI_SOURCE);
+        if (rank == CP_NOBODY) /* it was lost */
+            continue;
+        word.heard = cp_clock();
+        me->words[rank] = word;
+        heed(me, rank);
     }
 }
 
@@ -123,10 +191,11 @@ static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
     *request = MPI_REQUEST_NULL;
     half->way = request;
     const int count = type_of(half->bytes, me->options.piece, &type);
-    const int code = sends ? MPI_Isend(half->data, count, type, half->peer, tag,
-                                       me->world, request)
-                           : MPI_Irecv(half->data, count, type, half->peer, tag,
-                                       me->world, request);
+    const int seat = me->seats[half->peer];
+    const int code =
+        sends
+            ? MPI_Isend(half->data, count, type, seat, tag, me->world, request)
+            : MPI_Irecv(half->data, count, type, seat, tag, me->world, request);
     if (type != MPI_BYTE)
         MPI_Type_free(&type);
     return code == MPI_SUCCESS ? CP_OK : fail_mpi(code);
@@ -199,7 +268,7 @@ static void await(struct member *me, int rank) {
 
 static int silent_behind(const struct member *me, int peer) {
     for (int n = 0; n < me->comm.ranks; n++) {
-        const int next = me->words[peer].awaits;
+        const int next = word_of(me, peer)->awaits;
         if (next == CP_NOBODY || next == me->comm.rank)
             return peer;
         peer = next;
@@ -230,7 +299,7 @@ static bool in_hand(cp_half *half) {
 static bool receives_are_back(const struct member *me) {
     bool back = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
-        back = !in_hand(&e->receive) && back;
+        back = (!in_hand(&e->receive) || is_lost(me, e->receive.peer)) && back;
     return back;
 }
 
@@ -239,10 +308,20 @@ static bool sends_are_back(const struct member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if (in_hand(&e->send)) {
             const struct word *word = &me->words[e->send.peer];
-            back = back && (word->withdrawn || word->goodbye >= 0 ||
-                            word->left >= me->runs);
+            back =
+                back && (word->withdrawn || word->goodbye >= 0 ||
+                         word->left >= me->runs || is_lost(me, e->send.peer));
         }
     return back;
+}
+
+/* Who is lost may have died with a message half done, or not have died. */
+static bool keeps_any(const struct member *me) {
+    for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
+        if ((in_hand(&e->receive) && is_lost(me, e->receive.peer)) ||
+            (in_hand(&e->send) && is_lost(me, e->send.peer)))
+            return true;
+    return false;
 }
 
 static void settle(struct member *me) {
@@ -258,6 +337,7 @@ static void settle(struct member *me) {
     me->own->withdrawn = true;
     say(me);
     wait_until(me, sends_are_back, me->end);
+    me->comm.kept = me->comm.kept || keeps_any(me);
     while (me->comm.oldest != NULL)
         cp_exchange_remove(&me->comm, me->comm.oldest, me->comm.oldest);
 }
@@ -275,7 +355,7 @@ static cp_status mpi_fail(cp_comm *comm, cp_status status) {
 
 static cp_status mpi_post(cp_comm *comm, cp_exchange *posted) {
     struct member *me = (struct member *)comm;
-    const int tag = posted->barrier ? BARRIER : MESSAGE;
+    const int tag = (posted->barrier ? BARRIER : MESSAGE) + 2 * me->own->era;
     if (me->failure.happened) {
         free(posted);
         return join_failure(me);
@@ -352,7 +432,7 @@ static int first_missing(const struct member *me, bool goodbye) {
 }
 
 static bool all_have_left(const struct member *me) {
-    return first_missing(me, false) == CP_NOBODY;
+    return has_lost(me) || first_missing(me, false) == CP_NOBODY;
 }
 
 static void leave(struct member *me) {
@@ -361,10 +441,15 @@ static void leave(struct member *me) {
         me->own->status = (int32_t)failure->status;
     me->own->left = me->runs;
     say(me);
-    if (wait_until(me, all_have_left, deadline(me->options.patience)) ||
-        failure->happened)
+    if (failure->happened && has_lost(me))
         return;
-    const int late = first_missing(me, false);
+    if (wait_until(me, all_have_left, deadline(me->options.patience)) ||
+        failure->happened) {
+        if (!failure->happened)
+            me->own->ended = me->runs;
+        return;
+    }
+    const int late = silent_behind(me, first_missing(me, false));
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
                          "waits at the end of call %ld, in vain for %g s: rank "
@@ -373,25 +458,122 @@ static void leave(struct member *me) {
                  late);
 }
 
+static int first_apart(const struct member *me) {
+    for (int r = 0; r < me->comm.ranks; r++)
+        if (r != me->comm.rank && !is_lost(me, r) && me->words[r].goodbye < 0 &&
+            me->words[r].lost != me->own->lost)
+            return r;
+    return CP_NOBODY;
+}
+
+static bool part(struct member *me) {
+    const double patience = fmax(GRACE, me->options.patience);
+    uint64_t said = 0;
+    double end = INFINITY;
+    if (!has_lost(me))
+        return false;
+    for (int polls = 0, late = 0; late != CP_NOBODY; rest(&polls)) {
+        hear(me);
+        if (me->silent || me->outcast)
+            return false;
+        if (said != me->own->lost) {
+            said = me->own->lost;
+            say(me);
+            end = cp_clock() + patience;
+        }
+        late = first_apart(me);
+        if (late != CP_NOBODY && cp_clock() > end)
+            me->own->lost |= bit_of(me, late);
+    }
+    int64_t ended = 0;
+    for (int r = 0; r < me->comm.ranks; r++)
+        if (!is_lost(me, r))
+            ended = cp_max(ended, me->words[r].ended);
+    me->parted = ended + 1;
+    return ended >= me->runs;
+}
+
+static void renumber(struct member *me, int lost) {
+    struct word *own = me->own;
+    const size_t after = (size_t)(--me->comm.ranks - lost);
+    own->era++;
+    own->status = CP_OK;
+    own->silent = own->awaits = CP_NOBODY;
+    own->withdrawn = false;
+    own->left = me->runs = me->parted;
+    memmove(me->words + lost, me->words + lost + 1, after * sizeof(*own));
+    memmove(me->seats + lost, me->seats + lost + 1, after * sizeof(int));
+    me->comm.rank -= me->comm.rank > lost;
+    me->own = &me->words[me->comm.rank];
+    me->failure = (cp_failure){.happened = false};
+    me->settled = false;
+    me->parted = 0;
+    for (int r = 0; r < me->comm.ranks; r++)
+        if (me->words[r].era != me->own->era)
+            me->words[r].withdrawn = false;
+}
+
+bool cp_mpi_mend(cp_comm *comm, int *lost) {
+    struct member *me = (struct member *)comm;
+    int count = 0;
+    for (int r = 0; r < comm->ranks && me->parted > 0; r++)
+        if (is_lost(me, r)) {
+            *lost = r;
+            count++;
+        }
+    if (count > 1)
+        cp_fail(CP_BROKEN, "%d ranks are lost at once", count);
+    if (count != 1)
+        return false;
+    renumber(me, *lost);
+    say(me);
+    for (int r = 0; r < comm->ranks; r++)
+        heed(me, r);
+    return true;
+}
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     struct member *me = (struct member *)comm;
     if (me->failure.happened)
         return cp_failure_report(&me->failure);
     me->runs++;
     comm->sent = (cp_traffic){0};
+    comm->kept = false;
     const cp_status status = function(comm, context);
     if (cp_failure_note_return(&me->failure, comm, status))
         announce(me, CP_NOBODY);
     settle(me);
     leave(me);
+    if (me->failure.happened && part(me))
+        return CP_OK;
     return cp_failure_report(&me->failure);
 }
 
-static cp_status start_mpi(void) {
+/* MPI's start waits for all processes, for ever; but not beyond an alarm. */
+static void on_late(int signal) {
+    static const char text[] = "longring: not all processes have started\n";
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    (void)signal;
+    if (rank == NULL || strcmp(rank, "1") <= 0) {
+        const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
+        (void)ignored;
+    }
+    _exit(1);
+}
+
+enum { STARTING = 10 }; /* seconds that it takes, on a bad day */
+
+static cp_status start_mpi(double patience) {
     int started = 0, level = MPI_THREAD_FUNNELED;
     MPI_Initialized(&started);
-    if (!started &&
-        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+    if (!started && patience > 0) {
+        signal(SIGALRM, on_late);
+        alarm((unsigned)ceil(fmin(fmax(patience, STARTING), INT_MAX)));
+    }
+    const int code =
+        started ? MPI_SUCCESS
+                : MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
+    alarm(0);
+    if (code != MPI_SUCCESS)
         return cp_fail(CP_BROKEN, "MPI does not start");
     if (level < MPI_THREAD_FUNNELED)
         return cp_fail(CP_BROKEN, "this MPI knows no threads");
@@ -422,10 +604,14 @@ static cp_status begin(struct member *me) {
     const int64_t outbox =
         ranks * OUTBOX * (int64_t)(sizeof(struct word) + MPI_BSEND_OVERHEAD);
     CP_TRY(cp_allocate(&me->words, ranks, sizeof(*me->words), "the ranks"));
+    CP_TRY(cp_allocate(&me->seats, ranks, sizeof(int), "the ranks"));
+    me->options.repairs = me->options.repairs && ranks <= 64;
     CP_TRY(cp_allocate(&me->outbox, outbox, 1, "words to the ranks"));
     me->own = &me->words[me->comm.rank];
-    for (int r = 0; r < ranks; r++)
+    for (int r = 0; r < ranks; r++) {
         me->words[r].awaits = me->words[r].goodbye = CP_NOBODY;
+        me->seats[r] = r;
+    }
     CP_TRY(duplicate(me->options.patience, &me->world));
     MPI_Buffer_attach(me->outbox, (int)outbox);
     return CP_OK;
@@ -433,6 +619,7 @@ static cp_status begin(struct member *me) {
 
 static void forget(struct member *me) {
     free(me->words);
+    free(me->seats);
     free(me->outbox);
     free(me);
 }
@@ -444,7 +631,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
         options->piece > INT_MAX)
         return cp_refuse("cannot wait for %g s, or send %ld bytes",
                          options->patience, options->piece);
-    CP_TRY(start_mpi());
+    CP_TRY(start_mpi(options->patience));
     CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;
     if (me->options.piece == 0)
@@ -464,6 +651,9 @@ static bool all_are_gone(const struct member *me) {
     return first_missing(me, true) == CP_NOBODY;
 }
 
+/* MPI cannot be left in order any more, nor need it. */
+static bool left_behind;
+
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     struct member *me = (struct member *)comm;
     const double end = cp_clock() + FAREWELL;
@@ -474,8 +664,12 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     snprintf(me->own->text, sizeof(me->own->text), "%.479s",
              status == 0 ? "" : cp_message());
     say(me);
-    const bool well =
+    bool well =
+        !me->outcast &&
         wait_until(me, all_are_gone, fmax(deadline(me->options.patience), end));
+    left_behind = me->outcast || me->own->era > 0;
+    if (me->options.repairs && !well && status == 0) /* all that was to do is */
+        well = left_behind = true;
     *speaks = true;
     for (int r = 0; r < comm->ranks; r++) {
         const struct word *word = &me->words[r];
@@ -486,7 +680,7 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     }
     if (status == 0 && complaint[0] != '\0')
         cp_fail(CP_BROKEN, "%s", complaint);
-    else if (status == 0 && !all_are_gone(me))
+    else if (status == 0 && !well)
         cp_fail(CP_BROKEN, "rank %d has gone without a word",
                 first_missing(me, true));
     if (!well)
@@ -499,6 +693,8 @@ void cp_mpi_end(bool orderly) {
     int started = 0, ended = 0;
     MPI_Initialized(&started);
     MPI_Finalized(&ended);
+    if (left_behind)
+        return;
     if (started && !ended && orderly)
         MPI_Finalize();
     else if (started && !ended)

@@ -10,6 +10,7 @@
 typedef struct {
     double patience; /* seconds that a wait may last; 0: for ever */
     int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
+    bool repairs;    /* the launcher lets the others live when one dies */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the
@@ -24,14 +25,22 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
  * this run alone. After a failure all later runs fail. */
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
 
+/* After a run that failed, with options.repairs: if one rank was lost, and all
+ * others are still there and know it, go on with those, numbered anew: all of
+ * them have failed in the same run and may begin another. false: there is
+ * nothing to mend, or no way, when the message may be another. */
+bool cp_mpi_mend(cp_comm *comm, int *lost);
+
 /* Say goodbye with an exit status, hear everybody's, and free comm. Returns
  * the largest status of all, or -1 if somebody did not say goodbye in time; if
  * this one was 0 and that is not, the message is now that rank's, or names who
- * is missing. Of all that are still there, one is told to speak of it. */
+ * is missing. Of all that are still there, one is told to speak of it. With
+ * options.repairs, who misses somebody after success has missed nothing. */
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
 
 /* Leave MPI, after everybody's goodbye; or else have the launcher end all
- * processes with status 1, and do not return. */
+ * processes with status 1, and do not return. If a rank was lost there is no
+ * leaving MPI: the process is to end. */
 void cp_mpi_end(bool orderly);
 
 /* From now on, waits last so long. */

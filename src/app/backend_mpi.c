@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ring/agree.h"
 #include "ring/crew.h"
@@ -34,14 +35,42 @@ static cp_status share_rank(cp_comm *comm, void *context) {
     return it->spread(comm, it->data, it->bytes);
 }
 
+/* What a rank that is lost may still touch is never freed; so it is a copy. */
+static cp_status spread(sharing how, void *data, int64_t all) {
+    const size_t size = (size_t)all;
+    CP_TRY(cp_allocate(&how.data, all, 1, "what is shared"));
+    memcpy(how.data, data, size);
+    const cp_status status = cp_mpi_run(world, share_rank, &how);
+    memcpy(data, how.data, size);
+    if (!world->kept)
+        free(how.data);
+    return status;
+}
+
 static cp_status share(void *data, int64_t bytes) {
-    return cp_mpi_run(world, share_rank,
-                      &(sharing){cp_comm_share, data, bytes});
+    return spread((sharing){cp_comm_share, NULL, bytes}, data, bytes);
 }
 
 static cp_status collect(void *items, int64_t bytes) {
-    return cp_mpi_run(world, share_rank,
-                      &(sharing){cp_comm_collect, items, bytes});
+    return spread((sharing){cp_comm_collect, NULL, bytes}, items,
+                  world->ranks * bytes);
+}
+
+static bool mend(int *lost) {
+    if (!cp_mpi_mend(world, lost))
+        return false;
+    processes.only = crew.rank = world->rank;
+    crew.ranks = world->ranks;
+    if (*lost == 0)
+        cp_fail(CP_BROKEN, "rank 0 is lost, and with it who reads and prints");
+    return *lost != 0;
+}
+
+/* Has the launcher been told to let the others live when one dies? Open MPI's
+ * mpirun --enable-recovery leaves this in their environment. */
+static bool survives(void) {
+    const char *word = getenv("OMPI_MCA_orte_enable_recovery");
+    return word != NULL && strcmp(word, "0") != 0;
 }
 
 static void set_patience(double seconds) {
@@ -64,7 +93,18 @@ static int leave(int status) {
     return worst < 0 ? 1 : worst;
 }
 
+/* Options are read after the start, which one of them bounds. */
+static double patience_of(int count, char *const *arguments) {
+    double seconds = 60;
+    for (int n = 1; n + 1 < count; n++)
+        if (strcmp(arguments[n], "--timeout") == 0)
+            seconds = strtod(arguments[n + 1], NULL);
+    return seconds > 10 ? seconds : 10; /* to be there may take a while */
+}
+
 static cp_status join(int count, char *const *arguments) {
+    options.patience = patience_of(count, arguments);
+    options.repairs = survives();
     CP_TRY(cp_mpi_open(&options, &world));
     processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
                            cp_mpi_local(world), &crew};
@@ -73,7 +113,8 @@ static cp_status join(int count, char *const *arguments) {
                      .share = share,
                      .collect = collect,
                      .patience = set_patience,
-                     .leave = leave};
+                     .leave = leave,
+                     .mend = options.repairs ? mend : NULL};
     cp_crew_join(&crew);
     if (world->rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");

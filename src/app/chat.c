@@ -255,6 +255,14 @@ static cp_status drawing_write(void *context, FILE *out) {
     return cp_draw(cp_session_plan(context), CP_DRAW_ASCII, out);
 }
 
+void cp_cost_point(cp_cost *cost, int ranks) {
+    cost->prefill.ranks = ranks;
+    cost->prefill.queries = cost->figures;
+    cost->prefill.keys = cost->figures + ranks;
+    cost->prefill.bytes = cost->figures + 2 * ranks;
+    cost->prefill.pairs = cost->figures + 3 * ranks;
+}
+
 /* Add a call that reads to those before. */
 static void figures_add(cp_cost *cost, const cp_turn_report *report) {
     const int ranks = report->ranks;
@@ -273,10 +281,7 @@ static void figures_add(cp_cost *cost, const cp_turn_report *report) {
         }
     }
     cost->prefill = *report;
-    cost->prefill.queries = cost->figures;
-    cost->prefill.keys = cost->figures + ranks;
-    cost->prefill.bytes = cost->figures + 2 * ranks;
-    cost->prefill.pairs = cost->figures + 3 * ranks;
+    cp_cost_point(cost, ranks);
     cost->prefill.balance = sum > 0 ? most * ranks / sum : 1;
     cost->prefill.new_tokens += fresh;
     if (cost->pieces++ > 0)
@@ -311,10 +316,20 @@ static void cost_clear(cp_cost *cost) {
     *cost = (cp_cost){0};
 }
 
+static cp_status call_try(cp_chat *chat, cp_tape_call *call,
+                          cp_turn_report *report) {
+    CP_TRY(cp_tape_run(&chat->tape, call, chat->session, report));
+    return cp_tape_draw(&chat->tape, call, chat->session);
+}
+
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     cp_turn_report report;
-    CP_TRY(cp_tape_run(&chat->tape, call, chat->session, &report));
-    CP_TRY(cp_tape_draw(&chat->tape, call, chat->session));
+    cp_status status;
+    cp_chat_mark(chat);
+    do
+        status = call_try(chat, call, &report);
+    while (status != CP_OK && cp_chat_mend(chat, &status));
+    CP_TRY(status);
     CP_TRY(cost_keep(chat, call, &report));
     return call_take(chat, call);
 }
@@ -377,7 +392,8 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     if (answered && chat->live)
         cp_screen_end(&chat->screen);
     chat->unread = chat->unread && status != CP_OK;
-    for (int64_t s = 0; s < chat->sequences && status != CP_OK; s++) {
+    const bool lost = status == CP_BROKEN; /* with all that was said */
+    for (int64_t s = 0; s < chat->sequences && status != CP_OK && !lost; s++) {
         cp_speaker *who = &chat->speakers[s];
         const int64_t length = cp_session_length(chat->session, s);
         who->said.count = who->asked = who->before;

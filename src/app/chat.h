@@ -15,6 +15,7 @@ typedef struct {
                        to be fed; none of these: its turn is over */
     int64_t before; /* as many of them are of earlier turns... */
     int64_t asked;  /* ...and as many stand before this turn's answer */
+    int64_t fed;    /* and as many the session had before its last call */
     int64_t alike;  /* of those the first, to be taken over from sequence 0
                        when that has read them; 0: none */
     int64_t left;   /* tokens that the answer may still have */
@@ -78,6 +79,18 @@ typedef struct {
  * took. Fails with CP_CAPACITY where there is no room for an answer. After a
  * failure the conversations are as they were. */
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
+
+/* The figures are of so many ranks. */
+void cp_cost_point(cp_cost *cost, int ranks);
+
+/* What is said from here on a failure takes back: mark it. */
+void cp_chat_mark(cp_chat *chat);
+
+/* After a failure: if a rank is lost and the others can go on, take back what
+ * was said since the mark and read again what that rank held. All is then as at
+ * the mark, and what has failed may be done again; else *status says why it
+ * cannot. */
+bool cp_chat_mend(cp_chat *chat, cp_status *status);
 
 /* Room for the answers. Fails with CP_MEMORY. */
 cp_status cp_chat_open(cp_chat *chat);

@@ -114,6 +114,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .wire = run->ring.wire,
         .dealing = run->ring.placement.dealing,
         .trace = run->trace != NULL && ranks == run->ring.ranks,
+        .least = cp_crew_mine()->mend != NULL ? (int)cp_max(1, ranks - 1) : 0,
         .stop = &stop,
         .progress = cp_progress_show,
         .progress_context = &chat->progress};
@@ -332,11 +333,15 @@ static ssize_t plain_read(bool prompts, input_line *line) {
 
 /* The process that leads reads the next line, for all of them; no more at the
  * end of the input. Fails if the line cannot be shared. */
-static cp_status line_read(const chat_run *run, input_line *line, bool *more) {
+static cp_status line_read(chat_run *run, input_line *line, bool *more) {
     const bool prompts = run->prompts;
     ssize_t read = -1;
-    CP_TRY(cp_crew_await(STDIN_FILENO));
-    cp_status status = CP_OK;
+    cp_status status, shared;
+    cp_chat_mark(&run->chat);
+    do
+        status = cp_crew_await(STDIN_FILENO);
+    while (status != CP_OK && cp_chat_mend(&run->chat, &status));
+    CP_TRY(status);
     while (cp_crew_leads()) {
         fputs(prompts ? "\n" : "", stdout);
         errno = 0;
@@ -355,8 +360,11 @@ static cp_status line_read(const chat_run *run, input_line *line, bool *more) {
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
-    return cp_crew_share(status, more, sizeof(*more), (void **)&line->text,
-                         &line->length);
+    do
+        shared = cp_crew_share(status, more, sizeof(*more),
+                               (void **)&line->text, &line->length);
+    while (shared != CP_OK && cp_chat_mend(&run->chat, &shared));
+    return shared;
 }
 
 static cp_status line_answer(chat_run *run, const char *line) {
@@ -503,7 +511,9 @@ static cp_status compare(chat_run *run) {
                difference.disagreed, difference.tokens, difference.first);
     printf("\nlogits differ by at most %.2e.\n", difference.largest);
     CP_TRY(agreement(&difference, "one rank"));
-    const bool chosen = run->ring.variant == CP_AUTO && run->ring.ranks > 1;
+    const int64_t left = cp_crew_mine()->ranks; /* if any were lost */
+    const bool chosen = run->ring.variant == CP_AUTO && run->ring.ranks > 1 &&
+                        (left == 1 || left == run->ring.ranks);
     return chosen ? regret(run) : CP_OK;
 }
 

@@ -266,6 +266,12 @@ cp_status cp_session_trace(const cp_session *session, const char *path,
 
 enum { PAGE = 64 }; /* rows */
 
+/* A loss adds its unevenness to what ranks may be apart by anyway. */
+static int64_t rows_left(const cp_session_options *own, int least) {
+    return cp_shard_room(&own->dealing, least, own->capacity) +
+           cp_shard_spread(own->ranks) + 3 * own->dealing.block;
+}
+
 static cp_status open_cache(cp_session_options *own, cp_cache **out) {
     const int64_t room =
         cp_shard_room(&own->dealing, own->ranks, own->capacity);
@@ -274,7 +280,7 @@ static cp_status open_cache(cp_session_options *own, cp_cache **out) {
     if (least < own->ranks)
         most = own->dealing.weights != NULL
                    ? own->capacity
-                   : cp_shard_room(&own->dealing, least, own->capacity);
+                   : cp_min(own->capacity, rows_left(own, least));
     if (own->block < 0 || own->rows < 0)
         return cp_refuse("a cache of %ld rows, in pages of %ld", own->rows,
                          own->block);

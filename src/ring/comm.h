@@ -76,6 +76,8 @@ struct cp_comm {
     int rank, ranks;
     cp_traffic sent;
     cp_exchange *oldest; /* outstanding, in order */
+    bool kept; /* buffers of an exchange may be touched after all, by a rank
+                  that is lost (processes.h): leave them where they are */
 };
 
 /* A failure ends the communicator. Once any of these functions has

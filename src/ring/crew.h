@@ -16,6 +16,10 @@ typedef struct {
     /* End together: this exit status becomes one for all, with the message
      * of whoever failed. Never to be followed by anything but exit. */
     int (*leave)(int status);
+    /* After a failure: go on without the process that was lost, if it was one;
+     * those above it are numbered anew. false: that cannot be, and the message
+     * says why. NULL: never. */
+    bool (*mend)(int *lost);
 } cp_crew;
 
 /* The crew of this process. share and the others are NULL in a crew of one

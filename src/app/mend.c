@@ -1,0 +1,70 @@
+/* A conversation goes on without a rank that was lost. */
+#include "app/chat.h"
+
+#include <stdlib.h>
+
+#include "model/repair.h"
+#include "ring/crew.h"
+
+void cp_chat_mark(cp_chat *chat) {
+    for (int64_t s = 0; s < chat->sequences; s++)
+        chat->speakers[s].fed = cp_session_length(chat->session, s);
+}
+
+static cp_status take_back(const cp_chat *chat) {
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        const int64_t fed = chat->speakers[s].fed;
+        if (cp_session_length(chat->session, s) > fed)
+            CP_TRY(cp_session_truncate(chat->session, s, fed));
+    }
+    return CP_OK;
+}
+
+/* What a turn took so far is told without that rank. */
+static void figures_drop(cp_cost *cost, int lost) {
+    const int ranks = cost->prefill.ranks;
+    int64_t *to = cost->figures;
+    if (to == NULL)
+        return;
+    for (int n = 0; n < 4 * ranks; n++)
+        if (n % ranks != lost)
+            *to++ = cost->figures[n];
+    cp_cost_point(cost, ranks - 1);
+}
+
+static cp_status repair(const cp_chat *chat, int lost) {
+    const int ranks = cp_crew_mine()->ranks;
+    cp_repair_report report;
+    const int32_t **said;
+    char line[200];
+    CP_TRY(cp_allocate(&said, chat->sequences, sizeof(*said), "tokens"));
+    for (int64_t s = 0; s < chat->sequences; s++)
+        said[s] = chat->speakers[s].said.items;
+    const cp_status status =
+        cp_session_repair(chat->session, lost, said, &report);
+    free(said);
+    CP_TRY(status);
+    snprintf(line, sizeof(line),
+             "rank %d is lost; its %s token%s read again by %d rank%s (%.1f s)",
+             lost, cp_group(report.tokens).text,
+             report.tokens == 1 ? " is" : "s are", ranks, cp_plural(ranks),
+             report.seconds);
+    cp_complain(line);
+    return CP_OK;
+}
+
+bool cp_chat_mend(cp_chat *chat, cp_status *status) {
+    const cp_crew *crew = cp_crew_mine();
+    int lost;
+    if (crew->mend == NULL || !crew->mend(&lost))
+        return false;
+    cp_progress_end(&chat->progress);
+    *status = take_back(chat);
+    if (*status != CP_OK)
+        return false;
+    do {
+        figures_drop(&chat->cost, lost);
+        *status = repair(chat, lost);
+    } while (*status != CP_OK && crew->mend(&lost));
+    return *status == CP_OK;
+}
