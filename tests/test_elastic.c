@@ -36,6 +36,10 @@ static void check_bytes(const cp_migration *it, const cp_plan *plan) {
     cp_plan_report_free(&report);
 }
 
+static cp_status settle(cp_cache *cache, const cp_cache *from) {
+    return cp_cache_settle(cache, from->length);
+}
+
 LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     const int from = 1 + _i % 9, to = 1 + _i / 9 % 9;
     const cp_dealing *how = &ways[_i / 81];
@@ -44,7 +48,7 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     cp_cache *after = empty_cache(how, to, seed * 7);
     cp_migration *it;
     cp_plan *plan;
-    must(cp_cache_settle(after, before->length));
+    must((_i % 2 == 0 ? settle : cp_cache_settle_near)(after, before));
     must(cp_cache_migration(before, after, &it));
     must(cp_migration_match(it));
     must(cp_migration_plan(it, &shapes[_i % 3], 4, &plan));
@@ -168,6 +172,29 @@ static void believe_another(const moving *m) {
 
 static void forget_a_wait(const moving *m) {
     remove_op(m, 2, find(m, 2, CP_OP_WAIT, 1));
+}
+
+/* What a conversation that was read at once has to move, and moves: where ranks
+ * are added, no token but those that the new ones get. */
+TEST(little_moves) {
+    static const struct {
+        int from, to, percent;
+    } cases[] = {{1, 4, 75}, {2, 4, 50}, {4, 8, 50}, {4, 6, 34}, {3, 4, 34},
+                 {4, 4, 0},  {5, 8, 50}, {4, 1, 75}, {4, 2, 75}, {6, 4, 50}};
+    for (int n = 0; n < COUNT_OF(cases); n++) {
+        const int64_t lengths[] = {240, 0, 0};
+        cp_cache *before = empty_cache(&ways[0], cases[n].from, 1);
+        cp_cache *after = empty_cache(&ways[0], cases[n].to, 1);
+        cp_migration *it;
+        must(cp_cache_settle(before, lengths));
+        must(cp_cache_settle_near(after, before));
+        must(cp_cache_migration(before, after, &it));
+        must(cp_migration_match(it));
+        ck_assert_int_le(100 * it->moved, cases[n].percent * it->tokens);
+        cp_migration_free(it);
+        cp_cache_free(before);
+        cp_cache_free(after);
+    }
 }
 
 LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
@@ -352,9 +379,9 @@ static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
     return status;
 }
 
-/* A conversation that was saved goes on with the bits of one that moved, to as
- * many ranks, and is saved with the bytes that it had. */
-LOOP(what_was_kept_goes_on_with_the_same_bits, 0, 9) {
+/* A conversation that was saved goes on as one that moved to as many ranks, with
+ * the same bits each time, and is saved with the bytes that it had. */
+LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     const int from = 1 + _i % 3, to = 1 + _i / 3;
     const cp_session_options how = {.block = 4, .cores = 1};
     const cp_gguf *file = model_load();
@@ -365,12 +392,18 @@ LOOP(what_was_kept_goes_on_with_the_same_bits, 0, 9) {
     call(live, false, 40, 11);
     call(live, true, 3, 1);
     char *data = kept(live[1], file, &bytes);
+    cp_session *const same[] = {talk_open(&how, to), talk_open(&how, to)};
+    for (int s = 0; s < 2; s++) {
+        must(take(data, bytes, file, same[s], &keep));
+        cp_keep_free(&keep);
+    }
+    hold(call(same, false, 7, 3) == 0 && call(same, true, 1, 1) == 0);
     must(take(data, bytes, file, both[1], &keep));
     hold(keep.head.tokens == 55 && keep.ids[10] == 1 && keep.chances[1] == 7);
     hold(memcmp(data, kept(both[1], file, &again), (size_t)bytes) == 0);
     move(live[1], from, to, 55);
     hold(memcmp(data, kept(live[1], file, &again), (size_t)bytes) == 0);
-    hold(call(both, false, 7, 3) == 0 && call(both, true, 1, 1) == 0);
+    hold(call(both, false, 7, 3) < 2e-4 && call(both, true, 1, 1) < 2e-4);
     cp_keep_free(&keep);
 }
 

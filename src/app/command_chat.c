@@ -128,7 +128,7 @@ static cp_status load(chat_run *run, const char *path) {
     int64_t tokens;
     CP_TRY(cp_chat_load(&run->chat, path, &tokens));
     cp_write_shown(stdout, path);
-    printf(": %s tokens, over %ld rank%s (%.2f s)\n", cp_group(tokens).text,
+    printf(": %s tokens, over %ld rank%s (%.3f s)\n", cp_group(tokens).text,
            run->ring.ranks, cp_plural(run->ring.ranks), cp_clock() - start);
     return CP_OK;
 }
@@ -166,7 +166,7 @@ static cp_status save(chat_run *run, const char *path) {
     CP_TRY(cp_crew_share(status, NULL, 0, NULL, NULL));
     CP_TRY(cp_chat_save(&run->chat, path, &bytes));
     cp_write_shown(stdout, path);
-    printf(": saved, %s bytes (%.2f s)\n", cp_group(bytes).text,
+    printf(": saved, %s bytes (%.3f s)\n", cp_group(bytes).text,
            cp_clock() - start);
     return CP_OK;
 }
@@ -289,7 +289,7 @@ static cp_status ranks_set(chat_run *run, const char *text) {
     run->ring.ranks = ranks;
     printf("%d rank%s, not %d: %s of %s cached tokens moved, %s bytes, %s a "
            "rank\nat most; most tokens of a rank over their mean %.3f, not "
-           "%.3f; %.2f s\n",
+           "%.3f; %.3f s\n",
            report.to, cp_plural(report.to), report.from,
            cp_group(report.moved).text, cp_group(report.tokens).text,
            cp_group(report.bytes).text, cp_group(report.most).text,

@@ -344,7 +344,7 @@ static cp_status check_elastic(const cp_session *session) {
 
 static cp_status move_to(cp_session *session, cp_session *next,
                          cp_ranks_report *report) {
-    CP_TRY(cp_cache_settle(next->cache, session->cache->length));
+    CP_TRY(cp_cache_settle_near(next->cache, session->cache));
     CP_TRY(cp_elastic_move(session->cache, session->engine, next->cache,
                            next->engine, report));
     const cp_session before = *session;

@@ -2,6 +2,9 @@
 /* Caches that get all their tokens at once. */
 #include "ring/settle.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 cp_status cp_cache_settle(cp_cache *cache, const int64_t *lengths) {
     cp_layout *layout;
     int64_t tokens = 0;
@@ -51,4 +54,78 @@ cp_status cp_cache_migration(const cp_cache *from, const cp_cache *to,
     cp_migration_free(*out);
     *out = NULL;
     return status;
+}
+
+/* Which part each rank takes: the largest stretch that can stay, stays, and so
+ * on with the ranks and parts that are left. */
+static void find_places(const cp_migration *it, int ranks, int *place,
+                        int *taken) {
+    for (int rank = 0; rank < ranks; rank++)
+        place[rank] = -1;
+    for (int n = 0; n < ranks; n++) {
+        int64_t most = -1;
+        int who = 0, what = 0;
+        for (int rank = 0; rank < ranks; rank++)
+            for (int part = 0; part < ranks && place[rank] < 0; part++) {
+                const int64_t stays = cp_parcel_of(it, rank, part)->rows;
+                if (taken[part] || stays <= most)
+                    continue;
+                most = stays;
+                who = rank;
+                what = part;
+            }
+        place[who] = what;
+        taken[what] = 1;
+    }
+}
+
+/* Of a cache that has settled, rank r takes what place[r] was to have. */
+static cp_status trade(cp_cache *cache, const int *place) {
+    const int64_t sequences = cache->sequences,
+                  lists = cache->ranks * sequences;
+    cp_pieces *held;
+    cp_pages **pages = NULL;
+    CP_TRY(cp_allocate(&held, lists, sizeof(*held), "lists"));
+    cp_status status =
+        cp_allocate(&pages, cache->ranks, sizeof(*pages), "pages");
+    if (status == CP_OK) {
+        memcpy(held, cache->held, (size_t)lists * sizeof(*held));
+        memcpy(pages, cache->pages, (size_t)cache->ranks * sizeof(*pages));
+    }
+    for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++) {
+        memcpy(cp_cache_held(cache, rank, 0), &held[place[rank] * sequences],
+               (size_t)sequences * sizeof(*held));
+        cache->pages[rank] = pages[place[rank]];
+    }
+    free(pages);
+    free(held);
+    return status;
+}
+
+static cp_status settle_near(cp_cache *cache, const cp_cache *from) {
+    cp_migration *it;
+    int *place = NULL; /* of each rank, then: whether it is taken */
+    CP_TRY(cp_cache_migration(from, cache, &it));
+    cp_status status = cp_migration_match(it);
+    if (status == CP_OK)
+        status = cp_allocate(&place, 2 * cache->ranks, sizeof(int), "places");
+    if (status == CP_OK) {
+        find_places(it, cache->ranks, place, place + cache->ranks);
+        status = trade(cache, place);
+    }
+    cp_migration_free(it);
+    free(place);
+    return status;
+}
+
+cp_status cp_cache_settle_near(cp_cache *cache, const cp_cache *from) {
+    int64_t tokens = 0;
+    for (int64_t s = 0; s < from->sequences; s++)
+        tokens += from->length[s];
+    CP_TRY(cp_cache_settle(cache, from->length));
+    return tokens > 0 && cache->pages != NULL &&
+                   cache->dealing.placement == CP_ZIGZAG &&
+                   cache->dealing.weights == NULL
+               ? settle_near(cache, from)
+               : CP_OK;
 }

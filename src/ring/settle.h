@@ -11,6 +11,11 @@
  * and if it is not empty; the cache is then untouched. */
 cp_status cp_cache_settle(cp_cache *cache, const int64_t *lengths);
 
+/* The same, for the tokens of another cache: by zigzag and in pages, ranks take
+ * places in which much of what they are to hold is theirs already. If it fails
+ * as it finds them, with CP_MEMORY, it has settled all the same. */
+cp_status cp_cache_settle_near(cp_cache *cache, const cp_cache *from);
+
 /* What it takes to move all tokens of a cache to another, of any number of
  * ranks, that has settled for as many; not matched yet. Of a cache and itself:
  * where its tokens are. Fails as cp_migration_new does. */
