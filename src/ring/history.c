@@ -7,7 +7,7 @@
 
 #include "ground/save.h"
 
-enum { MOST_STRETCHES = 20000, MOST_IN_ALL = 400000 }; /* on each lane */
+enum { MOST_STRETCHES = 50000, MOST_IN_ALL = 400000 }; /* on each lane */
 
 typedef struct {
     cp_stretch *stretches;
