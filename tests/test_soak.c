@@ -22,6 +22,8 @@ static char where[300]; /* the seed, and what was done last */
 #include "model/keep.h"
 #include "model/repair.h"
 #include "model/session.h"
+#include "reference/attend/micro.h"
+#include "ring/leaves.h"
 
 static uint64_t randoms;
 
@@ -84,7 +86,11 @@ static void note(const char *kind, uint64_t seed, const char *format, ...) {
         fprintf(stderr, "%s\n", where + at);
 }
 
-enum { TALKS = 4, CAPACITY = 96, ACTIONS = 24, GUESSES = 4 };
+enum { TALKS = 4, CAPACITY = 200, ACTIONS = 24, GUESSES = 4 };
+
+/* In exact order; 64 tokens are a leaf, and texts have up to four. */
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
 enum { PREFILL, DECODE, VERIFY, MODES };
 
 /* One conversation: the text, and one rank that hears no other. */
@@ -93,6 +99,7 @@ typedef struct {
     int64_t length, heard_length;
     int32_t next; /* the greedy next token, or -1 */
     cp_session *alone;
+    bool exact; /* in that session */
 } conversation;
 
 static struct {
@@ -106,6 +113,7 @@ static struct {
     cp_session *session;
     bool pretended; /* on GPUs that are not there */
     bool lost;      /* a rank, at some time */
+    bool rounded;   /* what is kept was not computed in exact order */
     conversation all[TALKS];
     float *rows, *expected; /* [TALKS * CAPACITY][words] */
 } t;
@@ -133,13 +141,19 @@ static void pick_options(void) {
         .capacity = CAPACITY,
         .block = block,
         .variant = variants[pick(COUNT_OF(variants))],
-        .dealing = pick_dealing(),
+        .dealing = pick(5) == 0 ? leafwise : pick_dealing(),
         .least = (int)pick(2),
         .wire = pick(4) == 0 ? (cp_wire)pick(CP_WIRES) : CP_WIRE_FP32,
         .cores = 1 + (int)pick(2),
         .stop = &stop,
         .progress = stop_if_armed,
     };
+    /* GPUs know neither, and what is rounded has no exact order. */
+    while (t.options.dealing.leaves &&
+           (t.pretended || !cp_micro_get()->in_order))
+        t.options.dealing = pick_dealing();
+    if (t.options.dealing.leaves || t.pretended)
+        t.options.wire = CP_WIRE_FP32;
     if (block > 0 && pick(2) == 0)
         t.options.rows = block * (CAPACITY / block + 4);
 }
@@ -201,12 +215,17 @@ static void end_talk(void) {
 static void listen_alone(conversation *talk, int64_t count, float *rows) {
     const int64_t before = talk->length - count;
     const bool goes_on =
-        talk->alone != NULL && talk->heard_length == before &&
+        talk->alone != NULL && talk->exact == t.options.dealing.leaves &&
+        talk->heard_length == before &&
         memcmp(talk->heard, talk->text, (size_t)before * 4) == 0;
     int64_t fresh = goes_on ? count : talk->length;
     if (!goes_on) {
         const cp_session_options one = {
-            .ranks = 1, .sequences = 1, .capacity = CAPACITY, .cores = 1};
+            .ranks = 1,
+            .sequences = 1,
+            .capacity = CAPACITY,
+            .dealing = t.options.dealing.leaves ? leafwise : (cp_dealing){0},
+            .cores = 1};
         cp_session_close(talk->alone);
         must(cp_session_open(t.reference, &one, &talk->alone));
     }
@@ -215,6 +234,7 @@ static void listen_alone(conversation *talk, int64_t count, float *rows) {
     must(cp_session_logits(talk->alone, fresh - count, count, rows));
     memcpy(talk->heard, talk->text, sizeof(talk->text));
     talk->heard_length = talk->length;
+    talk->exact = t.options.dealing.leaves;
 }
 
 /* Logits agree, and so do the greedy tokens, unless two are as good. */
@@ -223,7 +243,10 @@ static void agree(const float *expected, const float *got, int64_t count,
     /* Fewer bits on the wire are not exact: their bounds are test_wire.c's. */
     static const double wires[CP_WIRES] = {1e-5, 0.02, 0.15, 0.06};
     const double most = fmax(wires[t.options.wire], t.pretended ? 2e-5 : 1e-5);
+    const bool same = t.options.dealing.leaves && !t.pretended && !t.rounded;
     double largest = 0, worst = 0;
+    if (same && memcmp(expected, got, (size_t)(count * t.words) * 4) != 0)
+        ck_abort_msg("%s: sequence %ld has other bits", where, sequence);
     for (int64_t i = 0; i < count * t.words; i++) {
         if (!isfinite(got[i]))
             ck_abort_msg("%s: sequence %ld: a score is %g", where, sequence,
@@ -291,7 +314,8 @@ static void pick_tokens(const conversation *talk, call *now, int64_t count) {
 
 static void pick_call(call *now) {
     *now = (call){.mode = (int)pick(MODES)};
-    const int64_t longest = 1 + pick(3) * pick(16);
+    const int64_t longest =
+        1 + pick(3) * pick(16) * (t.options.dealing.leaves ? 4 : 1);
     for (int64_t s = 0; s < t.options.sequences; s++) {
         const conversation *talk = &t.all[s];
         const int64_t most = now->mode == DECODE   ? 1
@@ -502,6 +526,7 @@ static void tomorrow(void) {
     const int64_t sequences = t.options.sequences;
     const cp_wire wire = t.options.wire;
     cp_keep wanted, got;
+    t.rounded = t.rounded || !t.options.dealing.leaves;
     if (tokens_of_all() == 0)
         return;
     close(mkstemp(path));
@@ -511,6 +536,8 @@ static void tomorrow(void) {
     pick_options();
     t.options.sequences = sequences;
     t.options.wire = wire; /* what is kept is as rough as it was */
+    if (wire != CP_WIRE_FP32 && t.options.dealing.leaves)
+        t.options.dealing = (cp_dealing){0};
     t.lost = false;
     said("and from it, over %d ranks, placement %d%s, %ld rows",
          t.options.ranks, t.options.dealing.placement,
