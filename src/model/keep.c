@@ -188,12 +188,12 @@ static cp_status head_check(const char *path, const cp_keep_head *head,
 /* Before anything is allocated: is there as much as the head says? */
 static cp_status size_check(FILE *file, const char *path,
                             const cp_keep_head *head, int64_t most) {
-    const int64_t due = cp_keep_bytes(head);
     if (head->tokens < 1 || head->tokens > head->sequences * most)
         return cp_fail(CP_CAPACITY,
                        "%s: %ld tokens, and %ld positions for each of %ld "
                        "conversations",
                        path, head->tokens, most, head->sequences);
+    const int64_t due = cp_keep_bytes(head);
     if (due < 0)
         return cp_refuse("%s: %ld tokens overflow", path, head->tokens);
     if (fseeko(file, 0, SEEK_END) != 0 || ftello(file) < 0)
