@@ -3,6 +3,7 @@
 attend(..., fault=NAME) has that fault and no other. Partials are merged in the order in which
 their keys come: "pass-kv" begins with a rank's own, "pass-q" goes through the ranks. Slots
 that hold no token are NaN, and so is the output of a partial that attended to nothing."""
+import itertools
 import math
 import struct
 
@@ -100,11 +101,9 @@ def partial(query, q, block, keys, values, scale, fault):
 def rows_of(shards, rank, fault):
     """What a rank holds: cached rows, then new ones. A row says which position of which sequence it is, where
     that lies in k ("at") and in q ("query"; None if cached), and its place among the rank's own ("local")."""
-    rows, before, asked, local = [], [], [], {}
-    for s in shards["sequences"]:
-        before.append(before[-1] + shards["sequences"][len(before) - 1]["cached"] +
-                      shards["sequences"][len(before) - 1]["new"] if before else 0)
-        asked.append(asked[-1] + shards["sequences"][len(asked) - 1]["new"] if asked else 0)
+    rows, local = [], {}
+    before = [0, *itertools.accumulate(s["cached"] + s["new"] for s in shards["sequences"])]
+    asked = [0, *itertools.accumulate(s["new"] for s in shards["sequences"])]
     for kind in ("cached", "new"):
         for sequence, start, count, step in shards[kind][rank]:
             s = shards["sequences"][sequence]
