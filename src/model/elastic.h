@@ -5,8 +5,16 @@
 #define CP_ELASTIC_H
 
 #include "model/engine.h"
-#include "model/session.h"
 #include "ring/settle.h"
+
+/* What moving to another number of ranks took. */
+typedef struct {
+    int from, to;
+    int64_t tokens, moved; /* cached; those that left their rank */
+    int64_t bytes, most;   /* sent over all layers; by the busiest rank */
+    double before, after;  /* the most tokens of a rank, over their mean */
+    double seconds;
+} cp_ranks_report;
 
 /* As cp_session_rows. */
 cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,

@@ -5,6 +5,7 @@
 #define CP_SESSION_H
 
 #include "model/backend.h"
+#include "model/elastic.h"
 #include "model/sample.h"
 
 typedef struct {
@@ -88,15 +89,6 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
 cp_status cp_session_draw(const cp_session *session, int64_t count,
                           const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens);
-
-/* What moving to another number of ranks took. */
-typedef struct {
-    int from, to;
-    int64_t tokens, moved; /* cached; those that left their rank */
-    int64_t bytes, most;   /* sent over all layers; by the busiest rank */
-    double before, after;  /* the most tokens of a rank, over their mean */
-    double seconds;
-} cp_ranks_report;
 
 /* Go on over so many ranks: every cached token moves to where a prompt of the
  * whole sequence would put it. What sequences shared, they have for themselves
