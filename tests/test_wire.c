@@ -13,6 +13,9 @@ static char where[200]; /* the call in hand, for failures */
 #include "model/backend.h"
 #include "reference/model/loss.h"
 #include "reference/ring/rewrite.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
+#include "ring/variants.h"
 
 enum { WIDEST = 40 };
 
@@ -349,14 +352,16 @@ typedef struct {
     float v[(FRESH + PAST) * KV_HEADS * WIDTH];
 } tensors;
 
+static void fill_around(float *numbers, int64_t count, uint64_t seed,
+                        float scale) {
+    for (int64_t n = 0; n < count; n++)
+        numbers[n] = scale * harness_uniform(&seed);
+}
+
 static void fill(tensors *it, float scale) {
-    uint64_t random = 5;
-    for (int n = 0; n < COUNT_OF(it->q); n++)
-        it->q[n] = scale * harness_uniform(&random);
-    for (int n = 0; n < COUNT_OF(it->k); n++) {
-        it->k[n] = harness_uniform(&random);
-        it->v[n] = 100 * harness_uniform(&random);
-    }
+    fill_around(it->q, COUNT_OF(it->q), 5, scale);
+    fill_around(it->k, COUNT_OF(it->k), 6, 1);
+    fill_around(it->v, COUNT_OF(it->v), 7, 100);
 }
 
 static void see(void *context, int rank, int64_t n, const cp_pieces *queries,
@@ -452,5 +457,63 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
                                   bounds[i].lse + 1e-6 * (1 + (double)scale),
                           "%s: off by %g of %g, LSE by %g of %g (%d)", where,
                           off, bounds[i].output, lse_off, bounds[i].lse, i);
+    }
+}
+
+/* Where everybody ends with every answer, all have the same one: who sends a
+ * partial goes on with what the others got. (In a tree of other ranks than a
+ * power of two, some get theirs in a message more.) */
+enum { MOST_RANKS = 5, NUMBERS = HEADS * WIDTH };
+
+typedef struct {
+    const cp_plan *plan;
+    float answers[MOST_RANKS][NUMBERS];
+} meeting;
+
+static cp_status answer_all(cp_comm *comm, void *context) {
+    meeting *it = context;
+    const int64_t keys = (PAST + 1) * KV_HEADS * WIDTH;
+    float *held = room_for(2 * keys, sizeof(float));
+    cp_walker *walker;
+    must(cp_walker_new(it->plan, comm->rank, NULL, &walker));
+    for (int n = 0; n < NUMBERS; n++)
+        walker->queries[n] = 0.01f * (float)(n % 7);
+    fill_around(held, keys, 1 + (uint64_t)comm->rank, 1);
+    fill_around(held + keys, keys, 9 + (uint64_t)comm->rank, 100);
+    fill_around(walker->new_keys, KV_HEADS * WIDTH, 3, 1);
+    fill_around(walker->new_values, KV_HEADS * WIDTH, 4, 100);
+    must(cp_walk(walker, comm, held, held + keys));
+    memcpy(it->answers[comm->rank], walker->result.output,
+           sizeof(it->answers[0]));
+    cp_walker_free(walker);
+    return CP_OK;
+}
+
+LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
+    const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
+    const int64_t past = PAST, now = 1;
+    const cp_threads_options threads = {.ranks = _i};
+    for (int n = 0; n < (_i == 2 || _i == 4 ? 2 : 1); n++) {
+        static meeting it;
+        const cp_plan_options options = {4, .spare = 1, .wire = CP_WIRE_INT8};
+        cp_cache *cache;
+        cp_layout *layout;
+        cp_plan *plan;
+        must(cp_cache_new(_i, 1, PAST + 1, &cache));
+        must(cp_cache_lay_out(cache, false, &past, &layout));
+        must(cp_cache_commit(cache, layout));
+        cp_layout_free(layout);
+        must(cp_cache_lay_out(cache, true, &now, &layout));
+        must(cp_plan_build(n == 0 ? CP_GATHER_O : CP_TREE, layout, &shape,
+                           &options, &plan));
+        it.plan = plan;
+        must(cp_threads_run(&threads, answer_all, &it));
+        for (int r = 1; r < _i; r++) {
+            const double off = apart(it.answers[0], it.answers[r], NUMBERS);
+            ck_assert_msg(off < 2e-4, "%d of %d: %g", r, _i, off);
+        }
+        cp_plan_free(plan);
+        cp_layout_free(layout);
+        cp_cache_free(cache);
     }
 }

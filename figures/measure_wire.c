@@ -1,0 +1,226 @@
+/* What fewer bits on the wire cost: bytes of a rank, how far an answer is off,
+ * and how far it can be, as was known before and by the LSE of partials. Of a
+ * layer in the middle of a model that reads a text, and of random numbers: the
+ * last 150 tokens over those before, four ranks. And of that model's 32 next
+ * tokens, how many are still the most likely. Prints CSV.
+ *
+ *   measure_wire MODEL.gguf TEXT
+ *
+ * The kernel of this program keeps what a layer gives it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "figures/tools.h"
+#include "model/session.h"
+#include "model/tokenizer.h"
+#include "reference/model/loss.h"
+#include "ring/check.h"
+#include "ring/variants.h"
+
+/* The library's kernel, under another name. */
+#define cp_attend_fast attend_as_ever
+#include "reference/attend/fast.c"
+#undef cp_attend_fast
+
+enum { RANKS = 4, TOKENS = 600, FRESH = 150, SAID = 32 };
+
+typedef struct {
+    cp_shape shape;
+    float *queries, *keys, *values; /* of TOKENS tokens */
+} tensors;
+
+static tensors kept;
+static int64_t layers_until = -1; /* that which is kept */
+
+static float *numbers(int64_t heads, int64_t dim) {
+    float *all;
+    need(cp_allocate(&all, TOKENS * heads * dim, sizeof(float), "a tensor"));
+    return all;
+}
+
+static tensors tensors_new(cp_shape shape) {
+    return (tensors){shape, numbers(shape.query_heads, shape.head_dim),
+                     numbers(shape.kv_heads, shape.head_dim),
+                     numbers(shape.kv_heads, shape.head_dim)};
+}
+
+cp_status cp_attend_fast(const cp_attention *call);
+
+cp_status cp_attend_fast(const cp_attention *call) {
+    const cp_shape *shape = call->shape;
+    if (layers_until-- == 0) {
+        const size_t row = (size_t)shape->head_dim * sizeof(float) * TOKENS;
+        kept = tensors_new(*shape);
+        memcpy(kept.queries, call->queries, row * (size_t)shape->query_heads);
+        memcpy(kept.keys, call->keys, row * (size_t)shape->kv_heads);
+        memcpy(kept.values, call->values, row * (size_t)shape->kv_heads);
+    }
+    return attend_as_ever(call);
+}
+
+static void see(void *loss, int rank, int64_t n, const cp_pieces *queries,
+                const cp_pieces *keys, int64_t heads, const float *output,
+                const float *lse) {
+    (void)queries, (void)keys, (void)heads;
+    cp_loss_see(loss, rank, n, output, lse);
+}
+
+static double apart(int64_t count, const float *a, const float *b) {
+    double most = 0;
+    for (int64_t n = 0; n < count; n++)
+        most = fmax(most, fabs((double)a[n] - (double)b[n]));
+    return most;
+}
+
+static int64_t bytes_of(const cp_plan *plan) {
+    cp_plan_report report = {0};
+    int64_t most = 0;
+    need(cp_plan_check(plan, &report));
+    for (int k = 0; k < RANKS; k++)
+        most = cp_max(most, report.bytes[k]);
+    cp_plan_report_free(&report);
+    return most;
+}
+
+/* Print a row but for its end. exact: output, then LSE, of no writing; if that
+ * is what is asked for, they are written there. */
+static void row(const char *name, const tensors *it, cp_variant variant,
+                cp_wire wire, float *exact) {
+    const int64_t fresh = FRESH, turns = 1, heads = it->shape.query_heads;
+    const int64_t count = FRESH * heads * it->shape.head_dim;
+    const cp_turn past = {false, TOKENS - FRESH}, *const pasts[] = {&past};
+    float *output = numbers(heads, it->shape.head_dim + 1);
+    cp_attend_job job = {.shape = it->shape,
+                         .ranks = RANKS,
+                         .sequences = 1,
+                         .new_tokens = &fresh,
+                         .turns = &turns,
+                         .history = pasts,
+                         .variant = variant,
+                         .wire = wire,
+                         .queries = it->queries + (TOKENS - FRESH) * heads *
+                                                      it->shape.head_dim,
+                         .keys = it->keys,
+                         .values = it->values,
+                         .output = output,
+                         .lse = output + count,
+                         .partial = see};
+    cp_loss loss;
+    need(cp_loss_new(cp_backend_threads.machine, &job, &loss));
+    const cp_wire_error before = cp_loss_before(&loss);
+    job.partial_context = &loss;
+    need(cp_backend_threads.attend(&job));
+    const cp_wire_error after = cp_loss_after(&loss);
+    if (wire == CP_WIRE_FP32)
+        memcpy(exact, output, (size_t)(count + FRESH * heads) * sizeof(float));
+    const double off = apart(count, output, exact);
+    const double lse = apart(FRESH * heads, output + count, exact + count);
+    printf("%s,%ld,%.3g,%.3g,%.3g,%.3g,%.3g,%.3g", name,
+           bytes_of(loss.call.plan), before.output, after.output, off,
+           before.lse, after.lse, lse);
+    cp_loss_free(&loss);
+    free(output);
+}
+
+/* Have the model read tokens over ranks, then say what it says, or what said
+ * has; returns how many of these it would have said. */
+static int speak(const cp_model *model, int ranks, cp_variant variant,
+                 cp_wire wire, const int32_t *tokens, bool first,
+                 int32_t *said) {
+    const cp_session_options options = {.ranks = ranks,
+                                        .sequences = 1,
+                                        .capacity = TOKENS + SAID,
+                                        .variant = variant,
+                                        .wire = wire};
+    const int64_t length = TOKENS, after = 0, sequence = 0;
+    int64_t last = TOKENS - 1;
+    const cp_sampler greedy = {0, 0};
+    cp_session *session;
+    int same = 0;
+    need(cp_session_open(model, &options, &session));
+    need(cp_session_prefill(session, &length, tokens, NULL));
+    for (int n = 0; n < SAID; n++) {
+        int32_t likely;
+        need(cp_session_draw(session, 1, &last, &greedy, &likely));
+        if (first)
+            said[n] = likely;
+        same += said[n] == likely;
+        need(cp_session_decode(session, 1, &sequence, &said[n], NULL));
+        last = after;
+    }
+    cp_session_close(session);
+    return same;
+}
+
+static void rows(const char *whose, const tensors *it, const cp_model *model,
+                 const int32_t *tokens) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q};
+    static const char *const wires[] = {"fp32", "bf16", "fp8", "int8"};
+    float *exact = numbers(it->shape.query_heads, it->shape.head_dim + 1);
+    int32_t said[SAID];
+    for (int v = 0; v < 2; v++)
+        for (int w = 0; w < CP_WIRES; w++) {
+            char name[64];
+            snprintf(name, sizeof(name), "%s-%s-%s", whose,
+                     cp_variant_name(variants[v]), wires[w]);
+            row(name, it, variants[v], (cp_wire)w, exact);
+            if (model != NULL)
+                printf(",%d,%d",
+                       speak(model, RANKS, variants[v], (cp_wire)w, tokens,
+                             v + w == 0, said),
+                       SAID);
+            else
+                printf(",,");
+            printf("\n");
+            fflush(stdout);
+        }
+    free(exact);
+}
+
+static char *text_of(const char *path, int64_t *bytes) {
+    FILE *in = fopen(path, "rb");
+    char *text;
+    need(cp_allocate(&text, 1 << 16, 1, "a text"));
+    *bytes = in != NULL ? (int64_t)fread(text, 1, 1 << 16, in) : 0;
+    if (in != NULL)
+        fclose(in);
+    return text;
+}
+
+int main(int count, char **arguments) {
+    cp_gguf *file = NULL;
+    cp_tokenizer *tokenizer = NULL;
+    cp_model *model = NULL;
+    cp_ids ids = {0};
+    int64_t bytes;
+    int32_t said[SAID];
+    if (count != 3) {
+        fprintf(stderr, "measure_wire MODEL.gguf TEXT\n");
+        return 2;
+    }
+    char *text = text_of(arguments[2], &bytes);
+    need(cp_gguf_open(arguments[1], &file));
+    need(cp_tokenizer_new(file, &tokenizer));
+    need(cp_tokenizer_encode(tokenizer, text, bytes, false, &ids));
+    need(cp_model_open(&cp_backend_threads, file, &model));
+    if (ids.count < TOKENS)
+        need(cp_refuse("%s: %ld tokens; %d are read", arguments[2], ids.count,
+                       TOKENS));
+    layers_until = 15;
+    speak(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, said);
+    layers_until = -1;
+    tensors random = tensors_new(kept.shape);
+    fill(random.queries,
+         TOKENS * random.shape.query_heads * random.shape.head_dim, 1);
+    fill(random.keys, TOKENS * random.shape.kv_heads * random.shape.head_dim,
+         2);
+    fill(random.values, TOKENS * random.shape.kv_heads * random.shape.head_dim,
+         3);
+    puts("case,bytes,before,after,measured,lse_before,lse_after,lse_measured,"
+         "agree,of");
+    rows("model", &kept, model, ids.items);
+    rows("random", &random, NULL, NULL);
+    return 0;
+}
