@@ -6,15 +6,21 @@
 #include <math.h>
 #include <string.h>
 
-float cp_row_scale(cp_writing writing, int64_t dim, const float *row) {
+/* The largest magnitude, or NAN if a number is not finite. */
+static float largest(int64_t dim, const float *row) {
     float most = 0;
     bool finite = true;
-    int exponent;
     for (int64_t d = 0; d < dim; d++) {
         most = fabsf(row[d]) > most ? fabsf(row[d]) : most;
         finite = finite && isfinite(row[d]);
     }
-    if (!finite)
+    return finite ? most : NAN;
+}
+
+float cp_row_scale(cp_writing writing, int64_t dim, const float *row) {
+    const float most = largest(dim, row);
+    int exponent;
+    if (isnan(most))
         return NAN;
     if (writing != CP_WRITING_BLOCK)
         return fmaxf(most / (writing == CP_WRITING_INT8 ? 127 : 448), FLT_MIN);
