@@ -214,7 +214,7 @@ rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON
 rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... that has torch)
 	@figures/write-bench $(data)/bench-gpu.csv $(PYTHON) figures/gpu/rivals.py prefill decode $(B)/gpu/longring
 writers: $(WRITERS)
-measure: all writers $(B)/stand-in/longring ## measure what the book's other figures show (ONLY="ring-cpu ...": those)
+measure: all writers $(B)/stand-in/longring $(B)/tiny-model ## measure what the book's other figures show (ONLY="ring-cpu ...": those)
 	@MODEL=$(MODEL) figures/measure $(if $(filter command,$(origin ONLY)),$(ONLY))
 paper: writers ## predict the paper's tables and figures, and score its rules, into figures/data
 	@$(write)/predictions.csv $(B)/figures/paper predictions
@@ -235,6 +235,8 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 	@$(call install,$(FOR_BUILD))
 	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
 soak_time = $(or $(TIME),600)
+kills: all $(B)/tiny-model ## kill -9 ranks over MPI, COUNT=500 of them, at random moments (SEED=N): the right tokens come, or a line that says why
+	@LONGRING=$(PROGRAM) TINY_MODEL=$(B)/tiny-model tests/harness/kill-ranks $(or $(COUNT),500) $(SEED)
 soak: ## the same build: conversations that seeds draw, for TIME=600 seconds from SEED=1 on (TIME=0: that seed alone; KIND=talks, rings or processes)
 	@$(call install,$(FOR_BUILD))
 	+@$(again) build/asan/longring build/asan/tests/test_soak $(in_asan)
@@ -324,4 +326,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

@@ -668,7 +668,9 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
         !me->outcast &&
         wait_until(me, all_are_gone, fmax(deadline(me->options.patience), end));
     left_behind = me->outcast || me->own->era > 0;
-    if (me->options.repairs && !well && status == 0) /* all that was to do is */
+    /* All that there was to do is done, if it is not rank 0 that is missing. */
+    if (me->options.repairs && !well && status == 0 &&
+        first_missing(me, true) > 0)
         well = left_behind = true;
     *speaks = true;
     for (int r = 0; r < comm->ranks; r++) {

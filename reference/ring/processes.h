@@ -35,7 +35,7 @@ bool cp_mpi_mend(cp_comm *comm, int *lost);
  * the largest status of all, or -1 if somebody did not say goodbye in time; if
  * this one was 0 and that is not, the message is now that rank's, or names who
  * is missing. Of all that are still there, one is told to speak of it. With
- * options.repairs, who misses somebody after success has missed nothing. */
+ * options.repairs, to miss another than rank 0 after success is no failure. */
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
 
 /* Leave MPI, after everybody's goodbye; or else have the launcher end all

@@ -379,6 +379,23 @@ static cp_status answer_all(cp_chat *chat) {
     return status;
 }
 
+/* The conversations are as they were before the turn that failed; or empty,
+ * where rows are not in the order of positions, and cannot be cut. */
+static cp_status turn_forget(cp_chat *chat, cp_status status) {
+    char why[512];
+    snprintf(why, sizeof(why), "%s", cp_message());
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        cp_speaker *who = &chat->speakers[s];
+        if (cp_session_length(chat->session, s) > who->before &&
+            cp_session_truncate(chat->session, s, who->before) != CP_OK) {
+            cp_session_truncate(chat->session, s, 0);
+            who->before = 0;
+        }
+        who->said.count = who->asked = who->before;
+    }
+    return cp_fail(status, "%s", why);
+}
+
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     cost_clear(&chat->cost);
     chat->stopping = false;
@@ -392,15 +409,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     if (answered && chat->live)
         cp_screen_end(&chat->screen);
     chat->unread = chat->unread && status != CP_OK;
-    const bool lost = status == CP_BROKEN; /* with all that was said */
-    for (int64_t s = 0; s < chat->sequences && status != CP_OK && !lost; s++) {
-        cp_speaker *who = &chat->speakers[s];
-        const int64_t length = cp_session_length(chat->session, s);
-        who->said.count = who->asked = who->before;
-        if (length > who->before)
-            cp_session_truncate(chat->session, s, who->before);
-    }
-    return status;
+    return status == CP_OK ? CP_OK : turn_forget(chat, status);
 }
 
 /* Each sequence draws by itself, so that what it says does not depend on how

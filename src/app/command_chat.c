@@ -114,7 +114,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .wire = run->ring.wire,
         .dealing = run->ring.placement.dealing,
         .trace = run->trace != NULL && ranks == run->ring.ranks,
-        .least = cp_crew_mine()->mend != NULL ? (int)cp_max(1, ranks - 1) : 0,
+        .least = cp_crew_mine()->mend != NULL ? (int)cp_max(1, ranks / 2) : 0,
         .stop = &stop,
         .progress = cp_progress_show,
         .progress_context = &chat->progress};

@@ -1,11 +1,12 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* Conversations over ranks: check, choose, lay out, plan, run, commit. */
-#include "model/session_own.h"
+#include "model/session.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "model/elastic.h"
+#include "model/session_own.h"
 #include "ring/check.h"
 
 /* What is asked for: so many tokens of each sequence, or one of some. */

@@ -4,7 +4,6 @@
 #define CP_SESSION_OWN_H
 
 #include "model/engine.h"
-#include "model/session.h"
 
 /* What a call leaves. */
 typedef struct {

@@ -12,10 +12,10 @@
  * and with CP_MEMORY, the cache untouched. */
 cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room);
 
-/* Let the next call bring back lost tokens, the first of each sequence, and at
- * most so many: lengths[sequences] are its new tokens, and 0 returned if nothing
- * is lost. It is laid out, run and committed as others are; until all is back,
- * no other call can be. Fails with CP_MEMORY. */
+/* Let the next call bring back lost tokens, the first of each sequence,
+ * *count of them and at most so many; 0: nothing is lost. lengths[sequences]
+ * are its new tokens. It is laid out, run and committed as others are, and
+ * until all is back no other call can be. Fails with CP_MEMORY. */
 cp_status cp_cache_refill(cp_cache *cache, int64_t most, int64_t *lengths,
                           int64_t *count);
 
