@@ -193,11 +193,11 @@ TEST(the_command_refuses_in_one_line) {
         {"--new 1 --bandwidth -3", "bandwidth is -3"},
         {"--new 1 --flops 0", "flops is 0"},
         {"--new 1 --tensor 7", "--tensor 7"},
-        {"--new 1 --model nonesuch", "nonesuch"},
-        {"--new 1 --machine nonesuch", "nonesuch"},
         {"--new 2 --speeds fast", "peak|reached"},
         {"--new 1 --flops 2e18", "flops is 2e+18: it must be from 1"},
     };
     for (int n = 0; n < COUNT_OF(bad); n++)
         refused(2, bad[n][1], choose(bad[n][0]));
+    refused(1, "nonesuch", choose("--new 1 --model nonesuch"));
+    refused(1, "nonesuch", choose("--new 1 --machine nonesuch"));
 }
