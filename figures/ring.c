@@ -10,6 +10,7 @@ void ring_open(ring *it) {
     const int64_t room = it->fresh + it->past + 16;
     const int64_t width = it->shape.kv_heads * it->shape.head_dim;
     need(cp_cache_new(it->ranks, 1, room, &it->cache));
+    it->cache->dealing = it->dealing;
     need(
         cp_store_new(it->ranks, CP_NOBODY, 1, 1, room, &it->shape, &it->store));
     for (int rank = 0; rank < it->ranks; rank++) {

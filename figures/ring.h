@@ -14,6 +14,7 @@ typedef struct {
     cp_shape shape;
     int ranks;
     int64_t fresh, past;
+    cp_dealing dealing;       /* all zero: by zigzag */
     int walks;                /* over the same slots; the last one counts */
     cp_walk_observer observe; /* or NULL */
     void *contexts[RING_RANKS];

@@ -141,6 +141,7 @@ typedef struct {
     cp_panels desk;
     int64_t panels, dim, width; /* width: numbers of a panel's answer */
     float *fresh;               /* [width + lanes] of one panel */
+    float *copy;                /* [BLOCK][dim], keys and values */
     node nodes[6];              /* of 1, 2, 4 ... leaves */
     bool *touched;              /* [panels] in this leaf */
 } bench;
@@ -153,6 +154,7 @@ static bench lay_out(const call *c, const task *t, cp_workspace *space) {
     b.panels = cp_ceil_divide(t->rows, b.desk.micro->panel);
     b.width = b.dim * stride;
     b.fresh = cp_workspace_take(space, b.width + stride);
+    b.copy = cp_workspace_take(space, BLOCK * (shape->head_dim + b.dim));
     b.touched = (bool *)cp_workspace_take(space, 7 * b.panels);
     int level = 0;
     for (int size = 1; size <= t->leaves.count; size *= 2, level++) {
@@ -167,24 +169,29 @@ static bench lay_out(const call *c, const task *t, cp_workspace *space) {
     return b;
 }
 
+/* Where a block is whole and in one piece it is packed as it lies, else from a
+ * copy that ends in zeros. */
 static void pack_block(const call *c, const bench *b, const block *keys,
                        int64_t kv_head) {
-    const cp_micro *micro = b->desk.micro;
-    const int64_t dim = c->asked->shape->head_dim, slice = micro->slice;
-    const int64_t stride = micro->slice_stride;
+    const int64_t dim = c->asked->shape->head_dim, wide = b->dim;
     const int64_t first = kv_head * dim;
     const int64_t value = kv_head * cp_value_step(c->asked->shape);
-    for (int64_t j = 0; j < cp_ceil_divide(BLOCK, slice) * slice; j++) {
-        float *to = b->desk.keys + j / slice * dim * stride + j % slice;
-        for (int64_t d = 0; d < dim; d++)
-            to[d * stride] = j < keys->count ? keys->keys[j][first + d] : 0.0f;
+    const int64_t last = BLOCK - 1;
+    if (keys->count == BLOCK &&
+        keys->keys[last] - keys->keys[0] == last * c->key_row) {
+        cp_panels_pack(&b->desk, BLOCK, keys->keys[0] + first, c->key_row,
+                       keys->values[0] + value, c->value_row);
+        return;
     }
-    for (int64_t j = 0; j < BLOCK; j++)
-        for (int64_t d = 0; d < b->desk.slices * slice; d++)
-            b->desk
-                .values[(d / slice * b->desk.most + j) * stride + d % slice] =
-                j < keys->count && d < b->dim ? keys->values[j][value + d]
-                                              : 0.0f;
+    float *copy = b->copy, *values = copy + BLOCK * dim;
+    memset(copy, 0, (size_t)(BLOCK * (dim + wide)) * sizeof(float));
+    for (int64_t j = 0; j < keys->count; j++) {
+        memcpy(copy + j * dim, keys->keys[j] + first,
+               (size_t)dim * sizeof(float));
+        memcpy(values + j * wide, keys->values[j] + value,
+               (size_t)wide * sizeof(float));
+    }
+    cp_panels_pack(&b->desk, BLOCK, copy, dim, values, wide);
 }
 
 /* Values that are no numbers, of keys that not all rows see: 0 times them would
@@ -291,84 +298,114 @@ static inline float leaf_lse(float level, float total) {
     return total == 0.0f ? -INFINITY : lse;
 }
 
-/* A panel's answer over one leaf: its sums, divided by the total. */
-static void finish_panel(const bench *b, int64_t panel) {
-    const int64_t stride = b->desk.micro->panel_stride;
-    const float *sums =
-        b->desk.sums + panel * b->desk.slices * b->desk.micro->slice * stride;
-    const float *level = b->desk.level + panel * stride;
-    const float *total = b->desk.total + panel * stride;
-    float *lse = b->fresh + b->width;
+/* The lanes of a panel side by side: with a count that the compiler knows it
+ * needs no loop for them. */
+static inline __attribute__((always_inline)) void
+finish_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *sums,
+             const float *level, const float *total, float *output,
+             float *lse) {
     float share[CP_PANEL_WIDEST];
 #pragma omp simd
-    for (int64_t i = 0; i < b->desk.micro->panel; i++) {
+    for (int64_t i = 0; i < lanes; i++) {
         share[i] = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
         lse[i] = leaf_lse(level[i], total[i]);
     }
-    for (int64_t d = 0; d < b->dim; d++)
+    for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
-        for (int64_t i = 0; i < b->desk.micro->panel; i++)
-            b->fresh[d * stride + i] = sums[d * stride + i] * share[i];
+        for (int64_t i = 0; i < lanes; i++)
+            output[d * stride + i] = sums[d * stride + i] * share[i];
 }
 
-/* What is fresh, and the sibling before it, become their parent. */
-static void merge_panel(const bench *b, const node *with, int64_t panel) {
-    const int64_t stride = b->desk.micro->panel_stride;
-    const int64_t lanes = b->desk.micro->panel;
-    const float *output = with->output + panel * b->width;
-    const float *before = with->lse + panel * stride;
-    float *lse = b->fresh + b->width;
+/* A panel's answer over one leaf: its sums, divided by the total. */
+static void finish_panel(const bench *b, int64_t panel, float *output,
+                         float *lse) {
+    const cp_micro *micro = b->desk.micro;
+    const int64_t stride = micro->panel_stride, lanes = micro->panel;
+    const float *sums =
+        b->desk.sums + panel * b->desk.slices * micro->slice * stride;
+    const float *level = b->desk.level + panel * stride;
+    const float *total = b->desk.total + panel * stride;
+    if (lanes == 16 && stride == 16)
+        finish_lanes(16, 16, b->dim, sums, level, total, output, lse);
+    else
+        finish_lanes(lanes, stride, b->dim, sums, level, total, output, lse);
+}
+
+/* Answers and their LSE are [dim][stride] and [stride]; out may be second. */
+static inline __attribute__((always_inline)) void
+merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *first,
+            const float *first_lse, const float *second,
+            const float *second_lse, float *out, float *out_lse) {
     float mine[CP_PANEL_WIDEST], theirs[CP_PANEL_WIDEST];
     float left[CP_PANEL_WIDEST], right[CP_PANEL_WIDEST];
 #pragma omp simd
     for (int64_t i = 0; i < lanes; i++) {
-        const float a = before[i], z = lse[i];
-        const cp_node_shares of = cp_node_weigh(a, z);
-        mine[i] = of.mine;
-        theirs[i] = of.theirs;
+        const float a = first_lse[i], z = second_lse[i];
+        const cp_node_shares share = cp_node_weigh(a, z);
+        mine[i] = share.mine;
+        theirs[i] = share.theirs;
         left[i] = a;
         right[i] = z;
-        lse[i] = z == -INFINITY ? a : a == -INFINITY ? z : of.lse;
+        out_lse[i] = z == -INFINITY ? a : a == -INFINITY ? z : share.lse;
     }
-    for (int64_t d = 0; d < b->dim; d++)
+    for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
         for (int64_t i = 0; i < lanes; i++)
-            b->fresh[d * stride + i] =
+            out[d * stride + i] =
                 cp_node_mix((cp_node_shares){mine[i], theirs[i], 0.0f},
-                            output[d * stride + i], b->fresh[d * stride + i],
+                            first[d * stride + i], second[d * stride + i],
                             right[i] == -INFINITY, left[i] == -INFINITY);
 }
 
-/* The n-th leaf is complete: carry it up as far as siblings go. */
-static void finish_leaf(const bench *b, int n) {
+/* What is fresh, and the sibling before it, become their parent. */
+static void merge_panel(const bench *b, const float *before,
+                        const float *before_lse, float *output, float *lse) {
     const int64_t stride = b->desk.micro->panel_stride;
+    const int64_t lanes = b->desk.micro->panel;
+    if (lanes == 16 && stride == 16)
+        merge_lanes(16, 16, b->dim, before, before_lse, b->fresh,
+                    b->fresh + b->width, output, lse);
+    else
+        merge_lanes(lanes, stride, b->dim, before, before_lse, b->fresh,
+                    b->fresh + b->width, output, lse);
+}
+
+/* The n-th leaf of a panel is complete: carry it up as far as siblings go. */
+static void carry(const bench *b, int64_t panel, int up) {
+    const int64_t stride = b->desk.micro->panel_stride;
+    const node *to = &b->nodes[up];
+    float *output = to->output + panel * b->width;
+    float *lse = to->lse + panel * stride;
+    bool seen = b->touched[panel];
+    if (seen)
+        finish_panel(b, panel, up == 0 ? output : b->fresh,
+                     up == 0 ? lse : b->fresh + b->width);
+    for (int level = 0; level < up; level++) {
+        const node *with = &b->nodes[level];
+        const float *before = with->output + panel * b->width;
+        const float *before_lse = with->lse + panel * stride;
+        const bool last = level + 1 == up;
+        float *made = last ? output : b->fresh;
+        float *made_lse = last ? lse : b->fresh + b->width;
+        const float *only = seen ? b->fresh : before;
+        if (with->seen[panel] && seen) {
+            merge_panel(b, before, before_lse, made, made_lse);
+        } else if ((seen || with->seen[panel]) && only != made) {
+            memcpy(made, only, (size_t)b->width * sizeof(float));
+            memcpy(made_lse, seen ? b->fresh + b->width : before_lse,
+                   (size_t)stride * sizeof(float));
+        }
+        seen = seen || with->seen[panel];
+    }
+    to->seen[panel] = seen;
+}
+
+static void finish_leaf(const bench *b, int n) {
     int up = 0;
     while ((n >> up & 1) != 0)
         up++;
-    const node *to = &b->nodes[up];
     for (int64_t panel = 0; panel < b->panels; panel++) {
-        bool seen = b->touched[panel];
-        if (seen)
-            finish_panel(b, panel);
-        for (int level = 0; level < up; level++) {
-            const node *with = &b->nodes[level];
-            if (with->seen[panel] && seen) {
-                merge_panel(b, with, panel);
-            } else if (with->seen[panel]) {
-                memcpy(b->fresh, with->output + panel * b->width,
-                       (size_t)b->width * sizeof(float));
-                memcpy(b->fresh + b->width, with->lse + panel * stride,
-                       (size_t)stride * sizeof(float));
-            }
-            seen = seen || with->seen[panel];
-        }
-        to->seen[panel] = seen;
-        if (seen) {
-            memcpy(to->output + panel * b->width, b->fresh,
-                   (size_t)b->width * sizeof(float));
-            memcpy(to->lse + panel * stride, b->fresh + b->width,
-                   (size_t)stride * sizeof(float));
-        }
+        carry(b, panel, up);
         if (b->touched[panel])
             empty(b, panel);
     }
@@ -440,7 +477,7 @@ typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef struct {
     int64_t rows, wide, stride;  /* of a head; in whole vectors; of all */
     float *queries;              /* [kv_heads][dim][wide], scaled */
-    float *sums, *added;         /* [kv_heads][rows][value_dim]; [value_dim] */
+    float *sums, *added;         /* [kv_heads][rows][value_dim]; of a block */
     float *level, *total, *keep; /* [stride] */
     cp_micro lanes;
     cp_panels desk; /* for its scores [BLOCK][stride] alone */
@@ -454,7 +491,7 @@ static table set_table(const call *c, const task *t, cp_workspace *space) {
     a.stride = heads * a.wide;
     a.queries = cp_workspace_take(space, a.stride * shape->head_dim);
     a.sums = cp_workspace_take(space, t->rows * cp_value_dim(shape));
-    a.added = cp_workspace_take(space, cp_value_dim(shape));
+    a.added = cp_workspace_take(space, t->rows * cp_value_dim(shape));
     a.level = cp_workspace_take(space, a.stride);
     a.total = cp_workspace_take(space, a.stride);
     a.keep = cp_workspace_take(space, a.stride);
@@ -477,7 +514,16 @@ static void begin_few(const call *c, const task *t, const table *a) {
         a->level[i] = -INFINITY;
         a->total[i] = 0.0f;
     }
-    memset(a->sums, 0, (size_t)(t->rows * cp_value_dim(shape)) * sizeof(float));
+    const int64_t numbers = t->rows * cp_value_dim(shape);
+    memset(a->sums, 0, (size_t)numbers * sizeof(float));
+    memset(a->added, 0, (size_t)numbers * sizeof(float));
+}
+
+static inline vector fused(vector a, vector b, vector c) {
+    vector sum;
+    for (int l = 0; l < LANES; l++)
+        sum[l] = cp_fused(a[l], b[l], c[l]);
+    return sum;
 }
 
 /* Eight keys against a vector of rows, product after product. */
@@ -489,11 +535,8 @@ static inline void score_eight(int64_t dim, const float *const *keys,
         vector q;
         memcpy(&q, queries + d * wide, sizeof(q));
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) {
-            const float key = keys[k][first + d];
-            for (int l = 0; l < LANES; l++)
-                sum[k][l] = cp_fused(key, q[l], sum[k][l]);
-        }
+        for (int k = 0; k < 8; k++)
+            sum[k] = fused(keys[k][first + d] - (vector){0}, q, sum[k]);
     }
     for (int k = 0; k < 8; k++)
         memcpy(scores + k * stride, &sum[k], sizeof(vector));
@@ -530,8 +573,8 @@ static void score_few(const call *c, const task *t, const table *a,
 }
 
 static inline __attribute__((always_inline)) void
-add_eight(int keys, int64_t dim, const float *const *values,
-          const float *weights, int64_t stride, float *restrict sums) {
+add_keys(int keys, int64_t dim, const float *const *values,
+         const float *weights, int64_t stride, float *restrict sums) {
 #pragma omp simd
     for (int64_t d = 0; d < dim; d++) {
         float sum = sums[d];
@@ -542,29 +585,41 @@ add_eight(int keys, int64_t dim, const float *const *values,
     }
 }
 
-/* The values that a row sees, and what it had, scaled. */
+/* The values of eight keys, to each row that sees them. */
 static void add_few(const call *c, const task *t, const table *a,
-                    const block *keys, int64_t h, int64_t r) {
+                    const block *keys, int64_t j) {
     const cp_shape *shape = c->asked->shape;
-    const int64_t dim = cp_value_dim(shape), lane = h * a->wide + r;
-    const int64_t reach = reach_of(c, t, r, keys);
-    const float *values[BLOCK];
-    float *sums = a->sums + (h * a->rows + r) * dim;
-    for (int64_t j = 0; j < reach; j++)
-        values[j] = keys->values[j] + h * cp_value_step(shape);
-    memset(a->added, 0, (size_t)dim * sizeof(float));
-    for (int64_t j = 0; j < reach;) {
-        const float *weights = a->desk.scores + j * a->stride + lane;
-        const int count = reach - j >= 8 ? 8 : 1;
-        if (count == 8)
-            add_eight(8, dim, values + j, weights, a->stride, a->added);
-        else
-            add_eight(1, dim, values + j, weights, a->stride, a->added);
-        j += count;
+    const int64_t dim = cp_value_dim(shape);
+    const float *values[8];
+    for (int64_t h = 0; h < shape->kv_heads; h++) {
+        for (int64_t k = 0; k < 8; k++)
+            values[k] = keys->values[cp_min(j + k, keys->count - 1)] +
+                        h * cp_value_step(shape);
+        for (int64_t r = 0; r < a->rows; r++) {
+            const float *weights =
+                a->desk.scores + j * a->stride + h * a->wide + r;
+            float *added = a->added + (h * a->rows + r) * dim;
+            const int64_t left = reach_of(c, t, r, keys) - j;
+            if (left >= 8)
+                add_keys(8, dim, values, weights, a->stride, added);
+            for (int64_t k = 0; k < left && left < 8; k++)
+                add_keys(1, dim, values + k, weights + k * a->stride, a->stride,
+                         added);
+        }
     }
+}
+
+/* What this block adds joins what there was, which may weigh less now. */
+static void join_few(const call *c, const task *t, const table *a) {
+    const int64_t dim = cp_value_dim(c->asked->shape);
+    for (int64_t n = 0; n < t->rows; n++) {
+        const float keep = a->keep[n / a->rows * a->wide + n % a->rows];
+        float *sums = a->sums + n * dim, *added = a->added + n * dim;
 #pragma omp simd
-    for (int64_t d = 0; d < dim; d++)
-        sums[d] = sums[d] * a->keep[lane] + a->added[d];
+        for (int64_t d = 0; d < dim; d++)
+            sums[d] = sums[d] * keep + added[d];
+    }
+    memset(a->added, 0, (size_t)(t->rows * dim) * sizeof(float));
 }
 
 static void finish_few(const call *c, const task *t, const table *a) {
@@ -586,19 +641,28 @@ static void do_few(const call *c, const task *t, cp_workspace *space) {
     const int64_t sequence = t->queries.span.sequence;
     table a = set_table(c, t, space);
     a.desk.micro = &a.lanes;
-    block keys;
+    block keys, next = {.count = 0};
     begin_few(c, t, &a);
     const int64_t end = first_of(c, sequence, t->leaves.first + 1);
-    for (int64_t at = first_of(c, sequence, t->leaves.first); at < end;) {
+    int64_t at = first_of(c, sequence, t->leaves.first);
+    if (at < end)
+        at = take_block(c, at, &next);
+    for (bool more = next.count > 0; more;) {
+        keys = next;
+        more = at < end;
+        if (more)
+            at = take_block(c, at, &next);
         poke(c->asked);
-        at = take_block(c, at, &keys);
         if (reach_of(c, t, a.rows - 1, &keys) == 0)
             continue;
         score_few(c, t, &a, &keys);
         cp_panels_weigh(&a.desk, BLOCK, a.level, a.total, a.keep);
-        for (int64_t h = 0; h < shape->kv_heads; h++)
-            for (int64_t r = 0; r < a.rows; r++)
-                add_few(c, t, &a, &keys, h, r);
+        for (int64_t j = 0; j < keys.count; j += 8) {
+            for (int64_t k = j; k < cp_min(j + 8, next.count) && more; k++)
+                fetch(next.keys[k], shape->kv_heads * shape->head_dim);
+            add_few(c, t, &a, &keys, j);
+        }
+        join_few(c, t, &a);
     }
     finish_few(c, t, &a);
 }

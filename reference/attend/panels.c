@@ -242,6 +242,12 @@ static void attend_panel(const cp_panels *desk, int64_t number,
     add_seen(desk, reach, values, width, sums);
 }
 
+void cp_panels_pack(const cp_panels *desk, int64_t count, const float *keys,
+                    int64_t key_row, const float *values, int64_t value_row) {
+    pack_keys(desk, count, keys, key_row);
+    pack_values(desk, count, values, value_row);
+}
+
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
                    int64_t kv_head, int64_t rows, const cp_attention *asked) {
     const cp_shape *shape = desk->shape;
@@ -255,8 +261,7 @@ void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
     cp_reach reach = {.of = each};
     if (cp_span_relate(queries.span, keys.span) == CP_APART)
         return;
-    pack_keys(desk, keys.span.count, key, key_row);
-    pack_values(desk, keys.span.count, value, value_row);
+    cp_panels_pack(desk, keys.span.count, key, key_row, value, value_row);
     for (int64_t r = 0; r < rows; r += panel) {
         cp_reach_find(shape, queries.span, keys.span, r, panel, &reach);
         if (reach.most > 0)

@@ -45,7 +45,12 @@ void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
 void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
                    float *total);
 
-/* For a kernel in another order. Make weights of count scores of a panel
+/* For a kernel in another order: lay keys and values, rows so far apart, on the
+ * desk. */
+void cp_panels_pack(const cp_panels *desk, int64_t count, const float *keys,
+                    int64_t key_row, const float *values, int64_t value_row);
+
+/* Make weights of count scores of a panel
  * against its level, which may rise, and let its total grow; keep is what the
  * past is worth now. Returns whether that is less than before: then sums are to
  * be scaled by it. */
