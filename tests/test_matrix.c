@@ -1,5 +1,6 @@
 /* Weights in tiles: every value exact, every product as good as a sum. */
 #include "reference/model/dequantise.h"
+#include "reference/attend/micro.h"
 #include "reference/model/linear.h"
 #include "expect.h"
 #include "harness/blocks.h"
@@ -166,4 +167,32 @@ TEST(test_no_worse_than_a_loop) {
         theirs += pow((double)loop - truth, 2.0);
     }
     ck_assert_msg(ours <= 1.1 * theirs, "%g > %g", ours, theirs);
+}
+
+/* Few rows go by chains of sums, many by BLIS: bit for bit the same. */
+LOOP(a_row_does_not_know_how_many_go_with_it, 0, 3) {
+    enum { ROWS = 19, IN = 2144, OUT = 77 };
+    static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_1, CP_GGUF_Q8_0};
+    uint64_t state = 3 + (uint64_t)_i;
+    const sample s = draw(kinds[_i], IN, OUT, &state);
+    float *x = room_for(ROWS * IN, 4), *scratch;
+    float *together = room_for(ROWS * OUT, 4), *alone = room_for(OUT, 4);
+    scratch = room_for(cp_linear_scratch(ROWS, IN, 2), 4);
+    for (int n = 0; n < ROWS * IN; n++)
+        x[n] = harness_uniform(&state);
+    if (!cp_micro_get()->in_order)
+        return;
+    for (int add = 0; add < 2; add++) {
+        cp_product product = {&s.matrix, add == 1, together};
+        cp_linear_rows(ROWS, IN, x, &product, 1, 2, scratch);
+        product.y = alone;
+        for (int r = 0; r < ROWS; r++) {
+            memset(alone, 0, OUT * 4);
+            for (int again = 0; again <= add; again++) {
+                product.add = again == 1;
+                cp_linear_rows(1, IN, x + r * IN, &product, 1, 1, scratch);
+            }
+            ck_assert_mem_eq(alone, together + r * OUT, OUT * 4);
+        }
+    }
 }

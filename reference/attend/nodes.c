@@ -9,16 +9,16 @@
 
 void cp_node_merge_row(float *output, float *lse, const float *add,
                        float add_lse, int64_t dim) {
-    if (add_lse == -INFINITY) {
-        if (*lse == -INFINITY)
-            memset(output, 0, (size_t)dim * sizeof(float));
+    const bool mine = *lse > -INFINITY || isnan(*lse);
+    const bool theirs = add_lse > -INFINITY || isnan(add_lse);
+    const size_t bytes = (size_t)dim * sizeof(float);
+    if (!mine && !theirs)
+        memset(output, 0, bytes);
+    if (!mine && theirs)
+        memcpy(output, add, bytes);
+    *lse = mine ? *lse : add_lse;
+    if (!mine || !theirs)
         return;
-    }
-    if (*lse == -INFINITY) {
-        memcpy(output, add, (size_t)dim * sizeof(float));
-        *lse = add_lse;
-        return;
-    }
     const cp_node_shares of = cp_node_weigh(*lse, add_lse);
     for (int64_t d = 0; d < dim; d++)
         output[d] = cp_node_mix(of, output[d], add[d], false, false);

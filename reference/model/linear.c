@@ -32,9 +32,10 @@ static void multiply_pair(const work *w, const cp_product *product,
             cp_matrix_pair(product->matrix, group, from,
                            cp_min(MOST_DEPTH, w->in - from), w->x + r * w->in,
                            sums);
-            for (int64_t i = 0; i < count; i++)
-                y[i] = add ? y[i] + sums[i / CP_LANES][i % CP_LANES]
-                           : sums[i / CP_LANES][i % CP_LANES];
+            for (int64_t i = 0; i < count; i++) {
+                const float sum = sums[i / CP_LANES][i % CP_LANES];
+                y[i] = add ? y[i] + sum : sum;
+            }
         }
 }
 
