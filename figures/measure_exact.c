@@ -100,7 +100,6 @@ int main(int count, char **arguments) {
     printf("call,usual_ms,exact_ms,ratio\n");
     for (int ranks = 1; ranks <= 4; ranks += 3) {
         attention("new-2048", CP_PASS_KV, ranks, 2048, 0, repeats);
-        attention("new-8192", CP_PASS_KV, ranks, 8192, 0, repeats);
         attention("turn-64", CP_PASS_Q, ranks, 64, 32768, repeats);
         attention("decode-32768", CP_DECODE, ranks, 1, 32768, repeats);
         talk(model, ranks, repeats);

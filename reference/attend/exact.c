@@ -238,15 +238,12 @@ static void mask(const call *c, const task *t, const bench *b,
             b->desk.scores[j * stride + i] = -INFINITY;
 }
 
-/* The whole block, whatever a row sees of it: what it does not see weighs 0. */
-static void attend_panel(const call *c, const task *t, const bench *b,
-                         const block *keys, int64_t panel, bool odd) {
+static void score_panel(const call *c, const task *t, const bench *b,
+                        const block *keys, int64_t panel) {
     const cp_panels *desk = &b->desk;
     const cp_micro *micro = desk->micro;
     const int64_t dim = c->asked->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
-    float *sums = desk->sums + panel * desk->slices * slice * stride;
-    float keep[CP_PANEL_WIDEST];
     for (int64_t j = 0; j < BLOCK; j += slice)
         cp_micro_multiply(micro, slice, micro->panel, dim,
                           desk->keys + j / slice * dim * micro->slice_stride,
@@ -254,14 +251,25 @@ static void attend_panel(const call *c, const task *t, const bench *b,
                           desk->scores + j * stride, stride);
     if (reach_of(c, t, panel * micro->panel, keys) < BLOCK)
         mask(c, t, b, keys, panel);
+}
+
+/* The whole block, whatever a row sees of it: what it does not see weighs 0. */
+static void attend_panel(const call *c, const task *t, const bench *b,
+                         const block *keys, int64_t panel, bool odd) {
+    const cp_panels *desk = &b->desk;
+    const int64_t slice = desk->micro->slice;
+    const int64_t stride = desk->micro->panel_stride;
+    float *sums = desk->sums + panel * desk->slices * slice * stride;
+    float keep[CP_PANEL_WIDEST];
+    score_panel(c, t, b, keys, panel);
     if (cp_panels_weigh(desk, BLOCK, desk->level + panel * stride,
                         desk->total + panel * stride, keep))
         cp_panels_scale(desk, keep, sums);
     for (int64_t s = 0; s < desk->slices; s++)
-        cp_micro_multiply(micro, slice, micro->panel, BLOCK,
-                          desk->values + s * desk->most * micro->slice_stride,
-                          desk->scores, true, sums + s * slice * stride,
-                          stride);
+        cp_micro_multiply(
+            desk->micro, slice, desk->micro->panel, BLOCK,
+            desk->values + s * desk->most * desk->micro->slice_stride,
+            desk->scores, true, sums + s * slice * stride, stride);
     if (odd)
         put_back(c, t, b, keys, panel, sums);
 }
