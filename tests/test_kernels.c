@@ -216,7 +216,7 @@ static const cp_shape uneven[] = {
     {8, 2, 24, 16, true}, {40, 1, 20, 20, true}, {4, 4, 300, 0, false},
     {128, 1, 9, 8, true}, {3, 1, 576, 512, true}};
 
-LOOP(uneven_heads_are_those_of_the_oracle, 0, COUNT_OF(uneven)) {
+LOOP_FOR(60, uneven_heads_are_those_of_the_oracle, 0, COUNT_OF(uneven)) {
     begin(1);
     for (int n = 0; n < COUNT_OF(variations); n++) {
         if (variations[n].splits > 1)

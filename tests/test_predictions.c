@@ -286,8 +286,8 @@ TEST(bad_calls_are_refused) {
         const char *because, *line;
     } bad[] = {
         {2, "--new: with the 1", "$S --new 1000000000000000000"},
-        {2, "machine nowhere: no file", "$S --new 5 --machine nowhere"},
-        {2, "model gpt: no file", "$S --new 5 --model gpt"},
+        {1, "machine nowhere: no file", "$S --new 5 --machine nowhere"},
+        {1, "model gpt: no file", "$S --new 5 --model gpt"},
         {2, "link_rate: -1: it must be", "$S --new 5 --set link_rate=-1"},
         {2, "--set link_rate: FIELD=VALUE", "$S --new 5 --set link_rate"},
         {2, "--set link_rate=: FIELD", "$S --new 5 --set link_rate="},
