@@ -69,21 +69,26 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
 }
 
 typedef struct {
-    const cp_cache *before, *after;
+    cp_cache *before, *after;
     cp_migration *it;
     cp_plan *plan;
 } moving;
 
 static moving make_moving(void) {
-    moving m;
-    cp_cache *after = empty_cache(&ways[0], 3, 2);
+    moving m = {.after = empty_cache(&ways[0], 3, 2)};
     m.before = lived_in(&ways[0], 2, 1);
-    must(cp_cache_settle(after, m.before->length));
-    m.after = after;
-    must(cp_cache_migration(m.before, after, &m.it));
+    must(cp_cache_settle(m.after, m.before->length));
+    must(cp_cache_migration(m.before, m.after, &m.it));
     must(cp_migration_match(m.it));
     must(cp_migration_plan(m.it, &shapes[0], 4, &m.plan));
     return m;
+}
+
+static void free_moving(const moving *m) {
+    cp_plan_free(m->plan);
+    cp_migration_free(m->it);
+    cp_cache_free(m->before);
+    cp_cache_free(m->after);
 }
 
 static cp_op *find(const moving *m, int rank, cp_op_kind kind, int64_t n) {
@@ -227,6 +232,7 @@ LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
     cp_plan_link(m.plan);
     refuses(cp_plan_check(m.plan, &report), CP_BROKEN, cases[_i].words);
     cp_plan_report_free(&report);
+    free_moving(&m);
 }
 
 TEST(a_migration_is_drawn) {
@@ -240,6 +246,7 @@ TEST(a_migration_is_drawn) {
     hold(strstr(page, "receive") != NULL);
     hold(strstr(page, "<title>migration over 3 ranks</title>") != NULL);
     free(page);
+    free_moving(&m);
 }
 
 TEST(what_does_not_fit_is_refused) {
@@ -256,11 +263,13 @@ TEST(what_does_not_fit_is_refused) {
     refuses(cp_migration_match(it), CP_BROKEN, "is held by no rank");
     cp_migration_free(it);
     refuses(cp_cache_migration(other, cache, &it), CP_INVALID, "no new token");
+    cp_cache_free(cache);
+    cp_cache_free(other);
 }
 
 static cp_model *model;
 
-static const cp_gguf *model_load(void) {
+static cp_gguf *model_load(void) {
     static tiny_bytes bytes;
     const tiny_gguf_options tiny = {.seed = 4};
     cp_gguf *file;
@@ -268,6 +277,11 @@ static const cp_gguf *model_load(void) {
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
     must(cp_model_open(&cp_backend_threads, file, &model));
     return file;
+}
+
+static void model_drop(cp_gguf *file) {
+    cp_model_close(model);
+    cp_gguf_close(file);
 }
 
 enum { TALKS = 2 };
@@ -320,7 +334,7 @@ LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
         {.dealing = {CP_INTERLEAVE, 2, NULL}, .capacity = 200, .cores = 1},
     };
     const cp_session_options *how = &ways[_i / 16];
-    model_load();
+    cp_gguf *file = model_load();
     cp_session *const both[] = {talk_open(&ways[0], 1), talk_open(how, from)};
     move(both[1], from, from, 0);
     hold(call(both, false, 40, 11) < 2e-4);
@@ -337,6 +351,7 @@ LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
     hold(call(both, true, 1, 1) < 2e-4);
     for (int s = 0; s < 2; s++)
         cp_session_close(both[s]);
+    model_drop(file);
 }
 
 /* What a file of the conversation holds, in memory. */
@@ -384,7 +399,7 @@ static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
 LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     const int from = 1 + _i % 3, to = 1 + _i / 3;
     const cp_session_options how = {.block = 4, .cores = 1};
-    const cp_gguf *file = model_load();
+    cp_gguf *file = model_load();
     cp_session *const live[] = {talk_open(&how, 1), talk_open(&how, from)};
     cp_session *const both[] = {live[1], talk_open(&how, to)};
     cp_keep keep;
@@ -405,12 +420,18 @@ LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     hold(memcmp(data, kept(live[1], file, &again), (size_t)bytes) == 0);
     hold(call(both, false, 7, 3) < 2e-4 && call(both, true, 1, 1) < 2e-4);
     cp_keep_free(&keep);
+    for (int s = 0; s < 2; s++) {
+        cp_session_close(live[s]);
+        cp_session_close(same[s]);
+    }
+    cp_session_close(both[1]);
+    model_drop(file);
 }
 
 /* Whatever byte is another, or missing. */
 LOOP(what_was_kept_badly_is_refused, 0, 10) {
     const cp_session_options how = {.cores = 1};
-    const cp_gguf *file = model_load();
+    cp_gguf *file = model_load();
     cp_session *const both[] = {talk_open(&how, 2), talk_open(&how, 3)};
     cp_session *const twice[] = {both[0], both[0]};
     uint64_t random = (uint64_t)_i + 1;
@@ -433,6 +454,11 @@ LOOP(what_was_kept_badly_is_refused, 0, 10) {
              0);
     }
     must(take(data, bytes, file, both[1], &keep));
+    cp_keep_free(&keep);
     refuses(take(data, bytes, file, both[1], &keep), CP_INVALID,
             "tokens already");
+    cp_keep_free(&keep);
+    for (int s = 0; s < 2; s++)
+        cp_session_close(both[s]);
+    model_drop(file);
 }

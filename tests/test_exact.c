@@ -147,6 +147,7 @@ static void cut_at_random(cp_pieces *pieces, int64_t longest, uint64_t *state) {
         parts.items[parts.count++] = part;
         i += part.span.count;
     }
+    cp_pieces_free(pieces);
     *pieces = parts;
 }
 
@@ -167,10 +168,10 @@ LOOP(bits_do_not_depend_on_pieces_or_threads, 0, COUNT_OF(shapes)) {
             ck_assert_mem_eq(output, p->output, (size_t)count * 4);
             ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
             cp_piece whole = {{0, 0, calls[n][0] + calls[n][1], 1}, 1};
-            p->key_pieces = (cp_pieces){0};
+            cp_pieces_free(&p->key_pieces);
             cp_pieces_append(&p->key_pieces, whole);
             whole = (cp_piece){{0, calls[n][0], calls[n][1], 1}, 2};
-            p->query_pieces = (cp_pieces){0};
+            cp_pieces_free(&p->query_pieces);
             cp_pieces_append(&p->query_pieces, whole);
         }
     }
@@ -261,17 +262,21 @@ LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2 * RANKS) {
     free(bits);
 }
 
+static cp_cache *cache;
 static cp_layout *layout;
 static cp_plan *plan;
 
 static void plan_call(cp_variant variant, int ranks) {
     const int64_t fresh[] = {1}, past[] = {300};
     const cp_shape shape = {16, 16, 4};
-    cp_cache *cache;
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+    cp_cache_free(cache);
     must(cp_cache_new(ranks, 1, 400, &cache));
     cache->dealing = leafwise;
     must(cp_cache_lay_out(cache, false, past, &layout));
     must(cp_cache_commit(cache, layout));
+    cp_layout_free(layout);
     must(cp_cache_lay_out(cache, cp_variant_decodes(variant), fresh, &layout));
     must(cp_plan_build(variant, layout, &shape, NULL, &plan));
 }
@@ -325,6 +330,7 @@ TEST(keys_of_other_leaves_are_refused) {
     layout->leaves = false;
     cp_plan_report report;
     must(cp_plan_check(plan, &report));
+    cp_plan_report_free(&report);
     layout->leaves = true;
     const cp_span kept = one->span;
     one->span = layout->cache[0].pieces.items[0].span = other->span;
