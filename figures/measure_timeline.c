@@ -126,8 +126,9 @@ static void simulate(void) {
                                   .cached_tokens = &none,
                                   .variant = CP_PASS_KV,
                                   .trace = history};
+    int64_t lost;
     need(cp_simulate(&scenario, &forecast));
-    if (mkstemp(path) < 0 || cp_history_write(history, path) != CP_OK ||
+    if (mkstemp(path) < 0 || cp_history_write(history, path, &lost) != CP_OK ||
         (in = fopen(path, "r")) == NULL)
         exit(1);
     while (fgets(row, sizeof(row), in) != NULL)
