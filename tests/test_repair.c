@@ -390,6 +390,19 @@ LOOP(a_session_goes_on_without_a_rank, 0, 4 * COUNT_OF(ways)) {
     talk_end();
 }
 
+TEST(leaves_of_another_number_of_ranks_are_refused) {
+    cp_repair_report report;
+    talk_begin(&(cp_session_options){
+        .ranks = 3,
+        .sequences = SPEAKERS,
+        .cores = 1,
+        .dealing = {.placement = CP_INTERLEAVE, .block = 64, .leaves = true}});
+    say(false, (int64_t[]){130, 0, 0});
+    refuses(repair(1, &report), CP_INVALID, "2 ranks have other leaves than 3");
+    say(true, (int64_t[]){1, 0, 0});
+    talk_end();
+}
+
 /* Ranks with no room for more than they have: the numbers are named. */
 TEST(too_little_room_is_named) {
     cp_repair_report report;

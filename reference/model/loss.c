@@ -286,7 +286,7 @@ static void see_row(cp_loss *loss, cp_travels travels, int64_t row,
     if (lse == -INFINITY)
         return;
     for (int64_t d = 0; d < cp_value_dim(shape); d++)
-        most = fmax(most, fabs((double)output[d]));
+        most = fabs((double)output[d]) > most ? fabs((double)output[d]) : most;
     cp_loss_merge(&loss->sums[n], (double)lse, score,
                   (travels.keys ? loss->block.value[kv_head] : 0) +
                       off_by_partials(travels, most));

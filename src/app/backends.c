@@ -1,7 +1,10 @@
 /* The table of backends, and what is measured at their places. */
+#include "app/command.h"
 #include "app/meter.h"
 
 #include <string.h>
+
+#include "reference/attend/micro.h"
 
 const cp_backend *const cp_backends[] = {
     &cp_backend_threads,
@@ -48,4 +51,8 @@ cp_status cp_meter_calibrate(const cp_backend *backend,
         return cp_cuda_calibrate(backend, wanted);
 #endif
     return cp_calibrate_run(place, wanted);
+}
+
+bool cp_command_in_order(void) {
+    return cp_micro_get()->in_order;
 }

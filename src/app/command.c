@@ -15,7 +15,6 @@
 #include "ground/save.h"
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
-#include "reference/attend/micro.h"
 #include "ring/crew.h"
 #include "ring/leaves.h"
 
@@ -242,7 +241,7 @@ static cp_status exact_check(cp_command_ring *ring) {
                          CP_LEAVES, ring->ranks);
     if (strncmp(places[ring->on], "cuda", 4) == 0)
         return cp_refuse("--exact-order: GPUs have none");
-    if (!cp_micro_get()->in_order)
+    if (!cp_command_in_order())
         return cp_refuse("--exact-order: on this processor BLIS sums in an "
                          "order of its own");
     ring->placement.dealing = (cp_dealing){

@@ -144,6 +144,9 @@ typedef struct {
             "1)"                                                               \
     }
 
+/* Do the cores of this machine sum in the one order that --exact-order asks? */
+bool cp_command_in_order(void);
+
 /* See that they make sense, and fill in the rest; the description of
  * --machine becomes the same for all processes. The ring must stay where it
  * is, for its chooser. */
