@@ -173,6 +173,7 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
     refuses(cp_cache_lose(cache, 3, ROOM), CP_INVALID, "rank 3 is lost, of 3");
     refuses(cp_cache_lose(cache, 0, 1), CP_INVALID, "1 rows after one of 640");
     must(cp_cache_lose(cache, 0, ROOM));
+    let_go();
     refuses(cp_cache_lay_out(cache, false, (int64_t[]){5, 0, 0}, &layout),
             CP_INVALID, "brings 5 tokens for 0 holes");
     must(cp_cache_refill(cache, 12, lengths, &count));
