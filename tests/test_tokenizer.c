@@ -104,8 +104,9 @@ TEST(golden_texts_have_the_golden_ids) {
     }
 }
 
+static const char letters[] = "theingrsoaukl";
+
 TEST(the_heap_joins_what_the_definition_joins) {
-    static const char letters[] = "theingrsoaukl";
     uint64_t state = 7;
     for (int trial = 0; trial < 300; trial++) {
         char word[40] = {0}, joined[81] = "|";
@@ -119,6 +120,28 @@ TEST(the_heap_joins_what_the_definition_joins) {
         joined[strlen(joined) - 1] = '\0';
         ck_assert_str_eq(bars(word, false), joined + 1);
     }
+}
+
+/* z is in no merge, so that what is between two is joined by itself. */
+TEST(a_long_word_is_joined_as_its_parts_are) {
+    enum { BYTES = 100000 };
+    static char word[BYTES];
+    cp_ids parts = {0};
+    uint64_t state = 8;
+    for (int64_t at = 0, end; at < BYTES; at = end) {
+        end = cp_min(BYTES, at + 1 + (int64_t)(harness_random(&state) % 39));
+        for (int64_t i = at; i < end; i++)
+            word[i] = letters[harness_random(&state) % (sizeof(letters) - 1)];
+        word[end - 1] = 'z';
+        must(
+            cp_tokenizer_encode(tokenizer, word + at, end - at, false, &parts));
+    }
+    const cp_ids whole = encode(word, BYTES, false);
+    ck_assert_int_eq(whole.count, parts.count);
+    ck_assert_mem_eq(whole.items, parts.items,
+                     (size_t)whole.count * sizeof(int32_t));
+    free(parts.items);
+    free(whole.items);
 }
 
 static const struct {

@@ -85,6 +85,7 @@ struct cp_tokenizer {
     cp_gguf_string *lines; /* merges, as the file has them */
     char *joined;          /* room for the bytes of one */
     merge *merges;         /* by rank */
+    int64_t merge_count;
     table ranks;           /* merges, by their pairs */
     int32_t byte_ids[256]; /* -1: this vocabulary has no such byte */
     int16_t byte_of[LETTERS];
@@ -294,6 +295,7 @@ static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
     CP_TRY(cp_allocate(&tokenizer->joined, longest, 1, "a merge"));
     for (int32_t i = 0; i < count; i++)
         CP_TRY(add_merge(tokenizer, i));
+    tokenizer->merge_count = count;
     return CP_OK;
 }
 
@@ -398,6 +400,9 @@ typedef struct {
     int32_t previous, next; /* -1: none */
 } symbol;
 
+/* From so many letters on, the first ranks that a heap has at a time. */
+enum { LONG_WORD = 1 << 16, LONG_WORD_BAND = 16 };
+
 /* What the encoding of one text needs, and where its ids go. */
 typedef struct {
     const cp_tokenizer *tokenizer;
@@ -408,6 +413,7 @@ typedef struct {
      * a heap, the least first. */
     uint64_t *heap;
     int64_t symbol_room, heap_room, waiting;
+    int64_t below; /* pairs of later ranks wait outside the heap */
 } encoder;
 
 static void push_pair(encoder *encoder, uint64_t pair) {
@@ -441,7 +447,7 @@ static void offer_pair(encoder *encoder, int32_t left) {
         return;
     const int32_t rank = *rank_place(encoder->tokenizer, symbols[left].id,
                                      symbols[symbols[left].next].id);
-    if (rank >= 0)
+    if (rank >= 0 && rank < encoder->below)
         push_pair(encoder, (uint64_t)rank << 32 | (uint64_t)left);
 }
 
@@ -486,10 +492,15 @@ static cp_status join_word(encoder *encoder, const char *word, int64_t bytes) {
     }
     if (count > 0)
         symbols[count - 1].next = -1;
-    for (int32_t i = 0; i < count; i++)
-        offer_pair(encoder, i);
-    while (encoder->waiting > 0)
-        join_pair(encoder, pop_pair(encoder));
+    /* A long word goes by the ranks in bands, so that a heap stays small. */
+    encoder->below = count > LONG_WORD ? LONG_WORD_BAND : INT32_MAX;
+    for (int64_t done = 0; done < encoder->tokenizer->merge_count;
+         done = encoder->below, encoder->below += encoder->below / 2) {
+        for (int32_t i = 0; i >= 0 && i < count; i = symbols[i].next)
+            offer_pair(encoder, i);
+        while (encoder->waiting > 0)
+            join_pair(encoder, pop_pair(encoder));
+    }
     for (int32_t i = 0; i >= 0 && i < count; i = symbols[i].next)
         CP_TRY(cp_ids_append(encoder->ids, symbols[i].id));
     return CP_OK;
