@@ -419,6 +419,18 @@ cp_status cp_command_call_check(cp_command_call *call) {
     return CP_OK;
 }
 
+cp_status cp_command_simulating(const cp_command_call *call,
+                                cp_command_step step, void *context) {
+    char what[48];
+    cp_progress progress = {.shown = isatty(STDERR_FILENO)};
+    snprintf(what, sizeof(what), "%s rank%s", cp_group(call->ranks).text,
+             cp_plural(call->ranks));
+    cp_progress_begin(&progress, "simulating", what);
+    const cp_status status = step(context);
+    cp_progress_end(&progress);
+    return status;
+}
+
 static cp_status opened_file(cp_opened *model) {
     return model->file != NULL ? CP_OK
                                : cp_gguf_open(model->path, &model->file);

@@ -244,6 +244,10 @@ typedef struct {
 cp_status cp_command_call_read(cp_command_call *call);
 cp_status cp_command_call_check(cp_command_call *call);
 
+/* Take a step, and tell a terminal meanwhile what is simulated. */
+cp_status cp_command_simulating(const cp_command_call *call,
+                                cp_command_step step, void *context);
+
 /* What is made of a model's file, each when it is asked for; NULL before. */
 typedef struct {
     const char *path; /* which an option says */

@@ -571,7 +571,7 @@ static cp_status chat_work(void *context) {
                   NULL);
     else
         setvbuf(stdin, NULL, _IONBF, 0);
-    cp_progress_begin(&chat->progress, basename(chat->opened.path));
+    cp_progress_begin(&chat->progress, "reading", basename(chat->opened.path));
     const cp_status status = run_open(run);
     cp_progress_end(&chat->progress);
     CP_TRY(status);

@@ -19,6 +19,8 @@ typedef struct {
     int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
     cp_forecast pass_kv, pass_q, alone;
     int64_t together; /* the least prompt that the ring reads sooner */
+    cp_entrant entrants[CP_ENTRANTS];
+    int count;
 } choose_run;
 
 enum { SPEEDS_PEAK, SPEEDS_REACHED };
@@ -246,8 +248,9 @@ static void winner_print(const cp_entrant *all, int count) {
     cp_write_wrapped(stdout, 0, 0, text);
 }
 
-static void contest_print(const choose_run *run, const cp_entrant *all,
-                          int count) {
+static void contest_print(const choose_run *run) {
+    const cp_entrant *all = run->entrants;
+    const int count = run->count;
     const int64_t gpus = run->call.ranks * run->call.scenario.tensor;
     call_print(run);
     printf("%ld GPU%s, split as each likes\n\n"
@@ -265,35 +268,34 @@ static void contest_print(const choose_run *run, const cp_entrant *all,
         "Speeds are those that the machine's description says are reached.");
 }
 
-static cp_status contest_hold(choose_run *run) {
-    cp_entrant entrants[CP_ENTRANTS];
-    int count;
-    CP_TRY(cp_contest(&run->call.scenario, entrants, &count));
-    if (!run->csv) {
-        contest_print(run, entrants, count);
-        return CP_OK;
-    }
+static void contest_write(const choose_run *run) {
     printf("builder,ranks,tensor,seconds,sent,memory,fits,limit\n");
-    for (int n = 0; n < count; n++)
-        entrant_write(&entrants[n]);
-    return CP_OK;
+    for (int n = 0; n < run->count; n++)
+        entrant_write(&run->entrants[n]);
 }
 
-static cp_status choose_work(void *context) {
+static cp_status choose_simulate(void *context) {
     choose_run *run = context;
     if (run->all)
-        return contest_hold(run);
-    CP_TRY(rules_ask(run));
-    if (run->csv) {
-        csv_print(run);
-        return CP_OK;
-    }
+        return cp_contest(&run->call.scenario, run->entrants, &run->count);
     run->call.scenario.variant = CP_PASS_KV;
     CP_TRY(cp_simulate(&run->call.scenario, &run->pass_kv));
     run->call.scenario.variant = CP_PASS_Q;
     CP_TRY(cp_simulate(&run->call.scenario, &run->pass_q));
     CP_TRY(cp_alone(&run->call.scenario, &run->alone));
-    CP_TRY(cp_together_least(&run->call.scenario, &run->together));
+    return cp_together_least(&run->call.scenario, &run->together);
+}
+
+static cp_status choose_work(void *context) {
+    choose_run *run = context;
+    if (!run->all)
+        CP_TRY(rules_ask(run));
+    if (run->all || !run->csv)
+        CP_TRY(cp_command_simulating(&run->call, choose_simulate, run));
+    if (run->all || run->csv) {
+        (!run->all ? csv_print : run->csv ? contest_write : contest_print)(run);
+        return CP_OK;
+    }
     head_print(run);
     thresholds_print(&run->setting);
     verdicts_print(run);

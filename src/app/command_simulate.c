@@ -246,12 +246,17 @@ static cp_status step_simulate(simulate_run *run) {
     return CP_OK;
 }
 
-static cp_status simulate_work(void *context) {
+static cp_status all_simulate(void *context) {
     simulate_run *run = context;
     CP_TRY(variant_choose(run));
     CP_TRY(call_simulate(run));
-    if (!cp_variant_decodes(run->call.scenario.variant))
-        CP_TRY(step_simulate(run));
+    return cp_variant_decodes(run->call.scenario.variant) ? CP_OK
+                                                          : step_simulate(run);
+}
+
+static cp_status simulate_work(void *context) {
+    simulate_run *run = context;
+    CP_TRY(cp_command_simulating(&run->call, all_simulate, run));
     (run->csv ? csv_print : forecast_print)(run);
     return CP_OK;
 }

@@ -92,11 +92,12 @@ void cp_write_shown(FILE *out, const char *text) {
     }
 }
 
-void cp_progress_begin(cp_progress *progress, const char *what) {
+void cp_progress_begin(cp_progress *progress, const char *doing,
+                       const char *what) {
     progress->begun = progress->shown;
     if (!progress->shown)
         return;
-    fputs("\r\033[Kreading ", stderr);
+    fprintf(stderr, "\r\033[K%s ", doing);
     cp_write_shown(stderr, what);
     fputs(" ...", stderr);
 }

@@ -41,8 +41,9 @@ typedef struct {
     const char *doing; /* NULL: nothing */
 } cp_progress;
 
-/* Say what is read now, of which nobody knows how far it is. */
-void cp_progress_begin(cp_progress *progress, const char *what);
+/* Say what is done with what now, of which nobody knows how far it is. */
+void cp_progress_begin(cp_progress *progress, const char *doing,
+                       const char *what);
 
 /* Of what context, a cp_progress, is doing, this much is done. */
 void cp_progress_show(void *context, int64_t done, int64_t total);

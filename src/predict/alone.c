@@ -37,19 +37,18 @@ static cp_status is_faster(const cp_scenario *call, int64_t tokens,
 }
 
 cp_status cp_together_least(const cp_scenario *call, int64_t *tokens) {
-    int64_t low = 0, high = 1;
-    bool faster = false;
-    for (; high <= CP_TOGETHER_MOST; high *= 2) {
-        CP_TRY(is_faster(call, high, &faster));
-        if (faster)
-            break;
-        low = high;
+    int least = 0, most = CP_TOGETHER_DOUBLED + 1;
+    bool faster;
+    while (least < most) {
+        const int middle = (least + most) / 2;
+        CP_TRY(is_faster(call, (int64_t)1 << middle, &faster));
+        *(faster ? &most : &least) = faster ? middle : middle + 1;
     }
-    while (faster && high - low > cp_max(1, low / 64)) {
+    int64_t high = (int64_t)1 << most, low = high / 2;
+    while (high <= CP_TOGETHER_MOST && high - low > cp_max(1, low / 64)) {
         const int64_t middle = low + (high - low) / 2;
-        bool there;
-        CP_TRY(is_faster(call, middle, &there));
-        *(there ? &high : &low) = middle;
+        CP_TRY(is_faster(call, middle, &faster));
+        *(faster ? &high : &low) = middle;
     }
     *tokens = high;
     return CP_OK;

@@ -5,7 +5,7 @@
 
 #include "predict/simulate.h"
 
-enum { CP_TOGETHER_MOST = 16 << 20 };
+enum { CP_TOGETHER_DOUBLED = 24, CP_TOGETHER_MOST = 1 << CP_TOGETHER_DOUBLED };
 
 /* Its fastest device, from 0. */
 int cp_alone_fastest(const cp_scenario *call);
