@@ -264,11 +264,12 @@ format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI))
 	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
 
-ONLY ?= $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
+CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
+ONLY ?= $(CHAPTERS)
 tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
-	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(ONLY)
+	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(CHAPTERS)
 	@book/drift build/tangled
 book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
 	@$(call install,$(FOR_BOOK))
