@@ -23,12 +23,14 @@ static int bits_in(uint32_t set) {
 }
 
 LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
+    const cp_owners owners = cp_owners_first(_i);
     cp_node nodes[CP_NODES_MAX];
     uint32_t all = 0;
     for (int rank = 0; rank < _i; rank++) {
-        const uint32_t own = cp_rank_leaves(rank, _i);
+        const uint32_t own = cp_rank_leaves(&owners, rank);
         ck_assert_uint_eq(all & own, 0);
         hold(all == 0 || (all ^ (all + own)) == own); /* behind the others */
+        hold((own & ~(own - 1)) == 1u << CP_LEAVES * rank / _i);
         hold(bits_in(own) == CP_LEAVES / _i ||
              bits_in(own) == CP_LEAVES / _i + 1);
         const int count = cp_leaves_nodes(own, nodes);
@@ -37,6 +39,34 @@ LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
         all |= own;
     }
     ck_assert_uint_eq(all, cp_all_leaves);
+}
+
+/* One rank after the other is lost, until one is left. */
+LOOP(leaves_of_a_lost_rank_are_shared, 2, CP_LEAVES + 1) {
+    uint64_t state = (uint64_t)_i;
+    cp_owners owners = cp_owners_first(_i);
+    for (int ranks = _i; ranks > 1; ranks--) {
+        const cp_owners before = owners;
+        const int lost = (int)(harness_random(&state) % (uint64_t)ranks);
+        uint32_t all = 0;
+        owners = cp_owners_without(before, lost, ranks);
+        for (int rank = 0; rank < ranks - 1; rank++) {
+            const uint32_t own = cp_rank_leaves(&owners, rank);
+            const uint32_t had = cp_rank_leaves(&before, rank + (rank >= lost));
+            ck_assert_uint_eq(own & had, had);
+            hold(bits_in(own) == CP_LEAVES / (ranks - 1) ||
+                 bits_in(own) == CP_LEAVES / (ranks - 1) + 1);
+            all |= own;
+        }
+        ck_assert_uint_eq(all, cp_all_leaves);
+    }
+}
+
+TEST(heirs_get_whole_subtrees) {
+    static const uint32_t due[] = {0x000043ff, 0x00ff8c00, 0xff003000};
+    const cp_owners owners = cp_owners_without(cp_owners_first(4), 1, 4);
+    for (int rank = 0; rank < 3; rank++)
+        ck_assert_uint_eq(cp_rank_leaves(&owners, rank), due[rank]);
 }
 
 TEST(a_leaf_is_a_block_read_from_its_lowest_bit) {

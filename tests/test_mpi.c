@@ -204,10 +204,21 @@ static void play_disagreement(const char *what) {
     const int64_t other[] = {60, 1, 5};
     if (rank == 1 && what[0] == 'l')
         it.job.new_tokens = other;
+    if (what[0] == 'o')
+        it.job.dealing =
+            (cp_dealing){.placement = CP_INTERLEAVE,
+                         .block = CP_LEAF_BLOCK,
+                         .leaves = true,
+                         .owners = cp_owners_first(cp_crew_mine()->ranks)};
+    /* A leaf that no token is of yet. */
+    if (what[0] == 'o' && rank == 1)
+        it.job.dealing.owners.rank[CP_LEAVES - 1] = 0;
     it.job.output = fill(it.queries * 4 * 33, 5);
     it.job.lse = it.job.output + it.queries * 4 * 32;
     const cp_status status = cp_backend_mpi.attend(&it.job);
-    const char *words = what[0] == 'v' ? "by pass-q" : "66 new tokens over 80";
+    const char *words = what[0] == 'v'   ? "by pass-q"
+                        : what[0] == 'l' ? "66 new tokens over 80"
+                                         : "rank 1 has 67 new tokens over 80";
     if (status != CP_BROKEN || strstr(cp_message(), words) == NULL ||
         strstr(cp_message(), "the ranks disagree: rank 0 has 67 new tokens") ==
             NULL) {
@@ -316,10 +327,10 @@ static const struct {
     const char *scene;
     int ranks;
 } scenes[] = {
-    {"scenes", 1},    {"scenes", 2},  {"scenes", 3},  {"scenes", 8},
-    {"attend", 1},    {"attend", 2},  {"attend", 3},  {"attend", 5},
-    {"attend", 8},    {"variant", 3}, {"lengths", 2}, {"migration", 2},
-    {"migration", 5},
+    {"scenes", 1},    {"scenes", 2},    {"scenes", 3},  {"scenes", 8},
+    {"attend", 1},    {"attend", 2},    {"attend", 3},  {"attend", 5},
+    {"attend", 8},    {"variant", 3},   {"lengths", 2}, {"owners", 2},
+    {"migration", 2}, {"migration", 5},
 };
 
 LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
@@ -341,13 +352,13 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 
 /* The same under a launcher that lets the others live, between two questions;
  * what all have said is then said again by one. */
-#define A_REPAIRED_LOSS(seconds)                                               \
-    "X=$D/mended-" seconds "; (echo 'one two'; "                               \
+#define A_REPAIRED_LOSS(question, options, seconds)                            \
+    "X=$D/mended-" seconds "; (echo " question "; "                            \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
     "kill -9 $(pgrep -nf \"$D/tiny.gguf --timeout " seconds "\"); "            \
     "echo 'three four'; echo 'five') | timeout 18 mpirun "                     \
     "--enable-recovery -n 3 " CHAT "--timeout " seconds                        \
-    " --most 20 --compare >$X 2>&1; "                                          \
+    " --most 20 --compare " options ">$X 2>&1; "                               \
     "cat $X"
 
 /* Lines in which somebody is waited for: who is silent or dead is named once
@@ -369,8 +380,12 @@ static const struct {
      "--most 9 --timeout 1.5 --compare",
      .says = {"every one of", "over 3 ranks on mpi"}},
     {A_KILLED_RANK("", "3"), .fails = true},
-    {A_REPAIRED_LOSS("2.2"), .recovery = true,
+    {A_REPAIRED_LOSS("one two", "", "2.2"), .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens"}},
+    {A_REPAIRED_LOSS("$(seq -s ' ' 100)", "--exact-order ", "2.3"),
+     .recovery = true,
+     .says = {"tokens are read again by 2 ranks", "every one of 60 tokens",
+              "at most 0.00e+00"}},
 };
 enum { WAITS = COUNT_OF(waits) };
 

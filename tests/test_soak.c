@@ -483,7 +483,7 @@ static void lose(void) {
     const int rank = (int)pick(t.options.ranks);
     const int32_t *texts[TALKS];
     cp_repair_report report;
-    if (t.pretended || t.options.ranks == 1 || t.options.dealing.leaves)
+    if (t.pretended || t.options.ranks == 1)
         return;
     said("rank %d of %d is lost", rank, t.options.ranks);
     for (int s = 0; s < TALKS; s++)

@@ -310,7 +310,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .threads = walker->options.threads,
         .merge = merge != NULL ? cp_partial_merge_row : NULL,
         .leaves = layout->leaves
-                      ? cp_rank_leaves(op->keys.origin, layout->ranks)
+                      ? cp_rank_leaves(&layout->owners, op->keys.origin)
                       : CP_NO_LEAVES,
         .node_size = cp_node_size(&partial),
         .output = partial.output,
@@ -402,17 +402,17 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
 }
 
 static void note_leaves(const cp_walker *walker, const cp_op *op) {
-    const int ranks = walker->plan->layout->ranks;
+    const cp_layout *layout = walker->plan->layout;
     uint32_t *out = &walker->leaves[op->out.slot];
     if (op->kind == CP_OP_ATTEND)
-        *out = cp_rank_leaves(op->keys.origin, ranks);
+        *out = cp_rank_leaves(&layout->owners, op->keys.origin);
     if (op->kind == CP_OP_MERGE)
         *out |= walker->leaves[op->in.slot];
     if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
         *out = op->leaves;
-    for (int r = 0; r < ranks && cp_op_is_collective(op); r++)
+    for (int r = 0; r < layout->ranks && cp_op_is_collective(op); r++)
         if (r != walker->rank)
-            out[r] = cp_rank_leaves(r, ranks);
+            out[r] = cp_rank_leaves(&layout->owners, r);
 }
 
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,

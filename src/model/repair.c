@@ -114,9 +114,6 @@ cp_status cp_session_repair(cp_session *session, int rank,
     const double start = cp_clock();
     int64_t *numbers; /* rows, positions, lengths; bytes */
     *report = (cp_repair_report){0};
-    if (session->options.dealing.leaves)
-        return cp_refuse("in exact order %d ranks have other leaves than %d",
-                         session->options.ranks - 1, session->options.ranks);
     CP_TRY(lose(session, rank));
     CP_TRY(cp_allocate(&numbers, 3 * sequences + session->options.ranks, 8,
                        "a repair"));

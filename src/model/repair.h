@@ -13,8 +13,7 @@ typedef struct {
 /* A rank is gone, and its place knows it. The others are numbered anew, and
  * read again what it held: tokens[s] are the tokens of sequence s, all that the
  * session has. Logits of earlier calls are gone. Fails with CP_CAPACITY if those
- * left have no room for it, with CP_INVALID in exact order, whose leaves go by
- * the number of ranks, and as a call does: another loss on the way may be
+ * left have no room for it, and as a call does: another loss on the way may be
  * repaired by another call. The session can do nothing else until then. */
 cp_status cp_session_repair(cp_session *session, int rank,
                             const int32_t *const *tokens,

@@ -269,6 +269,9 @@ enum { PAGE = 64 }; /* rows */
 
 /* A loss adds its unevenness to what ranks may be apart by anyway. */
 static int64_t rows_left(const cp_session_options *own, int least) {
+    const int64_t leaf = cp_ceil_divide(own->capacity, CP_LEAVES);
+    if (own->dealing.leaves)
+        return cp_ceil_divide(CP_LEAVES, least) * (leaf + CP_LEAF_BLOCK);
     return cp_shard_room(&own->dealing, least, own->capacity) +
            cp_shard_spread(own->ranks) + 3 * own->dealing.block;
 }

@@ -35,6 +35,7 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
     sum = add(add(sum, shape->head_dim), cp_value_dim(shape));
     sum = add(add(sum, shape->latent), plan->element_bytes);
     sum = add(sum, plan->wire);
+    sum = cp_hash(sum, &layout->owners, sizeof(layout->owners));
     for (int s = 0; s < plan->slot_count; s++)
         sum = add(add(sum, plan->slots[s].kind), plan->slots[s].bytes);
     for (int r = 0; r < layout->ranks; r++) {

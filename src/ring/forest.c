@@ -27,6 +27,10 @@ static uint32_t *held(const forest *it, int rank, int slot) {
     return &it->held[rank * (int64_t)it->plan->slot_count + slot];
 }
 
+static uint32_t leaves_of(const forest *it, int rank) {
+    return cp_rank_leaves(&it->plan->layout->owners, rank);
+}
+
 static int count_nodes(uint32_t leaves) {
     cp_node nodes[CP_NODES_MAX];
     return cp_leaves_nodes(leaves, nodes);
@@ -39,12 +43,11 @@ static void hold_leaves(const forest *it, int rank, int slot, uint32_t leaves) {
 
 static void follow_local(const forest *it, const cp_event *event) {
     const cp_op *op = event->op;
-    const int ranks = it->plan->layout->ranks;
     uint32_t leaves = *held(it, event->rank, op->in.slot);
     if (!is_partial(it, op->out.slot))
         return;
     if (op->kind == CP_OP_ATTEND)
-        leaves = cp_rank_leaves(op->keys.origin, ranks);
+        leaves = leaves_of(it, op->keys.origin);
     if (op->kind == CP_OP_MERGE)
         leaves |= *held(it, event->rank, op->out.slot);
     hold_leaves(it, event->rank, op->out.slot, leaves);
@@ -86,7 +89,7 @@ static cp_status follow_collective(const forest *it, const cp_event *event) {
             give->in.slot + (give->kind == CP_OP_ALL_GATHER ? 0 : to);
         if (from == to || !is_partial(it, slot))
             continue;
-        if (*held(it, from, slot) != cp_rank_leaves(from, ranks))
+        if (*held(it, from, slot) != leaves_of(it, from))
             return cp_refuse("an %s of merged partials has no exact order",
                              cp_op_name(give->kind));
         send(it, from, slot, to, take->out.slot + from);
@@ -186,7 +189,7 @@ static cp_status check_rank(const cp_layout *layout, int rank) {
     for (int64_t n = 0; n < keys->count; n++) {
         const cp_span span = keys->items[n].span;
         if (span.step != 1 ||
-            cp_leaves_tokens(cp_rank_leaves(rank, layout->ranks), span.start,
+            cp_leaves_tokens(cp_rank_leaves(&layout->owners, rank), span.start,
                              span.count) != span.count)
             return cp_fail(CP_BROKEN,
                            "rank %d holds keys %ld to %ld of sequence %ld, of "

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/leaves.h"
 #include "ring/shares.h"
 
 static const cp_pieces *pieces_held(const cp_call *call, int rank,
@@ -54,7 +53,7 @@ static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
         return cp_shares_owner(how->weights, ranks, turn + nth, counts,
                                counts + ranks);
     if (how->leaves)
-        return cp_leaf_rank(cp_leaf_of(before), ranks);
+        return cp_dealing_owners(how, ranks).rank[cp_leaf_of(before)];
     if (how->block > 0)
         return (int)(before / how->block % ranks);
     while (seats[seat].total - least >= cp_shard_spread(ranks))
@@ -121,12 +120,29 @@ static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
     return CP_OK;
 }
 
+/* Holes of leaves go to whose these are now. */
+static cp_status fill_leaves(const cp_call *call, int part, int64_t sequence,
+                             int64_t row, cp_pieces *pieces) {
+    const cp_pieces *holes = &call->holes[sequence];
+    const cp_owners owners = cp_dealing_owners(&call->dealing, call->ranks);
+    const uint32_t own = cp_rank_leaves(&owners, part);
+    for (int64_t n = 0; n < holes->count; n++) {
+        const cp_span hole = holes->items[n].span;
+        const cp_run run = {sequence, hole.start, hole.count};
+        CP_TRY(cp_shard(&call->dealing, call->ranks, part, run, row, pieces));
+        row += cp_leaves_tokens(own, hole.start, hole.count);
+    }
+    return CP_OK;
+}
+
 static cp_status deal_part(const cp_call *call, const cp_dealing *how, int part,
                            cp_run run, int64_t row, cp_pieces *pieces) {
     const cp_run counted = {run.sequence, 0, run.count};
     cp_pieces nth = {0};
     if (call->holes == NULL)
         return cp_shard(how, call->ranks, part, run, row, pieces);
+    if (how->leaves)
+        return fill_leaves(call, part, run.sequence, row, pieces);
     cp_status status = cp_shard(how, call->ranks, part, counted, row, &nth);
     for (int64_t n = 0; n < nth.count && status == CP_OK; n++)
         status = pick(&call->holes[run.sequence], nth.items[n], pieces);
@@ -356,6 +372,8 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
                              .placement = call->dealing.placement,
                              .refills = call->holes != NULL,
                              .leaves = call->dealing.leaves,
+                             .owners =
+                                 cp_dealing_owners(&call->dealing, call->ranks),
                              .room = call->room};
     cp_layout *layout = NULL;
     cp_status status = check_call(call);

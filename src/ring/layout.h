@@ -43,8 +43,9 @@ typedef struct {
     cp_block *appended;    /* the new tokens where they go in the cache */
     cp_block everybody;    /* the new tokens of all ranks, without padding */
     cp_placement placement;
-    bool refills;      /* the new tokens are holes among the cached ones */
-    bool leaves;       /* a rank has the keys of its leaves (leaves.h) */
+    bool refills; /* the new tokens are holes among the cached ones */
+    bool leaves;  /* a rank has the keys of its leaves (leaves.h): */
+    cp_owners owners;
     int64_t room;      /* cache rows of one sequence on a rank */
     int64_t pool;      /* of all, if the cache is in pages; else 0, and: */
     cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */

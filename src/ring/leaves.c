@@ -2,6 +2,8 @@
 /* A tree over blocks of positions. */
 #include "ring/leaves.h"
 
+#include <string.h>
+
 int cp_leaf_of(int64_t position) {
     int block = (int)(position / CP_LEAF_BLOCK % CP_LEAVES), leaf = 0;
     for (int size = 1; size < CP_LEAVES; size *= 2, block /= 2)
@@ -9,19 +11,56 @@ int cp_leaf_of(int64_t position) {
     return leaf;
 }
 
-int cp_leaf_rank(int leaf, int ranks) {
-    return ((leaf + 1) * ranks - 1) / CP_LEAVES;
+cp_owners cp_owners_first(int ranks) {
+    cp_owners owners;
+    for (int leaf = 0; leaf < CP_LEAVES; leaf++)
+        owners.rank[leaf] = (uint8_t)(((leaf + 1) * ranks - 1) / CP_LEAVES);
+    return owners;
 }
 
-uint32_t cp_rank_leaves(int rank, int ranks) {
+uint32_t cp_rank_leaves(const cp_owners *owners, int rank) {
     uint32_t leaves = 0;
     for (int leaf = 0; leaf < CP_LEAVES; leaf++)
-        leaves |= (uint32_t)(cp_leaf_rank(leaf, ranks) == rank) << leaf;
+        leaves |= (uint32_t)(owners->rank[leaf] == rank) << leaf;
     return leaves;
 }
 
 static uint32_t leaves_of(cp_node node) {
     return (uint32_t)(((uint64_t)1 << node.count) - 1) << node.first;
+}
+
+/* Leaves that the lost rank has all go to the first that is due so many. */
+static void inherit(cp_owners *owners, cp_node node, int lost, int *due,
+                    int ranks) {
+    int heir = 0;
+    if ((leaves_of(node) & ~cp_rank_leaves(owners, lost)) != 0)
+        return;
+    while (heir < ranks && due[heir] < node.count)
+        heir++;
+    if (heir == ranks)
+        return;
+    memset(&owners->rank[node.first], heir, (size_t)node.count);
+    due[heir] -= node.count;
+}
+
+cp_owners cp_owners_without(cp_owners owners, int lost, int ranks) {
+    int has[CP_LEAVES] = {0}, due[CP_LEAVES] = {0};
+    for (int leaf = 0; leaf < CP_LEAVES; leaf++)
+        has[owners.rank[leaf]]++;
+    for (int n = has[lost]; n > 0; n--) {
+        int least = lost == 0;
+        for (int rank = 0; rank < ranks; rank++)
+            if (rank != lost && has[rank] < has[least])
+                least = rank;
+        has[least]++;
+        due[least]++;
+    }
+    for (int size = CP_LEAVES / 2; size > 0; size /= 2)
+        for (int first = 0; first < CP_LEAVES; first += size)
+            inherit(&owners, (cp_node){first, size}, lost, due, ranks);
+    for (int leaf = 0; leaf < CP_LEAVES; leaf++)
+        owners.rank[leaf] -= owners.rank[leaf] > lost;
+    return owners;
 }
 
 int cp_leaves_nodes(uint32_t leaves, cp_node nodes[CP_NODES_MAX]) {

@@ -27,9 +27,19 @@ static const uint32_t cp_all_leaves = UINT32_MAX;
  * its lowest bit. */
 int cp_leaf_of(int64_t position);
 
-/* The rank that has a leaf, of at most CP_LEAVES; and what a rank has. */
-int cp_leaf_rank(int leaf, int ranks);
-uint32_t cp_rank_leaves(int rank, int ranks);
+/* Which rank has each leaf. */
+typedef struct {
+    uint8_t rank[CP_LEAVES];
+} cp_owners;
+
+/* At first each of at most CP_LEAVES ranks has leaves in a row, one more or
+ * less than another. When one of them is lost, the others are numbered anew,
+ * keep theirs, and share what it had, so that they still differ by one. */
+cp_owners cp_owners_first(int ranks);
+cp_owners cp_owners_without(cp_owners owners, int lost, int ranks);
+
+/* What a rank has. */
+uint32_t cp_rank_leaves(const cp_owners *owners, int rank);
 
 /* The fewest nodes that are together those leaves, first things first. Returns
  * how many. */

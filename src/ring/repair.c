@@ -13,6 +13,12 @@ static void set_room(cp_cache *cache, int64_t room) {
     cache->room = room;
 }
 
+static int by_position(const void *a, const void *b) {
+    const cp_piece *one = a, *other = b;
+    return (one->span.start > other->span.start) -
+           (one->span.start < other->span.start);
+}
+
 static cp_status note_lost(cp_cache *cache, int rank) {
     if (cache->lost == NULL)
         CP_TRY(cp_allocate(&cache->lost, 2 * cache->sequences,
@@ -22,9 +28,13 @@ static cp_status note_lost(cp_cache *cache, int rank) {
                                  cache->lost[s].count +
                                      cp_cache_held(cache, rank, s)->count));
     for (int64_t s = 0; s < cache->sequences; s++) {
-        cp_pieces *held = cp_cache_held(cache, rank, s);
+        cp_pieces *held = cp_cache_held(cache, rank, s),
+                  *lost = &cache->lost[s];
         for (int64_t n = 0; n < held->count; n++)
-            cache->lost[s].items[cache->lost[s].count++] = held->items[n];
+            lost->items[lost->count++] = held->items[n];
+        if (lost->count > 0)
+            qsort(lost->items, (size_t)lost->count, sizeof(cp_piece),
+                  by_position);
         cp_pieces_free(held);
     }
     return CP_OK;
@@ -51,6 +61,10 @@ cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room) {
         return cp_refuse("a room of %ld rows after one of %ld", room,
                          cache->room);
     CP_TRY(note_lost(cache, rank));
+    if (cache->dealing.leaves)
+        cache->dealing.owners =
+            cp_owners_without(cp_dealing_owners(&cache->dealing, cache->ranks),
+                              rank, cache->ranks);
     const int after = --cache->ranks - rank;
     cp_pieces *held = cp_cache_held(cache, rank, 0);
     memmove(held, held + sequences,

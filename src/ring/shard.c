@@ -2,7 +2,8 @@
 /* Which tokens of a run make a part. */
 #include "ring/shard.h"
 
-#include "ring/leaves.h"
+#include <string.h>
+
 #include "ring/shares.h"
 
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
@@ -19,21 +20,23 @@ static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
     return cp_pieces_append(pieces, (cp_piece){span, at});
 }
 
-static cp_status deal_leaves(int ranks, int part, cp_run run, int64_t row,
-                             cp_pieces *pieces) {
+static cp_status deal_leaves(const cp_dealing *how, int ranks, int part,
+                             cp_run run, int64_t row, cp_pieces *pieces) {
+    const cp_owners owners = cp_dealing_owners(how, ranks);
     const int64_t first = run.first / CP_LEAF_BLOCK * CP_LEAF_BLOCK - run.first;
     for (int64_t from = first; from < run.count; from += CP_LEAF_BLOCK)
-        if (cp_leaf_rank(cp_leaf_of(cp_max(0, from) + run.first), ranks) ==
-            part)
+        if (owners.rank[cp_leaf_of(cp_max(0, from) + run.first)] == part)
             CP_TRY(append(pieces, run, from, CP_LEAF_BLOCK, 1, &row));
     return CP_OK;
 }
 
-static int64_t room_of_leaves(int ranks, int64_t tokens) {
+static int64_t room_of_leaves(const cp_dealing *how, int ranks,
+                              int64_t tokens) {
+    const cp_owners owners = cp_dealing_owners(how, ranks);
     int64_t most = 0;
     for (int rank = 0; rank < ranks; rank++)
-        most = cp_max(most,
-                      cp_leaves_tokens(cp_rank_leaves(rank, ranks), 0, tokens));
+        most = cp_max(
+            most, cp_leaves_tokens(cp_rank_leaves(&owners, rank), 0, tokens));
     return most;
 }
 /* The first token of the run whose position is at, modulo cycle. */
@@ -74,7 +77,7 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
     }
     case CP_INTERLEAVE:
         if (how->leaves)
-            return deal_leaves(ranks, part, run, row, pieces);
+            return deal_leaves(how, ranks, part, run, row, pieces);
         return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);
     case CP_ROUND_ROBIN: /* has no parts: turns are the layout's to keep */
         break;
@@ -90,6 +93,13 @@ cp_dealing cp_dealing_step(const cp_dealing *prompts) {
     return step;
 }
 
+cp_owners cp_dealing_owners(const cp_dealing *how, int ranks) {
+    static const cp_owners none;
+    return how->leaves && memcmp(&how->owners, &none, sizeof(none)) == 0
+               ? cp_owners_first(ranks)
+               : how->owners;
+}
+
 int64_t cp_shard_spread(int ranks) {
     return 2 * (int64_t)ranks - 1;
 }
@@ -99,7 +109,7 @@ int64_t cp_shard_room(const cp_dealing *how, int ranks, int64_t tokens) {
     if (how != NULL && how->placement == CP_NAIVE)
         return tokens;
     if (how != NULL && how->leaves)
-        return room_of_leaves(ranks, tokens);
+        return room_of_leaves(how, ranks, tokens);
     if (how != NULL && how->placement == CP_INTERLEAVE) {
         const int64_t block = cp_max(1, how->block), cycle = block * ranks;
         return tokens / cycle * block + cp_min(block, tokens % cycle);

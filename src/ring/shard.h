@@ -6,6 +6,7 @@
 #define CP_SHARD_H
 
 #include "ground/ground.h"
+#include "ring/leaves.h"
 #include "ring/span.h"
 
 typedef enum {
@@ -25,6 +26,7 @@ typedef struct {
                                share of the tokens each rank gets; NULL: all
                                the same. Borrowed */
     bool leaves; /* interleave and round-robin: blocks go by leaf (leaves.h) */
+    cp_owners owners; /* of leaves; all zero: those of cp_owners_first */
 } cp_dealing;
 
 /* Positions first .. first + count - 1 of one sequence. */
@@ -41,6 +43,9 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
 
 /* How the tokens of a decode step are dealt out where prompts are so. */
 cp_dealing cp_dealing_step(const cp_dealing *prompts);
+
+/* Who has which leaf, where blocks go by leaf; else nobody has any. */
+cp_owners cp_dealing_owners(const cp_dealing *how, int ranks);
 
 /* By how many tokens of a sequence two ranks may differ, after any turns by
  * zigzag and round-robin without weights: 2N - 1. */
