@@ -59,7 +59,8 @@ cp_owners cp_owners_without(cp_owners owners, int lost, int ranks) {
         for (int first = 0; first < CP_LEAVES; first += size)
             inherit(&owners, (cp_node){first, size}, lost, due, ranks);
     for (int leaf = 0; leaf < CP_LEAVES; leaf++)
-        owners.rank[leaf] -= owners.rank[leaf] > lost;
+        if (owners.rank[leaf] > lost)
+            owners.rank[leaf]--;
     return owners;
 }
 
