@@ -8,6 +8,7 @@
 #include "ring/check.h"
 #include "predict/draw.h"
 #include "ring/scan.h"
+#include "ring/settle.h"
 #include "ring/sparse.h"
 
 typedef struct {
@@ -18,6 +19,7 @@ typedef struct {
     int scan;         /* 1 + a cp_scan; 0: attention */
     cp_counts states; /* heads, dimensions of keys and of values */
     int64_t state[3];
+    int64_t move; /* the ranks to which the cache then moves; 0: it stays */
     cp_command_placement placement;
     cp_command_sparse sparse;
     cp_wire wire;
@@ -30,7 +32,8 @@ typedef struct {
     /* What they come to. */
     cp_shape shape;
     cp_choice choice;
-    cp_cache *cache;
+    cp_cache *cache, *moved;
+    cp_migration *migration;
     cp_layout *layout;
     cp_plan *plan;
     cp_plan_report report;
@@ -49,6 +52,9 @@ static cp_status plan_check(void *context) {
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
+    CP_TRY(cp_option_range("move", run->move, 0, CP_COMMAND_RANKS));
+    if (run->move > 0 && run->scan > 0)
+        return cp_refuse("--move and --scan exclude each other");
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
     CP_TRY(cp_command_sparse_check(&run->sparse));
@@ -127,6 +133,27 @@ static cp_status scan_build(plan_run *run) {
     return cp_plan_check(run->plan, &run->report);
 }
 
+enum { PAGE = 64 }; /* of a conversation's cache */
+
+/* As if all that the call asks for had been read. */
+static cp_status move_build(plan_run *run) {
+    cp_cache *from = run->cache;
+    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
+    CP_TRY(cp_cache_commit(from, run->layout));
+    CP_TRY(
+        cp_cache_new((int)run->move, from->sequences, from->room, &run->moved));
+    CP_TRY(cp_cache_page(run->moved, PAGE,
+                         from->sequences * cp_ceil_divide(from->room, PAGE)));
+    CP_TRY(cp_cache_settle_near(run->moved, from));
+    CP_TRY(cp_cache_migration(from, run->moved, &run->migration));
+    CP_TRY(cp_migration_match(run->migration));
+    CP_TRY(cp_migration_plan(run->migration, &run->shape, run->element_bytes,
+                             &run->plan));
+    run->ranks = run->migration->ranks;
+    CP_TRY(plan_spoil(run));
+    return cp_plan_check(run->plan, &run->report);
+}
+
 static cp_status plan_build(plan_run *run) {
     const cp_plan_options options = {.element_bytes = run->element_bytes,
                                      .spare = (int)cp_max(1, run->buffers - 1),
@@ -139,6 +166,8 @@ static cp_status plan_build(plan_run *run) {
     CP_TRY(cache_fill(run));
     if (run->scan > 0)
         return scan_build(run);
+    if (run->move > 0)
+        return move_build(run);
     *choice = (cp_choice){run->variant, "asked for by --variant"};
     if (run->variant == CP_AUTO && options.indexer.top_k > 0)
         CP_TRY(cp_choose_sparse(&options.indexer, &run->shape,
@@ -208,6 +237,23 @@ static void head_print(FILE *out, const plan_run *run) {
             run->heads.count == 0 ? " (Llama 3 405B)" : "", run->element_bytes);
 }
 
+static void move_print(FILE *out, const plan_run *run) {
+    const cp_migration *it = run->migration;
+    fprintf(out,
+            "from %d rank%s to %ld: %s of %s tokens move\n%ld key and value "
+            "head%s of %s; %ld bytes a number; of one layer:\n\n"
+            "rank  tokens before   tokens after         bytes sent\n",
+            run->cache->ranks, cp_plural(run->cache->ranks), run->move,
+            cp_group(it->moved).text, cp_group(it->tokens).text,
+            run->shape.kv_heads, cp_plural(run->shape.kv_heads),
+            cp_command_dims_of(&run->shape).text, run->element_bytes);
+    for (int k = 0; k < it->ranks; k++)
+        fprintf(out, "%4d %14s %14s %18s\n", k,
+                cp_group(cp_pieces_tokens(&it->before[k])).text,
+                cp_group(cp_pieces_tokens(&it->after[k])).text,
+                cp_group(run->report.bytes[k]).text);
+}
+
 static void ranks_print(FILE *out, const plan_run *run) {
     const cp_plan_report *report = &run->report;
     fprintf(out, "\nrank   new tokens, %s placement\n",
@@ -232,7 +278,19 @@ static void ranks_print(FILE *out, const plan_run *run) {
             report->balance);
 }
 
-static cp_status csv_print(FILE *out, const plan_run *run) {
+static void move_csv_print(FILE *out, const plan_run *run) {
+    const cp_migration *it = run->migration;
+    fprintf(out, "rank,before,after,messages,bytes,spans_before,spans_after\n");
+    for (int k = 0; k < it->ranks; k++) {
+        fprintf(out, "%d,%ld,%ld,%ld,%ld,", k, cp_pieces_tokens(&it->before[k]),
+                cp_pieces_tokens(&it->after[k]), run->report.messages[k],
+                run->report.bytes[k]);
+        pieces_print(out, &it->before[k], true, INT32_MAX, ",");
+        pieces_print(out, &it->after[k], true, INT32_MAX, "\n");
+    }
+}
+
+static void csv_print(FILE *out, const plan_run *run) {
     const cp_plan_report *report = &run->report;
     fprintf(out, "rank,queries,keys,pairs,flops,messages,bytes,"
                  "query_spans,key_spans\n");
@@ -245,7 +303,6 @@ static cp_status csv_print(FILE *out, const plan_run *run) {
         pieces_print(out, &queries->pieces, true, INT32_MAX, ",");
         pieces_print(out, &keys->pieces, true, INT32_MAX, "\n");
     }
-    return CP_OK;
 }
 
 static const char *kind_name(const cp_plan *plan, int slot) {
@@ -363,7 +420,10 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
     const int64_t causal =
         cp_indexer_chosen(&run->layout->everybody.pieces, INT64_MAX);
     int64_t states = 0;
-    if (run->scan > 0)
+    if (run->move > 0)
+        fprintf(out, "\nchecked: each token goes from where it was to where it "
+                     "is due, once,\n");
+    else if (run->scan > 0)
         fprintf(out, "\nchecked: each chunk gets what all before it do, in "
                      "their order, once,\n");
     else if (run->sparse.indexer.top_k > 0)
@@ -386,10 +446,16 @@ static cp_status plan_write(void *context, FILE *out) {
     const plan_run *run = context;
     if (run->draw != CP_DRAW_NOTHING)
         return cp_draw(run->plan, (cp_drawing)run->draw, out);
-    if (run->csv)
-        return csv_print(out, run);
-    head_print(out, run);
-    ranks_print(out, run);
+    if (run->csv) {
+        (run->move > 0 ? move_csv_print : csv_print)(out, run);
+        return CP_OK;
+    }
+    if (run->move > 0) {
+        move_print(out, run);
+    } else {
+        head_print(out, run);
+        ranks_print(out, run);
+    }
     CP_TRY(hops_print(out, run));
     return run->check ? proof_print(out, run) : CP_OK;
 }
@@ -418,6 +484,8 @@ int cp_command_plan(int count, char *const *arguments) {
         {"state", CP_COUNTS, &run.states, "H,K,V",
          "of that layer: heads, dimension of keys, of values (default "
          "48,128,128)"},
+        {"move", CP_COUNT, &run.move, "M",
+         "instead, all that is then in the cache moves to M ranks"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D[,V]",
          "query heads, key and value heads, head dimension, and that of values "
          "if it is another (default 128,8,128: Llama 3 405B)"},
@@ -452,6 +520,8 @@ int cp_command_plan(int count, char *const *arguments) {
     cp_plan_report_free(&run.report);
     cp_plan_free(run.plan);
     cp_layout_free(run.layout);
+    cp_migration_free(run.migration);
+    cp_cache_free(run.moved);
     cp_cache_free(run.cache);
     return result;
 }
