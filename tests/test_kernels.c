@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/top_k.h"
+#include "cuda/kernels/writing.h"
 #include "formats.h"
 #include "harness/blocks.h"
 #include "problem.h"
@@ -13,6 +14,7 @@
 #include "model/facts.h"
 #include "model/sample.h"
 #include "reference/model/layers.h"
+#include "reference/ring/rewrite.h"
 
 static const format f8 = {3, 7, 0x7e};
 
@@ -1116,6 +1118,60 @@ TEST(what_lies_behind_an_lse_of_nothing_is_not_read) {
     far_merge(0, upload(nothing, 260), merged);
     ck_assert_mem_eq(fetch(merged, 260), row, 260);
     end();
+}
+
+/* Rows in the writings in which they are sent: of no size and of all sizes, with
+ * an outlier, and such as are no numbers. */
+static float number_of_row(int64_t row, int64_t d, uint64_t *random) {
+    const float even = harness_uniform(random);
+    const float kinds[] = {even,
+                           0.0f,
+                           3e38f * even,
+                           ldexpf(even, -130),
+                           d == 0 ? -1000.0f : even,
+                           d == 0 ? INFINITY : even,
+                           d == 0 ? NAN : even,
+                           d == 0 ? 127.0f : truncf(9 * even) + 0.5f};
+    return kinds[row % COUNT_OF(kinds)];
+}
+
+LOOP(rows_are_written_as_on_the_host, 0, 8) {
+    static const int64_t dims[] = {1, 2, 3, 31, 33, 64, 70, 576};
+    const cp_writing writing = (cp_writing)(CP_WRITING_BF16 + _i % 4);
+    const cp_element element = _i < 4 ? CP_F32 : CP_BF16;
+    uint64_t random = (uint64_t)_i + 1;
+    for (int n = 0; n < COUNT_OF(dims); n++) {
+        const int64_t dim = dims[n], rows = 8 * n + 1, count = rows * dim;
+        const int64_t bytes = rows * cp_writing_bytes(writing, dim, 4);
+        const int64_t size = count * cp_element_bytes(element);
+        begin(_i + n);
+        float *x = on_host(4 * count), *back = on_host(4 * count);
+        for (int64_t i = 0; i < count; i++)
+            x[i] = number_of_row(i / dim, i % dim, &random);
+        cp_device_rewriting call = {.writing = writing,
+                                    .element = element,
+                                    .rows = rows,
+                                    .dim = dim,
+                                    .held = stored(element, x, count),
+                                    .sent = on_device(bytes)};
+        char *due = on_host(bytes);
+        cp_rows_write(writing, rows, dim, x, due);
+        cp_rows_read(writing, rows, dim, due, back);
+        must(cp_device_rows_write(&call, NULL));
+        ck_assert_mem_eq(fetch(call.sent, bytes), due, (size_t)bytes + 1);
+        call.held = on_device(size);
+        must(cp_device_rows_read(&call, NULL));
+        const char *got = fetch(call.held, size);
+        for (int64_t i = 0; i < count; i++) {
+            const uint32_t bits = bits_at(got, element, i);
+            ck_assert_msg(isnan(back[i]) ? isnan(decode(element, bits))
+                                         : bits == encode(element, back[i]),
+                          "dim %ld, row %ld: %g for %g", dim, i / dim,
+                          decode(element, bits), (double)back[i]);
+        }
+        ck_assert_int_eq(got[size], (char)0xFF);
+        end();
+    }
 }
 
 TEST(what_cannot_be_launched_is_refused) {

@@ -3,6 +3,9 @@
 #include "talk.h"
 
 #include "cuda/ring/manifest.h"
+#include "ground/random.h"
+#include "reference/ring/threads.h"
+#include "reference/ring/walk.h"
 
 static void draw_lengths(const talk *t, uint64_t *state, bool decode,
                          int64_t *fresh) {
@@ -178,6 +181,172 @@ LOOP_FOR(120, ranks_of_one_process_send_to_themselves, 0, 4) {
     if (stand_in_pretends())
         ck_assert_int_ge(stand_in_count().messages, TURNS);
     cp_nccl_free(nccl);
+    end();
+}
+
+/* Numbers in fewer bits: what the same plan answers on threads, and every
+ * message of keys and queries, whoever sent it, by its hash. */
+enum { MOST_MESSAGES = 4000 };
+typedef struct {
+    uint64_t hashes[MOST_MESSAGES];
+    int count;
+} messages;
+static messages sent_there, sent_here;
+static const talk *talked;
+
+/* Kernels round partials in their own ways. */
+static bool could_be_partial(const cp_plan *plan, int64_t bytes) {
+    bool could = false;
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        could |= plan->slots[slot].kind == CP_SLOT_PARTIAL &&
+                 plan->slots[slot].bytes == bytes;
+    return could;
+}
+
+static void note_message(messages *to, const void *bytes, int64_t count,
+                         int times) {
+    while (times-- > 0) {
+        const int n = __atomic_fetch_add(&to->count, 1, __ATOMIC_RELAXED);
+        ck_assert_int_lt(n, MOST_MESSAGES);
+        to->hashes[n] = cp_hash(1, bytes, count);
+    }
+}
+
+static void note_sent(void *context, const cp_walker *walker, const cp_op *op,
+                      double start, double finish) {
+    const cp_plan *plan = walker->plan;
+    const talk *t = context;
+    cp_touch touch;
+    (void)start, (void)finish;
+    for (int n = 0;
+         cp_op_talks(op) && cp_op_touch(plan, walker->rank, op, n, &touch); n++)
+        if (!touch.writes &&
+            !could_be_partial(plan, plan->slots[touch.slot].bytes))
+            note_message(&sent_there, walker->messages[touch.slot],
+                         plan->slots[touch.slot].bytes,
+                         t->layers * (op->kind == CP_OP_ALL_GATHER
+                                          ? plan->layout->ranks - 1
+                                          : 1));
+}
+
+static cp_status trade_and_note(void *context, const cp_message_half *halves,
+                                int count, cudaStream_t stream) {
+    char *bytes = room_for(halves[0].bytes, 1);
+    (void)context;
+    ck_assert_int_eq(count, 2);
+    CP_TRY(cp_bytes_copy(halves[1].buffer, halves[0].buffer, halves[0].bytes,
+                         stream, "a message"));
+    must(cudaMemcpyAsync(bytes, halves[0].buffer, (size_t)halves[0].bytes,
+                         cudaMemcpyDeviceToHost, stream));
+    must(cudaStreamSynchronize(stream));
+    if (!could_be_partial(talked->plan, halves[0].bytes))
+        note_message(&sent_here, bytes, halves[0].bytes, 1);
+    return CP_OK;
+}
+
+/* A rank of the plan in hand, on a thread: its rows are floats there, too. */
+static cp_status answer_there(cp_comm *comm, void *context) {
+    talk *t = context;
+    const int r = comm->rank;
+    const cp_walk_options options = {
+        .poison = true, .observe = note_sent, .context = t};
+    const int64_t rows = answer_rows(t), dim = cp_value_dim(&t->shape);
+    cp_walker *walker;
+    must(cp_walker_new(t->plan, r, &options, &walker));
+    float *const to[] = {walker->queries, walker->new_keys, walker->new_values};
+    for (int what = QUERY; what <= VALUE; what++)
+        if (has(t, what))
+            memcpy(to[what - QUERY], t->inputs[r][what],
+                   (size_t)bytes_of_inputs(t, what));
+    must(cp_walk(walker, comm, kept_rows(t, r, KEY), kept_rows(t, r, VALUE)));
+    for (int64_t i = 0; i < rows * dim; i++)
+        t->due[r][i] = (double)walker->result.output[i];
+    for (int64_t i = 0; i < rows; i++)
+        t->due[r][rows * dim + i] = (double)walker->result.lse[i];
+    cp_walker_free(walker);
+    return CP_OK;
+}
+
+/* Where everybody ends with every answer, who sent a partial goes on with what
+ * the others got. */
+static void same_answers(const talk *t) {
+    const float *first = t->answers[0][0];
+    const bool even = t->plan->variant == CP_GATHER_O || t->ranks == 4;
+    for (int r = 1; even && t->plan->ends == CP_OWN_ALL && r < t->ranks; r++)
+        for (int64_t i = 0; i < answer_bytes(t) / 4; i++)
+            ck_assert(!(fabsf(t->answers[0][r][i] - first[i]) > 4e-6f));
+}
+
+static cp_status walk_here_and_there(talk *t) {
+    const cp_threads_options threads = {.ranks = t->ranks};
+    sent_here.count = sent_there.count = 0;
+    CP_TRY(walk_together(t));
+    same_answers(t);
+    for (int r = 0; r < t->ranks && t->element == CP_F32; r++)
+        t->due[r] = room_for(answer_bytes(t), 2);
+    if (t->element == CP_F32)
+        must(cp_threads_run(&threads, answer_there, t));
+    return CP_OK;
+}
+
+static int by_hash(const void *a, const void *b) {
+    const uint64_t one = *(const uint64_t *)a, other = *(const uint64_t *)b;
+    return (one > other) - (one < other);
+}
+
+static void same_messages(int turn) {
+    ck_assert_int_eq(sent_here.count, sent_there.count);
+    messages *both[] = {&sent_here, &sent_there};
+    for (int n = 0; n < 2; n++)
+        qsort(both[n]->hashes, (size_t)both[n]->count, sizeof(uint64_t),
+              by_hash);
+    for (int n = 0; n < sent_here.count; n++)
+        ck_assert_msg(sent_here.hashes[n] == sent_there.hashes[n],
+                      "turn %d, message %d of %d", turn, n, sent_here.count);
+}
+
+/* Every variant, on ranks of which some have nothing: as on threads; and bf16,
+ * that it is no further off than its writing makes it. */
+LOOP(fewer_bits_are_those_of_threads, 0, 4 * (CP_WIRES - 1) * 2) {
+    static const cp_variant turns[2][5] = {
+        {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER, CP_MESH, CP_ULYSSES},
+        {CP_DECODE, CP_GATHER_Q, CP_TREE, CP_GATHER_O, CP_SCATTER_Q}};
+    static const int ranks[] = {3, 5, 7, 4};
+    const cp_wire wire = (cp_wire)(1 + _i / 2 % (CP_WIRES - 1));
+    uint64_t state = (uint64_t)_i + 1;
+    const cp_link noting = {.trade = trade_and_note};
+    const int n = _i / 2 / (CP_WIRES - 1);
+    (_i % 8 > 0 ? begin_open : begin)(_i);
+    talk t = {.shape = {2 * ranks[n], ranks[n], 5 + 6 * n, 9, n == 2},
+              .ranks = ranks[n],
+              .spare = 1 + n % 3,
+              .wire = wire,
+              .element = (cp_element)(_i % 2),
+              .sequences = 2,
+              .room = 120,
+              .layers = 1 + n / 3,
+              .walk = walk_here_and_there};
+    if (n == 0 || n == 2)
+        t.shape.value_dim = n == 0 ? 0 : 9;
+    if (t.element == CP_F32)
+        t.link = &noting;
+    else
+        t.near = wire == CP_WIRE_BF16 ? 1e-4 : wire == CP_WIRE_FP8 ? 0.1 : 0.03;
+    talked = &t;
+    open_talk(&t);
+    for (int turn = 0; turn < 6; turn++) {
+        const cp_variant variant = turns[turn % 2][(turn / 2 + _i) % 5];
+        int64_t fresh[3];
+        draw_lengths(&t, &state, turn % 2 == 1, fresh);
+        if (t.element == CP_F32) /* partials are rounded to other blocks */
+            t.near =
+                variant == CP_PASS_KV || variant == CP_ALL_GATHER ? 0 : 1e-4;
+        call(&t, fresh, variant);
+        went_well(&t, turn);
+        if (t.element == CP_F32 && t.layers == 1)
+            same_messages(turn);
+    }
+    close_talk(&t);
     end();
 }
 

@@ -215,11 +215,11 @@ static void come_near(const question *it, cp_wire wire, cp_travels travels,
                       double near[4]) {
     cp_loss_table all, tables[BLOCKS];
     cp_loss_sum sum;
-    must(cp_loss_table_new(wire, &it->shape, &all));
+    must(cp_loss_table_new(wire, 4, &it->shape, &all));
     cp_loss_table_add(&all, it->keys, it->key, it->value);
     for (int b = 0; b < BLOCKS; b++) {
         const int first = first_of(it, b);
-        must(cp_loss_table_new(wire, &it->shape, &tables[b]));
+        must(cp_loss_table_new(wire, 4, &it->shape, &tables[b]));
         cp_loss_table_add(&tables[b], first_of(it, b + 1) - first,
                           it->key + first * DIM, it->value + first * DIM);
     }
@@ -328,7 +328,7 @@ TEST(bounds_are_as_by_hand) {
     const float v[] = {0, 0, 0, 2, 1, 1, 1, 1};
     const cp_travels keys = {true, false, 0};
     cp_loss_table table;
-    must(cp_loss_table_new(CP_WIRE_INT8, &(cp_shape){1, 1, 4}, &table));
+    must(cp_loss_table_new(CP_WIRE_INT8, 4, &(cp_shape){1, 1, 4}, &table));
     cp_loss_table_add(&table, 2, k, v);
     const double score = cp_loss_score(&table, keys, 0, q);
     const cp_wire_error bound = cp_loss_bound(&table, keys, 0, score);
@@ -337,7 +337,7 @@ TEST(bounds_are_as_by_hand) {
     ck_assert_double_eq_tol(bound.output, 2 / 254.0 + tanh(2.5), 1e-3);
     cp_loss_table_free(&table);
     const float asked[] = {1, 5}, held[] = {1, 254};
-    must(cp_loss_table_new(CP_WIRE_INT8, &(cp_shape){2, 2, 1}, &table));
+    must(cp_loss_table_new(CP_WIRE_INT8, 4, &(cp_shape){2, 2, 1}, &table));
     cp_loss_table_add(&table, 1, held, held);
     ck_assert_double_eq_tol(cp_loss_score(&table, keys, 1, asked + 1), 5, 1e-3);
     cp_loss_table_free(&table);

@@ -11,7 +11,9 @@
 
 #include "cuda/kernels/top_k.h"
 #include "cuda/ring/manifest.h"
+#include "cuda/ring/messages.h"
 #include "model/arena.h"
+#include "ring/messages.h"
 #include "ring/order.h"
 #include "ring/variants.h"
 
@@ -27,12 +29,14 @@ struct cp_stream_walker {
     /* Its memory. */
     cp_device_room own; /* unless the options have a room */
     void **slots;       /* [slot_count]; NULL = not used */
+    void **messages;    /* [slot_count] of them: the same, or beside them */
     char *lists;        /* the manifest */
     int32_t *wrong;     /* [ranks] of labels */
     float *unfinished;  /* [splits] partials, */
     int32_t *tickets;   /* [rows][N_H], */
     int64_t splits;     /* if there is room for more than one */
-    bool *needed;       /* [slot_count] by this rank */
+    bool *needed;       /* [slot_count] by this rank, */
+    bool *rewritten;    /* and with a message beside it */
     char *staging;      /* on the host: the manifest, */
     int32_t *told;      /* [ranks] and what came back of wrong */
     /* Its events. */
@@ -58,7 +62,7 @@ static bool same_shape(const cp_shape *a, const cp_shape *b) {
 static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
     const cp_program *mine = &a->programs[rank], *other = &b->programs[rank];
     return a->variant == b->variant && a->layout->ranks == b->layout->ranks &&
-           a->element_bytes == b->element_bytes &&
+           a->element_bytes == b->element_bytes && a->wire == b->wire &&
            a->slot_count == b->slot_count && a->spare == b->spare &&
            same_shape(&a->shape, &b->shape) && mine->count == other->count &&
            a->indexer.top_k == b->indexer.top_k &&
@@ -103,13 +107,18 @@ static int64_t query_rows(const cp_stream_walker *w) {
 
 static void claim(cp_stream_walker *w, cp_arena *from) {
     const cp_plan *plan = w->plan;
-    for (int slot = 0; slot < plan->slot_count; slot++)
+    for (int slot = 0; slot < plan->slot_count; slot++) {
+        const cp_slot size = plan->slots[slot];
         if (w->needed[slot])
-            w->slots[slot] = cp_arena_claim(from, 1, plan->slots[slot].bytes);
+            w->slots[slot] = cp_arena_claim(from, 1, size.held);
+        w->messages[slot] = w->rewritten[slot]
+                                ? cp_arena_claim(from, 1, size.bytes)
+                                : w->slots[slot];
+    }
     w->lists = cp_arena_claim(from, 1, cp_manifest_bytes(w->manifest));
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
     w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
-                                   plan->slots[plan->result].bytes);
+                                   plan->slots[plan->result].held);
     w->tickets = cp_arena_claim(from, w->splits > 1 ? query_rows(w) : 0,
                                 4 * w->attended.query_heads);
 }
@@ -122,6 +131,7 @@ static cp_status reserve(cp_stream_walker *w) {
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
+    cp_plan_slots_rewritten(plan, w->rank, w->rewritten);
     w->splits = plan->indexer.top_k > 0
                     ? 1
                     : cp_device_most_splits(w->kernel, &w->attended,
@@ -190,12 +200,14 @@ static cp_status fill_walker(cp_stream_walker *w) {
     if (plan->element_bytes != size)
         return cp_refuse("a plan of %ld-byte numbers, a walker of %ld",
                          plan->element_bytes, size);
-    if (plan->wire != CP_WIRE_FP32)
-        return cp_refuse("blocks in another writing are not for GPUs yet");
     if (w->options.blocks < 1)
         CP_TRY(count_blocks(&w->options));
-    CP_TRY(cp_allocate(&w->slots, plan->slot_count, sizeof(void *), "slots"));
-    CP_TRY(cp_allocate(&w->needed, plan->slot_count, sizeof(bool), "slots"));
+    CP_TRY(cp_allocate(&w->slots, 2 * (int64_t)plan->slot_count, sizeof(void *),
+                       "slots"));
+    CP_TRY(cp_allocate(&w->needed, 2 * (int64_t)plan->slot_count, sizeof(bool),
+                       "slots"));
+    w->messages = w->slots + plan->slot_count;
+    w->rewritten = w->needed + plan->slot_count;
     CP_TRY(cp_allocate(&w->halves, 2 * (int64_t)plan->layout->ranks,
                        sizeof(cp_message_half), "messages"));
     const bool step = plan->layout->placement == CP_ROUND_ROBIN;
@@ -277,7 +289,7 @@ static char *slot_chosen(const cp_stream_walker *w, int slot) {
 
 static char *slot_labels(const cp_stream_walker *w, int slot) {
     const cp_slot *size = &w->plan->slots[slot];
-    return (char *)w->slots[slot] + size->bytes - size->rows * CP_LABEL_BYTES;
+    return (char *)w->slots[slot] + size->held - size->rows * CP_LABEL_BYTES;
 }
 
 static int64_t bytes_of(const cp_plan *plan, const cp_op *op) {
@@ -568,6 +580,12 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
                               : CP_OK;
 }
 
+static cp_status rewrite(const cp_stream_walker *w, const cp_op *op,
+                         bool received) {
+    return cp_messages_rewrite(w->plan, w->rank, op, received, w->slots,
+                               w->messages, w->queues.communication);
+}
+
 static cp_status begin(cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     cudaStream_t stream = w->queues.communication;
@@ -576,6 +594,7 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
         CP_TRY(cp_event_wait(stream, w->over[op->after]));
     else if (n == w->first)
         CP_TRY(cp_event_wait(stream, w->begun));
+    CP_TRY(rewrite(w, op, false));
     return cp_event_record(w->ready[n], stream);
 }
 
@@ -610,10 +629,10 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
         if (w->slots[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh && slot != plan->index_queries &&
             slot != plan->index_keys)
-            CP_TRY(cp_cuda(cudaMemsetAsync(w->slots[slot], 0xFF,
-                                           (size_t)plan->slots[slot].bytes,
-                                           stream),
-                           "poisoning a slot"));
+            CP_TRY(
+                cp_cuda(cudaMemsetAsync(w->slots[slot], 0xFF,
+                                        (size_t)plan->slots[slot].held, stream),
+                        "poisoning a slot"));
     return cp_event_record(w->begun, stream);
 }
 
@@ -632,11 +651,11 @@ static int list_halves(cp_stream_walker *w, const cp_op *op) {
         const int from = op->in.slot + (op->kind == CP_OP_ALL_TO_ALL ? r : 0);
         const int to = op->out.slot + (exchange ? 0 : r);
         if (exchange ? r == op->to : r != w->rank)
-            w->halves[count++] = (cp_message_half){r, false, w->slots[from],
+            w->halves[count++] = (cp_message_half){r, false, w->messages[from],
                                                    plan->slots[from].bytes};
         if (exchange ? r == op->from : r != w->rank)
-            w->halves[count++] =
-                (cp_message_half){r, true, w->slots[to], plan->slots[to].bytes};
+            w->halves[count++] = (cp_message_half){r, true, w->messages[to],
+                                                   plan->slots[to].bytes};
     }
     return count;
 }
@@ -649,6 +668,7 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     if (count > 0)
         CP_TRY(w->link->trade(w->link->context, w->halves, count,
                               w->queues.communication));
+    CP_TRY(rewrite(w, op, true));
     mark_end(w, mark);
     CP_TRY(cp_event_record(w->over[n], w->queues.communication));
     return op->kind != CP_OP_EXCHANGE
@@ -671,7 +691,7 @@ static cp_status carry(const together *all, const cp_event *event, int rank,
     const cp_stream_walker *from = all->walkers[half.peer];
     const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
     const int own = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
-    void *source = from->slots[sent->in.slot + own];
+    void *source = from->messages[sent->in.slot + own];
     cudaStream_t stream = all->walkers[rank]->queues.communication;
     const cp_message_half halves[2] = {{0, false, source, half.bytes},
                                        {0, true, half.buffer, half.bytes}};
@@ -697,6 +717,7 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     for (int i = 0; i < count; i++)
         if (to->halves[i].receive)
             CP_TRY(carry(all, event, rank, to->halves[i]));
+    CP_TRY(rewrite(to, op, true));
     mark_end(to, mark);
     return cp_event_record(to->over[n], stream);
 }

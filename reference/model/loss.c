@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "reference/ring/rewrite.h"
+#include "ring/writing.h"
 
 /* For what arithmetic in doubles, and of floats, adds. */
 #define ROUNDED 1.00001
@@ -29,12 +30,12 @@ cp_travels cp_travels_of(const cp_plan *plan) {
     return travels;
 }
 
-cp_status cp_loss_table_new(cp_wire wire, const cp_shape *shape,
+cp_status cp_loss_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                             cp_loss_table *table) {
     const int64_t heads = shape->kv_heads;
     const int64_t keys = heads * shape->head_dim;
     const int64_t values = heads * cp_value_dim(shape);
-    *table = (cp_loss_table){.wire = wire, .shape = *shape};
+    *table = (cp_loss_table){.wire = wire, .held = held, .shape = *shape};
     CP_TRY(cp_allocate(&table->off, 2 * keys + 2 * values + heads,
                        sizeof(double), "what keys can be off"));
     table->size = table->off + keys;
@@ -60,22 +61,42 @@ void cp_loss_table_free(cp_loss_table *table) {
     free(table->off);
 }
 
-static double scale_of(cp_writing writing, int64_t dim, const float *row) {
-    const float scale = cp_row_scale(writing, dim, row);
+/* A number of the caller's, where it is held. */
+static float held_of(const cp_loss_table *table, float number) {
+    return table->held == 4
+               ? number
+               : cp_number_of_bits(cp_upper_bits(number, 16) << 16);
+}
+
+static double scale_of(const cp_loss_table *table, cp_writing writing,
+                       int64_t dim, const float *row) {
+    float most = 0;
+    for (int64_t d = 0; d < dim; d++)
+        most = cp_larger(most, held_of(table, row[d]));
+    const float scale = cp_writing_scale(writing, most);
     return isnan(scale) ? INFINITY : (double)scale;
+}
+
+/* What is read is rounded once more where bf16 is held. */
+static double off_by(const cp_loss_table *table, cp_writing writing,
+                     double scale, double number) {
+    const double off = cp_number_off(writing, scale, number);
+    return table->held == 4 || writing == CP_WRITING_NONE
+               ? off
+               : off + (fabs(number) + off) / 256;
 }
 
 static void add_value(cp_loss_table *table, int64_t head, cp_writing writing,
                       double scale, const float *row) {
     const int64_t dim = cp_value_dim(&table->shape);
     for (int64_t d = 0; d < dim; d++) {
-        const double number = (double)row[d];
+        const double number = (double)held_of(table, row[d]);
         double *low = &table->low[head * dim + d];
         double *high = &table->high[head * dim + d];
         double *value = &table->value[head];
         *low = fmin(*low, number);
         *high = fmax(*high, number);
-        *value = fmax(*value, cp_number_off(writing, scale, number));
+        *value = fmax(*value, off_by(table, writing, scale, number));
     }
 }
 
@@ -85,20 +106,21 @@ void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
     const int64_t dim = shape->head_dim, heads = shape->kv_heads;
     const int64_t value_dim = cp_value_dim(shape);
     const cp_writing writing =
-        cp_wire_writing(table->wire, CP_CARGO_KEYS, sizeof(float));
+        cp_wire_writing(table->wire, CP_CARGO_KEYS, table->held);
     for (int64_t n = 0; n < rows * heads; n++) {
         const float *key = keys + n * dim;
         const float *value = shape->latent ? key : values + n * value_dim;
-        const double scale = scale_of(writing, dim, key);
+        const double scale = scale_of(table, writing, dim, key);
         double *off = table->off + n % heads * dim;
         double *size = table->size + n % heads * dim;
         for (int64_t d = 0; d < dim; d++) {
-            const double number = fabs((double)key[d]);
-            off[d] = fmax(off[d], cp_number_off(writing, scale, number));
+            const double number = fabs((double)held_of(table, key[d]));
+            off[d] = fmax(off[d], off_by(table, writing, scale, number));
             size[d] = fmax(size[d], number);
         }
         add_value(table, n % heads, writing,
-                  shape->latent ? scale : scale_of(writing, value_dim, value),
+                  shape->latent ? scale
+                                : scale_of(table, writing, value_dim, value),
                   value);
     }
 }
@@ -110,14 +132,14 @@ double cp_loss_score(const cp_loss_table *table, cp_travels travels,
     const int64_t first = head * shape->kv_heads / shape->query_heads * dim;
     const double *off = table->off + first, *size = table->size + first;
     const cp_writing writing =
-        cp_wire_writing(table->wire, CP_CARGO_QUERIES, sizeof(float));
-    const double scale = scale_of(writing, dim, query);
+        cp_wire_writing(table->wire, CP_CARGO_QUERIES, table->held);
+    const double scale = scale_of(table, writing, dim, query);
     double sum = 0;
     for (int64_t d = 0; d < dim; d++) {
-        const double number = fabs((double)query[d]);
+        const double number = fabs((double)held_of(table, query[d]));
         const double key = travels.keys ? off[d] : 0;
         const double asked =
-            travels.queries ? cp_number_off(writing, scale, number) : 0;
+            travels.queries ? off_by(table, writing, scale, number) : 0;
         sum += number * key + asked * (size[d] + key);
     }
     return sum / sqrt((double)dim) * ROUNDED;
@@ -200,8 +222,9 @@ cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
     const cp_layout *layout = loss->call.layout;
     const int64_t rows = layout->new_tokens * job->shape.query_heads;
     loss->travels = cp_travels_of(loss->call.plan);
-    CP_TRY(cp_loss_table_new(job->wire, &job->shape, &loss->all));
-    CP_TRY(cp_loss_table_new(job->wire, &job->shape, &loss->block));
+    const int64_t held = loss->call.plan->element_bytes;
+    CP_TRY(cp_loss_table_new(job->wire, held, &job->shape, &loss->all));
+    CP_TRY(cp_loss_table_new(job->wire, held, &job->shape, &loss->block));
     CP_TRY(cp_allocate(&loss->sums, rows, sizeof(cp_loss_sum), "bounds"));
     for (int64_t n = 0; n < rows; n++)
         loss->sums[n] = cp_loss_none;

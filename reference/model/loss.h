@@ -22,6 +22,7 @@ cp_travels cp_travels_of(const cp_plan *plan);
 /* Of some keys and values; all arrays begin [N_KV]. */
 typedef struct {
     cp_wire wire;
+    int64_t held; /* bytes of a number: 4, or 2 for bf16 */
     cp_shape shape;
     double *off;        /* [D_H] how far that number of any key can be off */
     double *size;       /* [D_H] and its largest magnitude */
@@ -31,7 +32,7 @@ typedef struct {
 
 /* Of no keys; then of these rows too. values may be NULL where they are part of
  * their keys. Fails with CP_MEMORY; free even then. */
-cp_status cp_loss_table_new(cp_wire wire, const cp_shape *shape,
+cp_status cp_loss_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                             cp_loss_table *table);
 void cp_loss_table_clear(cp_loss_table *table);
 void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,

@@ -6,7 +6,7 @@
 #include "ring/plan.h"
 
 /* What the dim numbers of a head are multiples of; NAN if one of them is not
- * finite, 1 if the writing has no scale. */
+ * finite. */
 float cp_row_scale(cp_writing writing, int64_t dim, const float *row);
 
 /* How far a number can be off once it was written with this scale and read. */

@@ -11,6 +11,7 @@
 #include "reference/ring/lists.h"
 #include "reference/ring/rewrite.h"
 #include "ring/forest.h"
+#include "ring/messages.h"
 #include "ring/migrate.h"
 
 static int64_t rest_bytes(const cp_plan *plan, int slot) {
@@ -121,59 +122,37 @@ static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
 }
 static cp_status allocate_messages(cp_walker *walker) {
     const cp_plan *plan = walker->plan;
-    const cp_program *program = &plan->programs[walker->rank];
-    cp_touch touch;
+    cp_status status = CP_OK;
+    bool *rewritten;
     CP_TRY(cp_allocate(&walker->messages, plan->slot_count, sizeof(void *),
                        "messages"));
-    for (int slot = 0; slot < plan->slot_count; slot++)
+    CP_TRY(cp_allocate(&rewritten, plan->slot_count, sizeof(bool), "messages"));
+    cp_plan_slots_rewritten(plan, walker->rank, rewritten);
+    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++) {
         walker->messages[slot] = walker->slots[slot];
-    for (const cp_op *op = program->ops; op < program->ops + program->count;
-         op++)
-        for (int n = 0;
-             cp_op_talks(op) && cp_op_touch(plan, walker->rank, op, n, &touch);
-             n++)
-            if (walker->messages[touch.slot] == walker->slots[touch.slot] &&
-                cp_slot_writing(plan, touch.slot) != CP_WRITING_NONE)
-                CP_TRY(cp_allocate_lines(&walker->messages[touch.slot],
-                                         plan->slots[touch.slot].bytes, 1,
-                                         "a message"));
-    return CP_OK;
+        if (rewritten[slot])
+            status = cp_allocate_lines(&walker->messages[slot],
+                                       plan->slots[slot].bytes, 1, "a message");
+    }
+    free(rewritten);
+    return status;
 }
 
-static void write_message(const cp_walker *walker, int slot) {
-    if (walker->messages[slot] != walker->slots[slot])
-        cp_slot_write(walker->plan, slot, walker->slots[slot],
-                      walker->messages[slot]);
-}
-
-static void read_message(const cp_walker *walker, int slot) {
-    if (walker->messages[slot] != walker->slots[slot])
-        cp_slot_read(walker->plan, slot, walker->messages[slot],
-                     walker->slots[slot]);
-}
-
-static void write_messages(const cp_walker *walker, const cp_op *op) {
+/* What an operation sends, before it does, or what it has received. */
+static void rewrite(const cp_walker *walker, const cp_op *op, bool received) {
     const cp_plan *plan = walker->plan;
-    const bool partial = plan->slots[op->in.slot].kind == CP_SLOT_PARTIAL;
-    const bool mine = partial || op->in.origin == walker->rank;
-    for (int r = 0; op->kind == CP_OP_ALL_TO_ALL && r < plan->layout->ranks;
-         r++)
-        if (r != walker->rank)
-            write_message(walker, op->in.slot + r);
-    if (op->kind == CP_OP_ALL_GATHER ||
-        (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY && mine))
-        write_message(walker, op->in.slot);
-    if (partial && plan->ends == CP_OWN_ALL && op->to != CP_NOBODY)
-        read_message(walker, op->in.slot);
-}
-
-static void read_messages(const cp_walker *walker, const cp_op *op) {
-    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
-        read_message(walker, op->out.slot);
-    for (int r = 0; cp_op_is_collective(op) && r < walker->plan->layout->ranks;
-         r++)
-        if (r != walker->rank)
-            read_message(walker, op->out.slot + r);
+    cp_touch touch;
+    for (int n = 0; cp_op_touch(plan, walker->rank, op, n, &touch); n++) {
+        void *held = walker->slots[touch.slot];
+        void *sent = walker->messages[touch.slot];
+        if (touch.writes != received ||
+            !cp_op_rewrites(plan, walker->rank, op, touch))
+            continue;
+        if (!received)
+            cp_slot_write(plan, touch.slot, held, sent);
+        if (received || cp_slot_is_read_back(plan, touch.slot))
+            cp_slot_read(plan, touch.slot, sent, held);
+    }
 }
 
 static char *labels_of(const cp_walker *walker, int slot) {
@@ -381,23 +360,23 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return join(walker, op);
     /* What it does with others. */
     case CP_OP_EXCHANGE:
-        write_messages(walker, op);
+        rewrite(walker, op, false);
         return cp_comm_exchange(walker->comm, op->to, *sent, bytes, op->from,
                                 *got, plan->slots[op->out.slot].bytes);
     case CP_OP_WAIT:
         CP_TRY(cp_comm_wait(walker->comm));
-        read_messages(walker, &plan->programs[rank].ops[op->ends]);
+        rewrite(walker, &plan->programs[rank].ops[op->ends], true);
         return CP_OK;
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
         break;
     }
-    write_messages(walker, op);
+    rewrite(walker, op, false);
     CP_TRY(op->kind == CP_OP_ALL_GATHER
                ? cp_comm_all_gather(walker->comm, *sent, got, bytes)
                : cp_comm_all_to_all(walker->comm, (const void *const *)sent,
                                     got, bytes));
-    read_messages(walker, op);
+    rewrite(walker, op, true);
     return CP_OK;
 }
 

@@ -270,8 +270,6 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
                              NULL, NULL));
         ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
-    if (ring->wire != CP_WIRE_FP32 && strncmp(places[ring->on], "cuda", 4) == 0)
-        return cp_refuse("--wire: GPUs send numbers as they hold them");
     return cp_command_backend(ring->on, ring->timeout, &ring->backend);
 }
 

@@ -360,7 +360,8 @@ static cp_status attend_compute(attend_run *run) {
         CP_TRY(partials_clear(run->partials));
         run->job.partial = partial_write;
     }
-    if (run->loss.call.plan != NULL && cp_crew_mine()->ranks == 1)
+    if (run->loss.call.plan != NULL && cp_crew_mine()->ranks == 1 &&
+        strncmp(run->ring.backend->name, "cuda", 4) != 0)
         run->job.partial = partial_see;
     run->job.partial_context = run;
     CP_TRY(run->ring.backend->attend(&run->job));

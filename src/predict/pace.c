@@ -6,6 +6,7 @@
 
 #include "predict/experts.h"
 #include "predict/latent.h"
+#include "ring/messages.h"
 
 static cp_status divide_latents(cp_pace *pace) {
     const cp_scenario *call = pace->call;
@@ -325,13 +326,12 @@ static double moving(const cp_pace *pace, double bytes) {
 static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
                         const cp_op *op) {
     const cp_slot *slot = &plan->slots[op->in.slot];
-    const bool passed = op->kind == CP_OP_EXCHANGE &&
-                        slot->kind != CP_SLOT_PARTIAL && op->in.origin != rank;
+    const cp_touch sent = {op->in.slot, false};
     const int messages = cp_op_messages(plan, op);
     const int written = op->kind == CP_OP_ALL_GATHER ? 1 : messages;
     if (cp_slot_writing(plan, op->in.slot) == CP_WRITING_NONE)
         return 0;
-    return (messages + (passed ? 0 : written)) *
+    return (messages + (cp_op_rewrites(plan, rank, op, sent) ? written : 0)) *
            moving(pace, (double)(slot->held + slot->bytes)) /
            device_speed(pace, rank);
 }

@@ -1,0 +1,103 @@
+/* Tangled from book/17-wire.nw; edit the chapter. */
+/* A number of a row in another writing, one small function for each step, for
+ * C and for kernels, which so write the same bytes. */
+#ifndef CP_WRITING_H
+#define CP_WRITING_H
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ring/wire.h"
+
+/* What functions are; kernel files say something else first. */
+#ifndef CP_INLINE
+#define CP_INLINE static inline
+#endif
+
+CP_INLINE float cp_number_of_bits(uint32_t bits) {
+    float number;
+    memcpy(&number, &bits, sizeof(number));
+    return number;
+}
+
+/* To the nearest float of which the lower bits are zero, ties to even, without
+ * these bits. */
+CP_INLINE uint32_t cp_upper_bits(float number, int lower) {
+    const uint32_t half = 1u << (lower - 1);
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof(bits));
+    return (bits + half - 1 + (bits >> lower & 1)) >> lower;
+}
+
+/* The larger of two magnitudes; INFINITY if one is not finite. */
+CP_INLINE float cp_larger(float most, float number) {
+    const float size = number != number ? INFINITY : fabsf(number);
+    return size > most ? size : most;
+}
+
+/* What the numbers of a head are multiples of, by their largest magnitude; NaN
+ * if one of them is not finite. For writings that have a scale. */
+CP_INLINE float cp_writing_scale(cp_writing writing, float most) {
+    int exponent;
+    if (most == INFINITY)
+        return cp_number_of_bits(0x7FC00000); /* NaN */
+    if (writing != CP_WRITING_BLOCK)
+        return fmaxf(most / (writing == CP_WRITING_INT8 ? 127 : 448), FLT_MIN);
+    frexpf(most, &exponent); /* 2^exponent is above it */
+    if (most >= ldexpf(32767.5f, exponent - 15))
+        exponent++; /* it would be rounded to 32,768 */
+    return fmaxf(ldexpf(1, exponent - 15), FLT_MIN);
+}
+
+/* Exponents of e4m3 begin 120 below those of a float. */
+CP_INLINE uint32_t cp_e4m3_of(float number) {
+    return cp_upper_bits(fabsf(number) * 0x1p-120f, 20) |
+           (number < 0 ? 0x80 : 0);
+}
+
+CP_INLINE float cp_e4m3_value(uint32_t code) {
+    const float size = cp_number_of_bits((code & 0x7F) << 20) * 0x1p120f;
+    return code & 0x80 ? -size : size;
+}
+
+/* Does a number take two bytes? Else it takes one. */
+CP_INLINE int cp_writing_is_wide(cp_writing writing) {
+    return writing == CP_WRITING_BF16 || writing == CP_WRITING_BLOCK;
+}
+
+/* The d-th number behind the scale of a row, which is 1 where there is none;
+ * where it is NaN all are. */
+CP_INLINE void cp_row_put(char *row, cp_writing writing, float scale, int64_t d,
+                          float number) {
+    const float steps = scale != scale ? 0 : number / scale;
+    uint32_t code;
+    if (writing == CP_WRITING_BF16)
+        code = number != number ? 0x7FC0 : cp_upper_bits(number, 16);
+    else if (writing == CP_WRITING_FP8)
+        code = cp_e4m3_of(steps);
+    else
+        code = (uint32_t)(int32_t)lrintf(steps);
+    if (cp_writing_is_wide(writing))
+        ((uint16_t *)(void *)row)[d] = (uint16_t)code;
+    else
+        ((uint8_t *)row)[d] = (uint8_t)code;
+}
+
+CP_INLINE float cp_row_get(const char *row, cp_writing writing, float scale,
+                           int64_t d) {
+    const int16_t *words = (const int16_t *)(const void *)row;
+    switch (writing) {
+    case CP_WRITING_BF16:
+        return cp_number_of_bits((uint32_t)(uint16_t)words[d] << 16);
+    case CP_WRITING_BLOCK:
+        return scale * (float)words[d];
+    case CP_WRITING_FP8:
+        return scale * cp_e4m3_value((uint8_t)row[d]);
+    default:
+        return scale * (float)(int8_t)row[d];
+    }
+}
+
+#endif
