@@ -12,6 +12,7 @@
 #include "model/draft.h"
 #include "model/keep.h"
 #include "predict/draw.h"
+#include "ring/crew.h"
 
 /* Put a question after the document; they have so many bytes. */
 static cp_status text_join(cp_chat *chat, const char *question,
@@ -322,14 +323,27 @@ static cp_status call_try(cp_chat *chat, cp_tape_call *call,
     return cp_tape_draw(&chat->tape, call, chat->session);
 }
 
+/* Whoever led is lost, perhaps in the middle of a word. */
+static void answer_repeat(cp_chat *chat) {
+    const cp_ids *answer = &chat->speakers[0].answer;
+    chat->screen = (cp_screen){.out = stdout, .width = chat->screen.width};
+    if (!chat->live || answer->count == 0)
+        return;
+    puts("\n(The answer once more:)");
+    tokens_show(chat, answer->items, answer->count);
+}
+
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     cp_turn_report report;
     cp_status status;
+    const bool led = cp_crew_leads();
     cp_chat_mark(chat);
     do
         status = call_try(chat, call, &report);
     while (status != CP_OK && cp_chat_mend(chat, &status));
     CP_TRY(status);
+    if (!led && cp_crew_leads())
+        answer_repeat(chat);
     CP_TRY(cost_keep(chat, call, &report));
     return call_take(chat, call);
 }

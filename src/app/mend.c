@@ -44,11 +44,12 @@ static cp_status repair(const cp_chat *chat, int lost) {
         cp_session_repair(chat->session, lost, said, &report);
     free(said);
     CP_TRY(status);
-    snprintf(line, sizeof(line),
-             "rank %d is lost; its %s token%s read again by %d rank%s (%.1f s)",
-             lost, cp_group(report.tokens).text,
-             report.tokens == 1 ? " is" : "s are", ranks, cp_plural(ranks),
-             report.seconds);
+    snprintf(
+        line, sizeof(line),
+        "rank %d is lost%s; its %s token%s read again by %d rank%s (%.1f s)",
+        lost, lost == 0 ? ", and standard input with it" : "",
+        cp_group(report.tokens).text, report.tokens == 1 ? " is" : "s are",
+        ranks, cp_plural(ranks), report.seconds);
     cp_complain(line);
     return CP_OK;
 }
