@@ -11,12 +11,13 @@
 
 #include "cuda/ring/nccl_link.h"
 #include "formats.h"
+#include "ground/random.h"
 #include "reference/attend/oracle.h"
 #include "ring/cache.h"
 #include "ring/check.h"
 #include "ring/variants.h"
 
-enum { LAYERS = 2, MOST_RANKS = 8 };
+enum { LAYERS = 2, MOST_RANKS = 16 };
 
 /* What a token has; the last three with an indexer. */
 enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_WEIGHT, INDEX_KEY, WHATS };
@@ -59,6 +60,9 @@ struct talk {
     double *due[MOST_RANKS]; /* what it must be, output and LSE, where the
                                 walk says so; NULL: the oracle's */
     bool separate;
+    bool exact;     /* exact order */
+    uint64_t *bits; /* [sequences][room][heads] of answers so far, each 0 at
+                       first, that others must have; or NULL */
     const cp_link *link;          /* each message goes by it; or NULL */
     cp_device_trace *trace;       /* or NULL */
     void (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
@@ -102,6 +106,9 @@ static inline void open_talk(talk *t) {
     const int64_t size = cp_element_bytes(t->element);
     t->layers = t->layers == 0 ? LAYERS : t->layers;
     must(cp_cache_new(t->ranks, t->sequences, t->room, &t->cache));
+    if (t->exact)
+        t->cache->dealing = (cp_dealing){
+            .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     for (int r = 0; r < t->ranks; r++) {
         must(cp_queues_new(&t->queues[r]));
         for (int layer = 0; layer < t->layers; layer++) {
@@ -240,20 +247,27 @@ static inline void *kept_rows(const talk *t, int rank, int what) {
     return tokens;
 }
 
-static inline void remember(talk *t, int64_t steps) {
-    const int64_t one[4] = {1, steps % 2};
-    for (int64_t n = 0; n < steps; n++) {
-        cp_layout *layout;
-        must(cp_cache_lay_out(t->cache, true, one, &layout));
-        must(cp_cache_commit(t->cache, layout));
-        cp_layout_free(layout);
-    }
+static inline void assume(talk *t, bool decode, const int64_t *fresh) {
+    cp_layout *layout;
+    must(cp_cache_lay_out(t->cache, decode, fresh, &layout));
+    must(cp_cache_commit(t->cache, layout));
+    cp_layout_free(layout);
+}
+
+static inline void fill_caches(const talk *t) {
     for (int r = 0; r < t->ranks; r++)
         for (int layer = 0; layer < t->layers; layer++) {
             bring(t->keys[layer][r], kept_rows(t, r, KEY), bytes_kept(t, KEY));
             bring(t->values[layer][r], kept_rows(t, r, VALUE),
                   bytes_kept(t, VALUE));
         }
+}
+
+static inline void remember(talk *t, int64_t steps) {
+    const int64_t one[4] = {1, steps % 2};
+    for (int64_t n = 0; n < steps; n++)
+        assume(t, true, one);
+    fill_caches(t);
 }
 
 static inline cp_status plan_call(talk *t, const int64_t *fresh,
@@ -395,6 +409,32 @@ static inline int64_t answer_rows(const talk *t) {
            cp_plan_shape(t->plan, t->plan->result).query_heads;
 }
 
+/* Hold the bits of an answer against those that were seen before. */
+static inline void compare_bits(talk *t, const float *output, const float *lse,
+                                int rank) {
+    const cp_use ends = cp_plan_ends(t->plan, rank);
+    const cp_pieces *pieces = &block_of(t, ends.origin)->pieces;
+    const int64_t all = t->shape.query_heads, dim = cp_value_dim(&t->shape);
+    const int64_t heads = all / t->plan->slots[ends.slot].parts;
+    for (int64_t n = 0; n < pieces->count; n++)
+        for (int64_t i = 0; i < pieces->items[n].span.count * heads; i++) {
+            const cp_piece token =
+                cp_piece_part(pieces->items[n], i / heads, 1);
+            const int64_t at = token.row * heads + i % heads;
+            uint64_t *seen =
+                &t->bits[(token.span.sequence * t->room + token.span.start) *
+                             all +
+                         ends.part * heads + i % heads];
+            const uint64_t bits =
+                cp_hash(cp_hash(1, output + at * dim, dim * 4), lse + at, 4);
+            if (*seen != 0 && *seen != bits)
+                snprintf(t->problem, sizeof(t->problem),
+                         "token %ld of sequence %ld has other bits than before",
+                         token.span.start, token.span.sequence);
+            *seen = bits;
+        }
+}
+
 static inline void compare(talk *t, int layer, int rank) {
     const int64_t rows = answer_rows(t), dim = cp_value_dim(&t->shape);
     const float *output = t->answers[layer][rank], *lse = output + rows * dim;
@@ -422,6 +462,8 @@ static inline void compare(talk *t, int layer, int rank) {
         snprintf(t->problem, sizeof(t->problem),
                  "rank %d is off by %g of %g (LSE %g)", rank, sqrt(difference),
                  sqrt(norm), worst);
+    if (t->bits != NULL)
+        compare_bits(t, output, lse, rank);
     if (bytes != t->report.bytes[rank])
         snprintf(t->problem, sizeof(t->problem),
                  "rank %d sent %ld bytes where the plan has %ld", rank, bytes,

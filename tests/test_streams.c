@@ -146,6 +146,85 @@ LOOP(other_systems_plans_equal_dense_attention, 0, harness_seeds(20)) {
     end();
 }
 
+/* The same tokens in other turns; P, Q, A, U and M are prompts, the others
+ * steps. Of + nobody computes an answer. */
+static const char *const histories[] = {
+    "P 100 10",
+    "Q 100 10",
+    "U 100 10",
+    "M 100 10",
+    "A 60 0 Q 7 3 P 32 6 D 1 1",
+    "P 97 9 D 1 0 D 1 1 D 1 0",
+    "Q 95 9 G 1 1 S 1 0 O 1 0 T 1 0 H 1 0",
+    "+ 2040 130 P 30 3",
+    "+ 2040 130 Q 30 3",
+    "+ 2040 130 A 28 1 D 1 1 T 1 1",
+};
+enum { LATER = 7 }; /* the first of those */
+
+static bool can_cut(const cp_shape *shape, int ranks, const char *turns) {
+    return strpbrk(turns, "UMGSH") == NULL || cp_shape_divides(shape, ranks);
+}
+
+static void converse(talk t, const char *turns) {
+    static const char letters[] = "PQADUMGSOTH";
+    static const cp_variant of[] = {CP_PASS_KV,  CP_PASS_Q,    CP_ALL_GATHER,
+                                    CP_DECODE,   CP_ULYSSES,   CP_MESH,
+                                    CP_GATHER_Q, CP_SCATTER_Q, CP_GATHER_O,
+                                    CP_TREE,     CP_HELIX};
+    long tokens[2];
+    char letter;
+    int length;
+    open_talk(&t);
+    for (int turn = 0; sscanf(turns, " %c %ld %ld%n", &letter, &tokens[0],
+                              &tokens[1], &length) == 3;
+         turns += length, turn++) {
+        const int64_t fresh[] = {tokens[0], tokens[1]};
+        if (letter == '+') {
+            assume(&t, false, fresh);
+            fill_caches(&t);
+            continue;
+        }
+        call(&t, fresh, of[strchr(letters, letter) - letters]);
+        went_well(&t, turn);
+    }
+    close_talk(&t);
+}
+
+/* In exact order, bits depend on nothing but tokens. */
+static const struct {
+    cp_shape shape;
+    cp_element element;
+    int ranks;
+} exact[] = {{{4, 2, 8}, CP_F32, 1},      {{4, 2, 8}, CP_F32, 2},
+             {{4, 2, 8}, CP_F32, 3},      {{4, 2, 8}, CP_F32, 4},
+             {{4, 2, 8}, CP_F32, 5},      {{4, 2, 8}, CP_F32, 6},
+             {{4, 2, 8}, CP_F32, 7},      {{4, 2, 8}, CP_F32, 8},
+             {{4, 2, 8}, CP_F32, 9},      {{4, 2, 8}, CP_F32, 16},
+             {{2, 1, 64}, CP_BF16, 2},    {{2, 1, 64}, CP_BF16, 5},
+             {{6, 3, 20, 12}, CP_BF16, 3}};
+
+LOOP(exact_order_leaves_the_bits_alone, 0, COUNT_OF(exact)) {
+    talk t = {.shape = exact[_i].shape,
+              .element = exact[_i].element,
+              .ranks = 1,
+              .layers = 1,
+              .sequences = 2,
+              .room = 2304,
+              .exact = true};
+    begin_open(_i);
+    t.bits = room_for(2 * t.room * t.shape.query_heads, sizeof(uint64_t));
+    converse(t, histories[0]);
+    converse(t, histories[LATER]);
+    t.ranks = exact[_i].ranks;
+    for (int h = 0; h < COUNT_OF(histories); h++) {
+        t.separate = h % 3 == 0;
+        if ((h + _i) % 2 == 0 && can_cut(&t.shape, t.ranks, histories[h]))
+            converse(t, histories[h]);
+    }
+    end();
+}
+
 /* Prompts that are long enough for Hopper's kernel, then a word; and the same
  * on a GPU that is none. */
 LOOP(tensor_cores_walk_too, 0, 6 * stand_in_pretends()) {

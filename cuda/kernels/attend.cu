@@ -160,6 +160,13 @@ int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape) {
     return cp_max(1, tile_rows[kernel] / group);
 }
 
+int64_t parts_of(const cp_device_attention *call) {
+    int64_t count = call->leaves != 0 ? 0 : call->splits;
+    for (uint32_t left = call->leaves; left != 0; left &= left - 1)
+        count++;
+    return count;
+}
+
 int64_t blocks_of(const cp_device_attention *call) {
     const int64_t group = call->shape.query_heads / call->shape.kv_heads;
     return call->queries_of.room *
@@ -260,6 +267,6 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
         return cp_attend_tiles(&full, stream);
     if (cp_device_uneven(&call->shape) || call->chosen != NULL)
         return cp_attend_uneven(&full, stream);
-    return CP_LAUNCH_GRID(attend, blocks_of(call) / heads, heads, call->splits,
-                          THREADS, stream, full);
+    return CP_LAUNCH_GRID(attend, blocks_of(call) / heads, heads,
+                          parts_of(call), THREADS, stream, full);
 }

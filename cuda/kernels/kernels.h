@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ring/leaves.h"
 #include "ring/span.h"
 
 /* How a number of a tensor is stored. */
@@ -76,6 +77,9 @@ typedef struct {
                            32 bits, aligned to 2 bytes; by the loops, in one
                            split. NULL: to all that it sees */
     int64_t top_k;
+    uint32_t leaves; /* in exact order (chapter 17): these alone, whose keys are
+                        a list each in keys_of. Unfinished, in one split, is
+                        then a partial of each: output, then LSE. 0: all keys */
 } cp_device_attention;
 
 /* The fastest kernel for such numbers that the current device has, where

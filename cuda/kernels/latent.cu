@@ -22,7 +22,7 @@ typedef struct {
 
 CP_INLINE widths_of_head find_widths(const cp_shape *shape) {
     widths_of_head widths;
-    widths.value = shape->value_dim > 0 ? shape->value_dim : shape->head_dim;
+    widths.value = value_width(shape);
     widths.step = shape->latent ? shape->head_dim : widths.value;
     return widths;
 }
@@ -142,8 +142,7 @@ static __device__ void attend_row(const cp_device_attention *a,
                          (1.44269504f / sqrtf((float)dim));
     __syncwarp();
     add_all(a, mine, r, &widths, work, &row);
-    row_weights weigh = weigh_row(a, mine, r, row.level, row.total);
-    weigh.to = a->output + at * widths.value;
+    const row_weights weigh = weigh_row(a, mine, r, row.level, row.total);
     CP_EACH(c, NUMBERS)
         if (lane + 32 * c < widths.value)
             put_number(&weigh, lane + 32 * c, row.sums[c]);
@@ -165,5 +164,6 @@ cudaError_t cp_attend_uneven(const cp_device_attention *call,
     if (call->splits != 1)
         return cudaErrorInvalidValue;
     return CP_LAUNCH_GRID(attend_uneven, blocks_of(call) / call->shape.kv_heads,
-                          call->shape.kv_heads, 1, 32 * WARPS, stream, *call);
+                          call->shape.kv_heads, parts_of(call), 32 * WARPS,
+                          stream, *call);
 }

@@ -79,9 +79,19 @@ CP_INLINE void begin_piece(keys_of_block *walk) {
     walk->tile = 0;
 }
 
+/* The list of keys of a sequence: in exact order, of the block's leaf of it. */
+CP_INLINE int64_t list_of(const cp_device_attention *a, int64_t sequence) {
+    int leaf = 0, before = (int)blockIdx.z;
+    if (a->leaves == 0 || sequence < 0)
+        return sequence;
+    for (; (a->leaves >> leaf & 1) == 0 || before-- > 0; leaf++)
+        continue;
+    return sequence * CP_LEAVES + leaf;
+}
+
 CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
                                   const rows_of_block *mine, int keys) {
-    const int64_t sequence = mine->tile.span.sequence;
+    const int64_t sequence = list_of(a, mine->tile.span.sequence);
     keys_of_block walk;
     walk.left = 0;
     walk.keys = keys;
@@ -94,7 +104,7 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     walk.piece = a->keys_of.items + first[0];
     for (int64_t n = first[0]; n < first[1]; n++)
         tiles += tiles_of(&walk, a->keys_of.items[n].span);
-    const int64_t split = (int64_t)blockIdx.z;
+    const int64_t split = a->leaves != 0 ? 0 : (int64_t)blockIdx.z;
     int before = (int)(tiles * split / a->splits), here;
     walk.left = (int)(tiles * (split + 1) / a->splits) - before;
     if (walk.left == 0)
@@ -193,14 +203,22 @@ CP_INLINE void merge_splits(const cp_device_attention *a,
         merge_row(a, place(a, mine, r));
 }
 
+CP_INLINE int64_t value_width(const cp_shape *shape) {
+    return shape->value_dim > 0 ? shape->value_dim : shape->head_dim;
+}
+
 /* The partial that a block writes, and whether into what is there. */
 CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
                             float **lse) {
-    const int64_t split = (int64_t)blockIdx.z, dim = a->shape.head_dim;
+    const int64_t split = (int64_t)blockIdx.z, dim = value_width(&a->shape);
     const int64_t rows = a->rows * a->shape.query_heads;
     *output = a->splits == 1 ? a->output : a->unfinished + split * rows * dim;
     *lse = a->splits == 1 ? a->lse
                           : a->unfinished + (a->splits * dim + split) * rows;
+    if (a->leaves != 0) {
+        *output = a->unfinished + split * rows * (dim + 1);
+        *lse = *output + rows * dim;
+    }
     return a->merge && a->splits == 1;
 }
 
@@ -234,7 +252,7 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
     lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
     weigh.kept = old == 0.0f ? 0.0f : old / (old + add);
     weigh.fresh = empty ? 0.0f : add / (old + add) / total;
-    weigh.to = output + at * a->shape.head_dim;
+    weigh.to = output + at * value_width(&a->shape);
     return weigh;
 }
 
@@ -246,8 +264,10 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
         weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
 }
 
-/* Blocks for each split of a call; and the launches of other files' kernels. */
+/* Blocks for each part of a call, parts, which are splits or leaves; and the
+ * launches of other files' kernels. */
 int64_t blocks_of(const cp_device_attention *call);
+int64_t parts_of(const cp_device_attention *call);
 cudaError_t cp_attend_tiles(const cp_device_attention *call,
                             cudaStream_t stream);
 cudaError_t cp_attend_uneven(const cp_device_attention *call,

@@ -330,7 +330,7 @@ ATTEND_KERNEL(attend_token_128, 128, 1, 4, true)
 
 #define LAUNCH(name, rows, slots)                                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
-        name, blocks_of(call) / heads, heads, call->splits, THREADS,           \
+        name, blocks_of(call) / heads, heads, parts_of(call), THREADS,         \
         (size_t)((rows + slots * KEYS) * dim * ROW_BYTES), stream, *call)
 
 cudaError_t cp_attend_tiles(const cp_device_attention *call,

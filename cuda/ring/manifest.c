@@ -2,6 +2,8 @@
 /* Lists of tiles for kernels, cut from a layout. */
 #include "cuda/ring/manifest.h"
 
+#include "cuda/ring/exact.h"
+
 struct cp_manifest {
     const cp_plan *plan;
     int rank;
@@ -78,10 +80,26 @@ static void write_first(const cp_pieces *pieces, int64_t sequences,
     }
 }
 
+static bool attended(cp_list kind) {
+    return kind == CP_LIST_KEYS || kind == CP_LIST_CACHED;
+}
+
+/* In exact order, each leaf of a sequence is one by itself. */
+static bool by_leaf(const cp_manifest *m, cp_list kind) {
+    return m->plan->layout->leaves && attended(kind);
+}
+
+static int64_t sequences_of(const cp_manifest *m) {
+    const cp_layout *layout = m->plan->layout;
+    return layout->sequences * (layout->leaves ? CP_LEAVES : 1);
+}
+
 static int64_t count_pieces(const cp_manifest *m, const cp_layout *layout,
                             cp_list kind, int rank) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
     tiling tiles = {.longest = m->query_tile};
+    if (source != NULL && by_leaf(m, kind))
+        return cp_leaf_pieces(source);
     if (kind != CP_LIST_QUERIES)
         return source != NULL ? source->count : 0;
     if (source == NULL)
@@ -145,8 +163,7 @@ cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
     const int64_t *counts = at, ranks = m->plan->layout->ranks;
     const int64_t *tables = counts + CP_LISTS * ranks;
     const cp_piece *pieces =
-        (const cp_piece *)(tables +
-                           tables_of(m) * (m->plan->layout->sequences + 1));
+        (const cp_piece *)(tables + tables_of(m) * (sequences_of(m) + 1));
     const int64_t n = of_each_rank(m, kind) ? rank : 0;
     return (cp_device_tiles){pieces + m->first[kind] + n * m->room[kind],
                              counts + kind * ranks + n, m->room[kind]};
@@ -155,7 +172,7 @@ cp_device_tiles cp_manifest_tiles(const cp_manifest *m, const void *at,
 cp_device_keys cp_manifest_keys(const cp_manifest *m, const void *at,
                                 cp_list kind, int rank) {
     const int64_t ranks = m->plan->layout->ranks;
-    const int64_t sequences = m->plan->layout->sequences;
+    const int64_t sequences = sequences_of(m);
     const int64_t table = kind == CP_LIST_KEYS ? rank : tables_of(m) - 1;
     return (cp_device_keys){cp_manifest_tiles(m, at, kind, rank).items,
                             (const int64_t *)at + CP_LISTS * ranks +
@@ -175,12 +192,16 @@ static void write_list(const cp_manifest *m, const cp_layout *layout,
         write_expected(&layout->queries[rank].pieces, count, to);
     else if (kind == CP_LIST_QUERIES)
         cut_queries(source, rows_of(m), &tiles);
-    else
+    else if (!by_leaf(m, kind))
         for (int64_t n = 0; n < count; n++)
             to[n] = source->items[n];
-    if (source != NULL && (kind == CP_LIST_KEYS || kind == CP_LIST_CACHED)) {
+    if (source != NULL && attended(kind)) {
         const cp_device_keys keys = cp_manifest_keys(m, block, kind, rank);
-        write_first(source, keys.sequences, (int64_t *)(uintptr_t)keys.first);
+        int64_t *first = (int64_t *)(uintptr_t)keys.first;
+        if (by_leaf(m, kind))
+            cp_leaf_list(source, layout->sequences, first, to);
+        else
+            write_first(source, keys.sequences, first);
     }
 }
 
@@ -192,9 +213,16 @@ void cp_manifest_write(const cp_manifest *m, const cp_layout *layout,
                 write_list(m, layout, kind, r, to);
 }
 
+static cp_status check_leaves(const cp_layout *layout) {
+    for (int r = 0; r < layout->ranks && layout->leaves; r++)
+        CP_TRY(cp_leaf_check(&layout->cache[r].pieces, r));
+    return CP_OK;
+}
+
 cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
     static const char *const names[] = {"queries", "keys", "its cache",
                                         "its new tokens", "where they go"};
+    CP_TRY(check_leaves(layout));
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t count = most_pieces(m, layout, kind);
         if (count > m->room[kind])
@@ -209,7 +237,7 @@ cp_status cp_manifest_has_room(const cp_manifest *m, const cp_layout *layout) {
 int64_t cp_manifest_bytes(const cp_manifest *m) {
     const cp_layout *layout = m->plan->layout;
     const int64_t numbers =
-        CP_LISTS * layout->ranks + tables_of(m) * (layout->sequences + 1);
+        CP_LISTS * layout->ranks + tables_of(m) * (sequences_of(m) + 1);
     return numbers * (int64_t)sizeof(int64_t) +
            m->pieces * (int64_t)sizeof(cp_piece);
 }
@@ -224,5 +252,6 @@ cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t query_tile,
     (*out)->longest = longest_sequence(plan->layout);
     for (int64_t n = 0; n < program->count; n++)
         (*out)->packs |= program->ops[n].kind == CP_OP_PACK;
+    CP_TRY(check_leaves(plan->layout));
     return place_lists(*out, growth);
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "cuda/kernels/top_k.h"
+#include "cuda/ring/exact.h"
 #include "cuda/ring/manifest.h"
 #include "cuda/ring/messages.h"
 #include "model/arena.h"
@@ -25,6 +26,7 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_shape attended; /* the heads of an attention */
     cp_attend_kernel kernel;
+    cp_held *held; /* [count], in exact order (chapter 17); or NULL */
     cp_manifest *manifest;
     /* Its memory. */
     cp_device_room own; /* unless the options have a room */
@@ -35,6 +37,8 @@ struct cp_stream_walker {
     float *unfinished;  /* [splits] partials, */
     int32_t *tickets;   /* [rows][N_H], */
     int64_t splits;     /* if there is room for more than one */
+    int leaves;         /* in exact order: unfinished has room for so many, */
+    int64_t leaf_bytes; /* and for each so much */
     bool *needed;       /* [slot_count] by this rank, */
     bool *rewritten;    /* and with a message beside it */
     char *staging;      /* on the host: the manifest, */
@@ -66,6 +70,8 @@ static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
            a->slot_count == b->slot_count && a->spare == b->spare &&
            same_shape(&a->shape, &b->shape) && mine->count == other->count &&
            a->indexer.top_k == b->indexer.top_k &&
+           memcmp(&a->layout->owners, &b->layout->owners,
+                  sizeof(cp_owners)) == 0 &&
            memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
                0;
 }
@@ -117,8 +123,10 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
     }
     w->lists = cp_arena_claim(from, 1, cp_manifest_bytes(w->manifest));
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
-    w->unfinished = cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
-                                   plan->slots[plan->result].held);
+    w->unfinished = w->held != NULL
+                        ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
+                        : cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
+                                         plan->slots[plan->result].held);
     w->tickets = cp_arena_claim(from, w->splits > 1 ? query_rows(w) : 0,
                                 4 * w->attended.query_heads);
 }
@@ -132,7 +140,7 @@ static cp_status reserve(cp_stream_walker *w) {
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
     cp_plan_slots_rewritten(plan, w->rank, w->rewritten);
-    w->splits = plan->indexer.top_k > 0
+    w->splits = plan->indexer.top_k > 0 || w->held != NULL
                     ? 1
                     : cp_device_most_splits(w->kernel, &w->attended,
                                             w->options.blocks, query_rows(w));
@@ -194,6 +202,14 @@ static cp_shape attended_by(const cp_plan *plan, const cp_program *program) {
     return cp_plan_shape(plan, op->in.slot);
 }
 
+/* One kernel for all, however few they are. */
+static cp_status prepare_exact(cp_stream_walker *w) {
+    if (w->kernel != CP_ATTEND_LOOPS)
+        w->kernel = CP_ATTEND_TILES;
+    w->leaves = cp_held_room(w->plan, w->rank, &w->leaf_bytes);
+    return cp_held_new(w->plan, w->rank, &w->held);
+}
+
 static cp_status fill_walker(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t size = cp_element_bytes(w->options.element);
@@ -216,6 +232,8 @@ static cp_status fill_walker(cp_stream_walker *w) {
         CP_TRY(cp_cuda(cp_device_choose(&w->attended, w->options.element,
                                         step ? 1 : query_rows(w), &w->kernel),
                        "choosing a kernel"));
+    if (plan->layout->leaves)
+        CP_TRY(prepare_exact(w));
     CP_TRY(cp_manifest_new(plan, w->rank,
                            cp_device_query_tile(w->kernel, &w->attended),
                            w->options.growth, &w->manifest));
@@ -248,6 +266,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
         cp_event_free(w->over[n]);
     cp_event_free(w->begun);
     cp_device_room_free(&w->own);
+    free(w->held);
     free(w->manifest);
     free(w->slots);
     free(w->needed);
@@ -349,6 +368,18 @@ static cp_status check_labels(cp_stream_walker *w, cp_use from) {
                    "rank %d, reading labels", w->rank);
 }
 
+static cudaError_t attend_exactly(const cp_stream_walker *w, const cp_op *op,
+                                  const cp_device_attention *call) {
+    const cp_held *held = &w->held[op - w->program->ops];
+    cp_device_attention exact = *call;
+    exact.leaves = held->in;
+    exact.merge = false;
+    return cp_grove_attend(
+        &exact, w->leaves,
+        (cp_grove){call->output, call->merge ? held[1].out : CP_NO_LEAVES},
+        w->queues.compute);
+}
+
 static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     const cp_plan *plan = w->plan;
     const bool home = op->keys.slot == plan->cache;
@@ -381,7 +412,8 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
     if (plan->labelled && w->begins)
         CP_TRY(check_labels(w, op->in));
     call.splits = cp_device_splits(&call, w->options.blocks, w->splits);
-    return cp_cuda(cp_device_attend(&call, w->queues.compute),
+    return cp_cuda(w->held != NULL ? attend_exactly(w, op, &call)
+                                   : cp_device_attend(&call, w->queues.compute),
                    "rank %d, an attention over keys of rank %d", w->rank,
                    op->keys.origin);
 }
@@ -401,6 +433,16 @@ static int count_merges(const cp_stream_walker *w, int64_t n) {
     return (int)(last - first) + 1;
 }
 
+static cudaError_t unite(const cp_stream_walker *w, const cp_op *op,
+                         int addends, const cp_device_merging *call) {
+    const cp_held *held = &w->held[op - w->program->ops];
+    cp_grove groves[CP_LEAVES + 1] = {{call->output, held->out}};
+    for (int n = 0; n < addends; n++)
+        groves[n + 1] = (cp_grove){w->slots[op[n].in.slot], held[n].in};
+    return cp_grove_unite(call->rows, call->dim, groves, addends + 1,
+                          w->queues.compute);
+}
+
 static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     const cp_plan *plan = w->plan;
     const cp_device_merging call = {
@@ -414,7 +456,8 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
         .output = w->slots[op->out.slot],
         .lse = slot_lse(w, op->out.slot),
     };
-    return cp_cuda(cp_device_merge(&call, w->queues.compute),
+    return cp_cuda(w->held != NULL ? unite(w, op, addends, &call)
+                                   : cp_device_merge(&call, w->queues.compute),
                    "rank %d, a merge", w->rank);
 }
 

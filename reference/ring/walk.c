@@ -380,20 +380,6 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     return CP_OK;
 }
 
-static void note_leaves(const cp_walker *walker, const cp_op *op) {
-    const cp_layout *layout = walker->plan->layout;
-    uint32_t *out = &walker->leaves[op->out.slot];
-    if (op->kind == CP_OP_ATTEND)
-        *out = cp_rank_leaves(&layout->owners, op->keys.origin);
-    if (op->kind == CP_OP_MERGE)
-        *out |= walker->leaves[op->in.slot];
-    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
-        *out = op->leaves;
-    for (int r = 0; r < layout->ranks && cp_op_is_collective(op); r++)
-        if (r != walker->rank)
-            out[r] = cp_rank_leaves(&layout->owners, r);
-}
-
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values) {
     const cp_plan *plan = walker->plan;
@@ -420,7 +406,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         const cp_status status = together ? meet(walker, op, &program->ops[++n])
                                           : perform(walker, op);
         if (walker->leaves != NULL)
-            note_leaves(walker, op);
+            cp_forest_note(plan, walker->rank, op, walker->leaves);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;

@@ -205,6 +205,23 @@ static cp_status check_keys(const cp_layout *layout) {
     return CP_OK;
 }
 
+void cp_forest_note(const cp_plan *plan, int rank, const cp_op *op,
+                    uint32_t *held) {
+    const cp_layout *layout = plan->layout;
+    uint32_t *out = &held[op->out.slot];
+    if (op->kind == CP_OP_ATTEND)
+        *out = cp_rank_leaves(&layout->owners, op->keys.origin);
+    if (op->kind == CP_OP_MERGE)
+        *out |= held[op->in.slot];
+    if (op->kind == CP_OP_JOIN)
+        *out = held[op->in.slot];
+    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
+        *out = op->leaves;
+    for (int r = 0; r < layout->ranks && cp_op_is_collective(op); r++)
+        if (r != rank)
+            out[r] = cp_rank_leaves(&layout->owners, r);
+}
+
 cp_status cp_forest_fit(cp_plan *plan) {
     if (plan->indexer.top_k > 0)
         return cp_refuse("attention to chosen keys has no exact order");

@@ -18,6 +18,11 @@ int64_t cp_plan_node_bytes(const cp_plan *plan, int slot);
  * cp_forest_check and cp_plan_order do, and for want of memory. */
 cp_status cp_forest_fit(cp_plan *plan);
 
+/* What an operation of a rank makes of the leaves that its slots hold,
+ * [slot_count], in the order of its program. */
+void cp_forest_note(const cp_plan *plan, int rank, const cp_op *op,
+                    uint32_t *held);
+
 /* Follow them again: fails with CP_BROKEN if a rank holds a key of no leaf of
  * its own, if a slot is too small, if an exchange receives other leaves than it
  * says, or if a result is not the root alone. */

@@ -1,0 +1,217 @@
+/* Tangled from book/17-exact.nw; edit the chapter. */
+/* Exact order on streams. */
+#include "cuda/ring/exact.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/kernels/exact.h"
+#include "ring/forest.h"
+
+cp_status cp_held_new(const cp_plan *plan, int rank, cp_held **out) {
+    const cp_program *program = &plan->programs[rank];
+    uint32_t *held;
+    *out = NULL;
+    CP_TRY(cp_allocate(&held, plan->slot_count, sizeof(*held), "leaves"));
+    const cp_status status =
+        cp_allocate(out, program->count, sizeof(cp_held), "leaves");
+    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
+        const cp_op *op = &program->ops[n];
+        (*out)[n] = (cp_held){held[op->in.slot], held[op->out.slot]};
+        cp_forest_note(plan, rank, op, held);
+        if (op->kind == CP_OP_ATTEND)
+            (*out)[n].in = held[op->out.slot];
+    }
+    free(held);
+    return status;
+}
+
+enum { MUCH = 256 << 20 }; /* bytes, of a rank */
+
+/* Of the leaves that come first, what they are together must wait for others
+ * while one more is attended to. */
+static int least_room(uint32_t leaves, int *all) {
+    cp_node nodes[CP_NODES_MAX];
+    int least = 0;
+    uint32_t done = 0;
+    for (int leaf = *all = 0; leaf < CP_LEAVES; leaf++) {
+        if ((leaves >> leaf & 1) == 0)
+            continue;
+        least = (int)cp_max(least, cp_leaves_nodes(done, nodes) + 1);
+        done |= (uint32_t)1 << leaf;
+        ++*all;
+    }
+    return least;
+}
+
+int cp_held_room(const cp_plan *plan, int rank, int64_t *bytes) {
+    const cp_program *program = &plan->programs[rank];
+    int least = 0, most = 0, all;
+    *bytes = 0;
+    for (int64_t n = 0; n < program->count; n++) {
+        const cp_op *op = &program->ops[n];
+        if (op->kind != CP_OP_ATTEND)
+            continue;
+        *bytes = cp_max(*bytes, cp_plan_node_bytes(plan, op->out.slot));
+        least = (int)cp_max(
+            least,
+            least_room(cp_rank_leaves(&plan->layout->owners, op->keys.origin),
+                       &all));
+        most = (int)cp_max(most, all);
+    }
+    return (int)cp_min(most, cp_max(least, MUCH / cp_max(1, *bytes)));
+}
+
+typedef struct {
+    cp_device_uniting call;
+    cp_node of[CP_LEAVES];
+} uniting;
+
+static void add_grove(uniting *u, cp_grove grove) {
+    cp_node nodes[CP_NODES_MAX];
+    const int64_t size = u->call.rows * (u->call.dim + 1);
+    const int count = cp_leaves_nodes(grove.leaves, nodes);
+    for (int n = 0; n < count; n++) {
+        int at = u->call.count++;
+        for (; at > 0 && u->of[at - 1].first > nodes[n].first; at--) {
+            u->of[at] = u->of[at - 1];
+            u->call.from[at] = u->call.from[at - 1];
+        }
+        u->of[at] = nodes[n];
+        u->call.from[at] = grove.nodes + n * size;
+    }
+}
+
+/* Find where siblings meet. */
+static void find_merges(uniting *u) {
+    cp_node stack[CP_LEAVES];
+    for (int n = 0, top = 0; n < u->call.count; n++) {
+        stack[top++] = u->of[n];
+        for (; top > 1; u->call.merges[n]++) {
+            cp_node *left = &stack[top - 2];
+            if (left->count != stack[top - 1].count ||
+                left->first % (2 * left->count) != 0 ||
+                left->first + left->count != stack[top - 1].first)
+                break;
+            left->count *= 2;
+            top--;
+        }
+    }
+}
+
+cudaError_t cp_grove_unite(int64_t rows, int64_t dim, const cp_grove *groves,
+                           int count, cudaStream_t stream) {
+    uniting u = {.call = {.rows = rows, .dim = dim, .to = groves->nodes}};
+    for (int n = 0; n < count; n++)
+        add_grove(&u, groves[n]);
+    find_merges(&u);
+    return cp_device_unite(&u.call, stream);
+}
+
+/* As many leaves as there is room for, behind the nodes that are done. */
+static cudaError_t attend_some(const cp_device_attention *asked, int room,
+                               uint32_t *left, cp_grove *done, cp_grove into,
+                               cudaStream_t stream) {
+    const int64_t rows = asked->rows * asked->shape.query_heads;
+    const int64_t dim = cp_value_dim(&asked->shape), size = rows * (dim + 1);
+    cp_device_attention call = *asked;
+    cp_node nodes[CP_NODES_MAX];
+    cp_grove all[CP_LEAVES + 2] = {*done};
+    const int kept = cp_leaves_nodes(done->leaves, nodes);
+    int count = 1;
+    call.splits = 1;
+    call.leaves = 0;
+    call.unfinished = asked->unfinished + kept * size;
+    for (; *left != 0 && kept + count - 1 < room; *left &= *left - 1) {
+        all[count].nodes = call.unfinished + (count - 1) * size;
+        all[count].leaves = *left & -*left;
+        call.leaves |= all[count++].leaves;
+    }
+    const cudaError_t error = cp_device_attend(&call, stream);
+    if (error != cudaSuccess)
+        return error;
+    done->leaves |= call.leaves;
+    if (*left == 0) { /* to where they shall be, whatever lies there */
+        all[count++] = all[0];
+        all[0] = into;
+    }
+    return cp_grove_unite(rows, dim, all, count, stream);
+}
+
+cudaError_t cp_grove_attend(const cp_device_attention *asked, int room,
+                            cp_grove into, cudaStream_t stream) {
+    cp_grove done = {asked->unfinished, 0};
+    cudaError_t error = cudaSuccess;
+    for (uint32_t left = asked->leaves; left != 0 && error == cudaSuccess;)
+        error = attend_some(asked, room, &left, &done, into, stream);
+    return error;
+}
+
+/* The next part of a block, and what is left of its piece. */
+static cp_piece next_part(cp_piece *rest) {
+    const int64_t count = CP_LEAF_BLOCK - rest->span.start % CP_LEAF_BLOCK;
+    const cp_piece part = cp_piece_part(*rest, 0, count);
+    rest->span.start += part.span.count;
+    rest->span.count -= part.span.count;
+    rest->row += part.span.count;
+    return part;
+}
+
+int64_t cp_leaf_pieces(const cp_pieces *keys) {
+    int64_t blocks = 0;
+    for (int64_t n = 0; n < keys->count; n++) {
+        const cp_span span = keys->items[n].span;
+        blocks += cp_ceil_divide(span.start + span.count, CP_LEAF_BLOCK) -
+                  cp_ceil_divide(span.start, CP_LEAF_BLOCK);
+    }
+    return blocks;
+}
+
+static int64_t list_of(cp_piece part) {
+    return part.span.sequence * CP_LEAVES + cp_leaf_of(part.span.start);
+}
+
+void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
+                  cp_piece *to) {
+    const int64_t lists = sequences * CP_LEAVES;
+    memset(first, 0, (size_t)(lists + 1) * sizeof(*first));
+    for (int64_t n = 0; n < keys->count; n++)
+        for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
+            const cp_piece part = next_part(&rest);
+            first[list_of(part) + 1] += part.span.start % CP_LEAF_BLOCK == 0;
+        }
+    for (int64_t n = 0; n < lists; n++)
+        first[n + 1] += first[n];
+    /* Put each part where its list begins, which then begins behind it. */
+    for (int64_t n = 0; n < keys->count; n++)
+        for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
+            const cp_piece part = next_part(&rest);
+            int64_t *next = &first[list_of(part)];
+            if (part.span.start % CP_LEAF_BLOCK == 0)
+                to[(*next)++] = part;
+            else
+                to[*next - 1].span.count += part.span.count;
+        }
+    memmove(first + 1, first, (size_t)lists * sizeof(*first));
+    first[0] = 0;
+}
+
+cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
+    for (int64_t n = 0; n < keys->count; n++) {
+        const cp_piece now = keys->items[n];
+        const cp_piece *last = n > 0 ? &keys->items[n - 1] : NULL;
+        const bool follows =
+            last != NULL && last->span.sequence == now.span.sequence;
+        const int64_t end = follows ? cp_span_last(last->span) + 1 : 0;
+        const bool joins = follows && now.span.start == end &&
+                           now.row == last->row + last->span.count;
+        if (now.span.start < end ||
+            (now.span.start % CP_LEAF_BLOCK != 0 && !joins))
+            return cp_refuse("exact order on GPUs takes blocks of %d keys as "
+                             "one piece; rank %d has position %ld of sequence "
+                             "%ld apart",
+                             CP_LEAF_BLOCK, rank, now.span.start,
+                             now.span.sequence);
+    }
+    return CP_OK;
+}
