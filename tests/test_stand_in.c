@@ -610,8 +610,9 @@ static cudaError_t abort_two(void) {
     config.blocking = 0;
     for (int rank = 0; rank < 2; rank++) {
         kin[rank] = ring[rank];
-        begins(
-            ncclCommSplit(ring[rank].comm, 0, rank, &kin[rank].comm, &config));
+        const ncclResult_t answer =
+            ncclCommSplit(ring[rank].comm, 0, rank, &kin[rank].comm, &config);
+        ck_assert(answer == ncclSuccess || answer == ncclInProgress);
     }
     for (int rank = 0; rank < 2; rank++) {
         must(ask(ring[rank].comm));
@@ -626,6 +627,47 @@ static cudaError_t abort_two(void) {
     if (how == TOGETHER)
         must(ncclGroupEnd());
     must(ncclCommDestroy(kin[1].comm));
+    return cudaDeviceSynchronize();
+}
+
+/* Ranks 0 and 1 go on without rank 2, from which rank 0 has yet to hear. Or they
+ * do not, when it has left in the middle. */
+enum { SHRINK_ABORTS, SHRINK_AT_WORK, SHRINK_FAILED };
+
+static cudaError_t shrink(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    member left[2] = {ring[0], ring[1]};
+    int gone = 2;
+    config.blocking = 0;
+    receive(&ring[0], 0, WIDTH, 2, ring[0].network);
+    receive(&ring[2], 0, WIDTH, 1, ring[2].network);
+    ck_assert_int_eq(cudaStreamQuery(ring[0].network), cudaErrorNotReady);
+    if (how == SHRINK_FAILED)
+        must(ncclCommAbort(ring[2].comm));
+    for (int rank = 0; rank < 2; rank++) {
+        const ncclResult_t answer = ncclCommShrink(
+            ring[rank].comm, &gone, 1, &left[rank].comm, &config,
+            how == SHRINK_AT_WORK ? NCCL_SHRINK_DEFAULT : NCCL_SHRINK_ABORT);
+        ck_assert(how == SHRINK_FAILED
+                      ? answer == ncclRemoteError
+                      : answer == ncclSuccess || answer == ncclInProgress);
+    }
+    for (int rank = 0; rank < 2 && how != SHRINK_FAILED; rank++) {
+        must(ask(ring[rank].comm));
+        must(ask(left[rank].comm));
+    }
+    if (how == SHRINK_ABORTS) { /* and what waited goes on */
+        must(cudaStreamSynchronize(ring[0].network));
+        must(fill(left[0].block[1], WIDTH, 3.0f, left[0].network));
+        send(&left[0], 1, 1);
+        receive(&left[1], 0, WIDTH, 0, left[1].network);
+        must(cudaStreamSynchronize(left[1].network));
+    }
+    for (int rank = 0; rank < 3; rank++) {
+        ncclCommAbort(ring[rank].comm);
+        if (rank < 2 && how != SHRINK_FAILED)
+            must(ncclCommDestroy(left[rank].comm));
+    }
     return cudaDeviceSynchronize();
 }
 
@@ -797,6 +839,10 @@ static const struct {
     {"two aborts", abort_two, ONE_BY_ONE, 2, cudaSuccess, 1,
      "rank 0 aborts communicator|while its communicator|waits"},
     {"two aborts in a group", abort_two, TOGETHER, 2, cudaSuccess, 0, ""},
+    {"a shrink that aborts", shrink, SHRINK_ABORTS, 3, cudaSuccess, 0, ""},
+    {"a shrink at work", shrink, SHRINK_AT_WORK, 3, cudaSuccess, 1,
+     "rank 0 shrinks communicator|while it has work"},
+    {"a shrink after an error", shrink, SHRINK_FAILED, 3, cudaSuccess, 0, ""},
     {"a message half in a graph", receive_what_a_graph_sends, 0, 2,
      cudaErrorLaunchFailure, 1,
      "rank 0 sends to rank 1 from a graph what is received outside of one"},

@@ -56,7 +56,7 @@ static double patience_of(const char *name) {
     for (int i = 0; i < 4; i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return PATIENCE;
+    return strcmp(name, "mends") == 0 ? 1 : PATIENCE;
 }
 
 /* This process's part of a call; rank 1 may die in it. */
@@ -176,14 +176,34 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
     return status;
 }
 
+/* Ranks 1 and 2 are killed one after the other, before they collect. */
+static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
+    static const int lost_one_by_one[] = {1, 1};
+    int64_t seats[4], lost = 0;
+    const int seat = crew->rank;
+    (void)unused;
+    for (int n = 0; n < 35; n++) {
+        if (n % 15 == 7 && seat == 1 + n / 15)
+            kill(getpid(), SIGKILL);
+        seats[crew->rank] = seat;
+        const cp_status status = crew->collect(seats, sizeof(seats[0]));
+        int rank = -1;
+        if (status == CP_OK && seats[crew->ranks - 1] == 3)
+            continue;
+        CP_TRY(require(lost < 2 && crew->mend(&rank), "not mended", n));
+        CP_TRY(require(rank == lost_one_by_one[lost++], "lost", rank));
+    }
+    return require(lost == 2 && crew->ranks == 2, "ranks", crew->ranks);
+}
+
 static const struct {
     const char *name;
     cp_status (*play)(const cp_crew *crew, int64_t way);
     int64_t way;
 } crew_scenes[] = {
-    {"crew", be_a_crew, 0}, {"fails", differ, 0},  {"shares", differ, 1},
-    {"sizes", differ, 2},   {"killed", differ, 3}, {"sleeps", differ, 4},
-    {"exits", differ, 5},
+    {"mends", mend_twice, 0}, {"crew", be_a_crew, 0}, {"fails", differ, 0},
+    {"shares", differ, 1},    {"sizes", differ, 2},   {"killed", differ, 3},
+    {"sleeps", differ, 4},    {"exits", differ, 5},
 };
 
 static const cp_crew *own_crew;
@@ -222,7 +242,8 @@ static cp_status meet(double patience, cp_crew *crew) {
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_launch_read(&launch));
     CP_TRY(cp_cuda(cudaSetDevice(launch.rank % devices), "a device"));
-    return cp_nccl_meet(&launch, patience, &own_world, crew);
+    return cp_nccl_meet(&launch, patience, strcmp(scene, "mends") == 0,
+                        &own_world, crew);
 }
 
 static int play_rank(const char *name) {
@@ -264,6 +285,7 @@ static const struct {
     const char *says; /* among what all say; NULL: nothing is said */
     int come;         /* of the ranks; 0: all */
     bool taken;       /* the port is another's */
+    int also;         /* the end of rank 2 */
 } plays[] = {
     {1, .scene = "alone"},
     {2, .scene = "talk"},
@@ -279,6 +301,7 @@ static const struct {
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "exits", 1, .says = "rank 0: NCCL: "},
     /* These wait for long. */
+    {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
      .says = " waited 5 s in vain, hearing what the others say"},
@@ -287,7 +310,7 @@ static const struct {
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };
-enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 4, MOST_PROCESSES = 4 };
+enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 5, MOST_PROCESSES = 4 };
 
 typedef struct {
     pid_t players[MOST_PROCESSES];
@@ -325,7 +348,9 @@ static void end_play(int n, running *play) {
     if (plays[n].taken)
         close(play->held);
     for (int r = 0; r < play->come; r++)
-        ck_assert_msg(ends[r] == (r == 1 ? plays[n].other : plays[n].end),
+        ck_assert_msg(ends[r] == (r == 1                    ? plays[n].other
+                                  : r == 2 && plays[n].also ? plays[n].also
+                                                            : plays[n].end),
                       "%s: rank %d of %d ends with %d: %s", scene_of, r,
                       plays[n].ranks, ends[r], said);
     /* The address sanitizer has a word of its own about fibers. */
@@ -360,7 +385,7 @@ TEST(rank_0_must_be_somewhere) {
     const cp_launch launch = {.launcher = "PMI", .ranks = 2};
     cp_nccl *world;
     cp_crew crew;
-    refuses(cp_nccl_meet(&launch, 1, &world, &crew), CP_INVALID,
+    refuses(cp_nccl_meet(&launch, 1, true, &world, &crew), CP_INVALID,
             "set MASTER_ADDR");
 }
 

@@ -142,21 +142,49 @@ static cp_status open_engine(cp_engine *base, const void *context) {
                              "the output layer", &it->scores);
 }
 
-static void close_engine(cp_engine *base) {
-    cp_device_engine *it = own(base);
+static void free_passes(cp_device_engine *it) {
     cp_device_forward_free(it->decode);
     cp_device_forward_free(it->prefill);
+    it->decode = it->prefill = NULL;
+}
+
+static void free_rank(cp_device_engine *it, int r) {
+    cp_multiplier_free(it->ranks[r].multiplier);
+    cudaFree(it->ranks[r].cache);
+    cp_queues_free(&it->queues[r]);
+}
+
+static void close_engine(cp_engine *base) {
+    cp_device_engine *it = own(base);
+    free_passes(it);
     cp_device_trace_free(it->trace);
-    for (int r = 0; r < it->count; r++) {
-        cp_multiplier_free(it->ranks[r].multiplier);
-        cudaFree(it->ranks[r].cache);
-        cp_queues_free(&it->queues[r]);
-    }
+    for (int r = 0; r < it->count; r++)
+        free_rank(it, r);
     for (int n = 0; n < 2; n++)
         cp_event_free(it->paced[n]);
     cudaFree(it->scores);
     free(it->ranks);
     free(it->queues);
+}
+
+/* Passes, and graphs with them, are of a number of ranks: they are made anew,
+ * when they are wanted. */
+static cp_status lose(cp_engine *base, int rank) {
+    cp_device_engine *it = own(base);
+    const int only = it->place->only;
+    free_passes(it);
+    if (only == CP_NOBODY) {
+        const size_t after = (size_t)(--it->count - rank);
+        free_rank(it, rank);
+        memmove(&it->queues[rank], &it->queues[rank + 1],
+                after * sizeof(it->queues[0]));
+        memmove(&it->ranks[rank], &it->ranks[rank + 1],
+                after * sizeof(it->ranks[0]));
+    }
+    for (int r = 0; r < it->count; r++)
+        it->ranks[r].rank = only == CP_NOBODY ? r : only;
+    base->place.only = only;
+    return CP_OK;
 }
 
 static void release(void *memory) {
@@ -240,6 +268,7 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .run = run,
                                         .move = move,
                                         .rows = rows,
+                                        .lose = lose,
                                         .ended = ended,
                                         .copy = copy,
                                         .settle = settle,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cuda/kernels/device.h"
+#include "cuda/ring/reunion.h"
 
 typedef enum { SHARE, COLLECT, LEAVE } word;
 
@@ -26,7 +27,13 @@ static struct {
     char *host, *device; /* what is under way: so many bytes of each rank */
     int64_t room;        /* of both */
     int64_t number;      /* of operations so far */
+    int64_t done;        /* of what was sent and heard so far, */
+    int64_t heard_at;    /* of which that was the last of records: */
+    record *heard;       /* [ranks] these */
+    bool lent;           /* another had them, this one has not */
     bool over;           /* all later calls fail */
+    char place[300];     /* where rank 0 is */
+    cp_crew *crew;
 } us;
 
 static cp_status finish(cp_status status, const char *what) {
@@ -36,6 +43,7 @@ static cp_status finish(cp_status status, const char *what) {
     else
         link->abort(link->context);
     us.over = us.over || status != CP_OK;
+    us.done += status == CP_OK;
     return status;
 }
 
@@ -76,7 +84,21 @@ static cp_status compare(void) {
     return CP_OK;
 }
 
-/* All records are at us.host then. */
+/* All records are at us.host then; in a failure too, if another lent them. */
+static cp_status hear(void) {
+    const size_t bytes = (size_t)us.ranks * sizeof(record);
+    const cp_status status = gather(sizeof(record));
+    if (status != CP_OK && !us.lent)
+        return status;
+    us.heard_at = us.done += us.lent;
+    if (us.lent)
+        cudaStreamSynchronize(us.stream);
+    memcpy(us.lent ? (void *)us.host : us.heard, us.lent ? us.heard : records(),
+           bytes);
+    us.lent = false;
+    return CP_OK;
+}
+
 static cp_status say(word what, int status, const void *data, int64_t bytes) {
     record *mine = (record *)(void *)us.host + us.rank;
     if (us.over)
@@ -84,9 +106,9 @@ static cp_status say(word what, int status, const void *data, int64_t bytes) {
     *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
     if (data != NULL && bytes <= FEW)
         memcpy(mine->data, data, (size_t)bytes);
-    CP_TRY(gather(sizeof(*mine)));
+    CP_TRY(hear());
     const cp_status heard = compare();
-    us.over = heard != CP_OK;
+    us.over = us.over || heard != CP_OK;
     return heard;
 }
 
@@ -145,6 +167,7 @@ static int leave(int status) {
     if (status != 0)
         snprintf(own, sizeof(own), "%s", cp_message());
     fflush(stdout);
+    us.world->agree = NULL; /* nobody goes on */
     const bool alone = say(LEAVE, status, own, FEW) != CP_OK;
     if (alone && (us.rank != 0 || status == 0))
         fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
@@ -155,10 +178,89 @@ static int leave(int status) {
             fprintf(stderr, "longring: rank %d: %s\n", r, records()[r].data);
         worst = (int)cp_max(worst, records()[r].status);
     }
+    free(us.heard);
     cudaFreeHost(us.host);
     cudaFree(us.device);
     cudaStreamDestroy(us.stream);
     return worst;
+}
+
+typedef struct {
+    int64_t done, heard_at;
+    bool sound;
+    ncclUniqueId id; /* rank 0's */
+    record heard[];
+} parting;
+
+enum { GRACE = 5 }; /* seconds beyond the patience, or as long again */
+
+static int64_t parting_bytes(void) {
+    return (int64_t)(sizeof(parting) + (size_t)us.ranks * sizeof(record));
+}
+
+static parting *parting_of(char *all, int rank) {
+    return (parting *)(void *)(all + rank * parting_bytes());
+}
+
+static cp_status take_the_latest(char *all, const bool *here) {
+    const parting *latest = parting_of(all, 0);
+    for (int r = 1; r < us.ranks; r++)
+        if (here[r] && parting_of(all, r)->done > latest->done)
+            latest = parting_of(all, r);
+    for (int r = 0; r < us.ranks; r++) {
+        const int64_t done = parting_of(all, r)->done;
+        if (here[r] && done < latest->done &&
+            (done < latest->done - 1 || latest->heard_at < latest->done))
+            return cp_fail(CP_BROKEN,
+                           "rank %d lacks what others heard of the lost", r);
+    }
+    us.lent = us.done < latest->done;
+    memcpy(us.heard, latest->heard, (size_t)us.ranks * sizeof(record));
+    return CP_OK;
+}
+
+static cp_status meet_again(cp_nccl *world, char *all, bool *here,
+                            cp_nccl_loss *loss) {
+    const double patience = world->patience;
+    parting *own = parting_of(all, us.rank);
+    int count = 0;
+    *own = (parting){us.done, us.heard_at, loss->sound, loss->id};
+    memcpy(own->heard, us.heard, (size_t)us.ranks * sizeof(record));
+    CP_TRY(cp_reunite(us.place, us.rank, us.ranks,
+                      patience > GRACE ? patience + GRACE : 2 * patience, all,
+                      parting_bytes(), here));
+    for (int r = 0; r < us.ranks; r++) {
+        loss->lost = here[r] ? loss->lost : r;
+        loss->sound = loss->sound && (!here[r] || parting_of(all, r)->sound);
+        count += !here[r];
+    }
+    loss->id = parting_of(all, 0)->id;
+    if (count > 1)
+        return cp_fail(CP_BROKEN, "%d ranks are lost at once", count);
+    return take_the_latest(all, here);
+}
+
+static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
+    char *all;
+    unsetenv("NCCL_COMM_ID"); /* this id is rank 0's to give */
+    if (us.rank == 0)
+        CP_TRY(cp_nccl_id(&loss->id));
+    CP_TRY(cp_allocate(&all, us.ranks, parting_bytes() + 1, "the ranks"));
+    bool *here = (bool *)(all + us.ranks * parting_bytes());
+    const cp_status status = meet_again(world, all, here, loss);
+    free(all);
+    return status;
+}
+
+static bool mend(int *lost) {
+    if (cp_nccl_mend(us.world, lost) != CP_OK)
+        return false;
+    cudaStreamSynchronize(us.stream); /* what was behind the failure */
+    us.crew->rank = us.rank = us.world->rank;
+    us.crew->ranks = us.ranks = us.world->ranks;
+    us.over = false;
+    us.heard_at = 0;
+    return true;
 }
 
 static cp_status prepare(cp_nccl *world) {
@@ -166,6 +268,9 @@ static cp_status prepare(cp_nccl *world) {
     us.rank = world->rank;
     us.ranks = world->ranks;
     us.room = cp_max(PIECE, us.ranks * (int64_t)sizeof(record));
+    us.over = us.lent = false;
+    us.done = us.heard_at = 0;
+    CP_TRY(cp_allocate(&us.heard, us.ranks, sizeof(record), "the records"));
     CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
                    "a queue for a crew"));
     CP_TRY(cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
@@ -180,7 +285,7 @@ static cp_status join(const cp_launch *launch, double patience,
     return cp_nccl_new(&id, launch->rank, launch->ranks, patience, world);
 }
 
-cp_status cp_nccl_meet(const cp_launch *launch, double patience,
+cp_status cp_nccl_meet(const cp_launch *launch, double patience, bool repairs,
                        cp_nccl **world, cp_crew *crew) {
     *world = NULL;
     if (launch->root[0] == '\0')
@@ -196,10 +301,14 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience,
                        cp_message(), launch->root);
     CP_TRY(status);
     CP_TRY(prepare(*world));
+    snprintf(us.place, sizeof(us.place), "%s", launch->root);
+    us.crew = crew;
+    (*world)->agree = repairs ? agree : NULL;
     *crew = (cp_crew){.rank = launch->rank,
                       .ranks = launch->ranks,
                       .share = share,
                       .collect = collect,
-                      .leave = leave};
+                      .leave = leave,
+                      .mend = repairs ? mend : NULL};
     return CP_OK;
 }

@@ -13,10 +13,11 @@
  * talks over it. All must call it. Fails with CP_INVALID if nothing says where
  * rank 0 is, and with CP_BROKEN, naming the place, if not all have come in time
  * (patience, as in cp_nccl_new).
- * A failure ends the crew: its later calls fail. crew->leave ends with one
- * status for all, and leaves the communicator to the caller. One crew at a
- * time; it borrows world. */
-cp_status cp_nccl_meet(const cp_launch *launch, double patience,
+ * A failure ends the crew: its later calls fail; with repairs, until it is
+ * mended, and world with it. crew->leave ends with one status for all, and
+ * leaves the communicator to the caller. One crew at a time; it borrows world,
+ * and is borrowed. */
+cp_status cp_nccl_meet(const cp_launch *launch, double patience, bool repairs,
                        cp_nccl **world, cp_crew *crew);
 
 #endif

@@ -2,6 +2,7 @@
 /* Messages between GPUs, by NCCL, with patience. */
 #include "cuda/ring/nccl_link.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static ncclResult_t ask_nccl(const cp_nccl *nccl) {
@@ -91,6 +92,19 @@ static void abort_one(cp_nccl *nccl) {
         ncclCommAbort(nccl->comm);
     nccl->aborted = true;
 }
+static ncclResult_t begun(ncclResult_t result) {
+    return result == ncclSuccess ? ncclInProgress : result;
+}
+
+static ncclConfig_t config_of(int most_blocks) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    if (most_blocks > 0) {
+        config.maxCTAs = most_blocks;
+        config.cgaClusterSize = 1;
+    }
+    return config;
+}
 
 static void abort_all(void *context) {
     cp_nccl *const first = context, *each = first;
@@ -102,6 +116,66 @@ static void abort_all(void *context) {
     ncclGroupEnd();
 }
 
+/* Whoever is quick has aborted the old one by now, which others see as an error
+ * of it: what counts is that the new one is there. */
+static cudaError_t ask_heir(const void *context) {
+    const cp_nccl *nccl = context;
+    ask_nccl(nccl);
+    return *(ncclComm_t const volatile *)&nccl->heir == NULL ? cudaErrorNotReady
+                                                             : cudaSuccess;
+}
+
+static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
+    bool late = false;
+    ncclResult_t result = ncclInvalidUsage;
+#if NCCL_VERSION_CODE >= 22700
+    ncclConfig_t config = config_of(CP_SPARED);
+    result = ncclCommShrink(nccl->comm, &loss->lost, 1, &nccl->heir, &config,
+                            NCCL_SHRINK_ABORT);
+#endif
+    if (result != ncclInProgress)
+        CP_TRY(settle(nccl, result, "shrinking"));
+    CP_TRY(cp_await(ask_heir, nccl, NULL, nccl->patience, &late));
+    return late ? in_vain(nccl, "shrinking") : CP_OK;
+}
+
+static bool can_shrink(const cp_nccl *nccl) {
+    return NCCL_VERSION_CODE >= 22700 && !nccl->aborted &&
+           ask_nccl(nccl) == ncclSuccess;
+}
+
+/* The device's queues go on when the old communicator is aborted. */
+static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
+    ncclConfig_t config = config_of(CP_SPARED);
+    cp_nccl heir = {.rank = nccl->rank - (nccl->rank > loss->lost),
+                    .ranks = nccl->ranks - 1,
+                    .patience = nccl->patience};
+    ncclResult_t result = ncclInProgress;
+    if (loss->sound)
+        CP_TRY(shrink(nccl, loss));
+    abort_all(nccl);
+    if (!loss->sound)
+        result = ncclCommInitRankConfig(&nccl->heir, heir.ranks, loss->id,
+                                        heir.rank, &config);
+    heir.comm = nccl->heir;
+    return settle(&heir, result, "joining those who are left");
+}
+
+static void part(cp_nccl *nccl) {
+    char own[512];
+    cp_nccl_loss loss = {CP_NOBODY, can_shrink(nccl), {{0}}};
+    snprintf(own, sizeof(own), "%s", cp_message());
+    nccl->parted = true;
+    nccl->why[0] = '\0';
+    cp_status status = nccl->agree(nccl, &loss);
+    if (status == CP_OK && loss.lost != CP_NOBODY)
+        status = make_heir(nccl, &loss);
+    nccl->lost = status == CP_OK ? loss.lost : CP_NOBODY;
+    if (status != CP_OK)
+        snprintf(nccl->why, sizeof(nccl->why), "%s", cp_message());
+    cp_fail(CP_BROKEN, "%s", own);
+}
+
 static void give_up(void *context) {
     cp_nccl *const first = context, *each = first;
     do {
@@ -109,6 +183,8 @@ static void give_up(void *context) {
         each = each->kin;
     } while (each != first);
     cp_watch_end(first->watch);
+    if (first->agree != NULL && !first->parted)
+        part(first);
     abort_all(first);
 }
 
@@ -143,16 +219,6 @@ cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
     return status;
 }
 
-static ncclConfig_t config_of(int most_blocks) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    if (most_blocks > 0) {
-        config.maxCTAs = most_blocks;
-        config.cgaClusterSize = 1;
-    }
-    return config;
-}
-
 static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
     **out = (cp_nccl){.link = {trade, check, rest, give_up, *out,
@@ -160,7 +226,8 @@ static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,
-                      .patience = patience};
+                      .patience = patience,
+                      .lost = CP_NOBODY};
     return CP_OK;
 }
 
@@ -175,6 +242,8 @@ static void forget(cp_nccl *nccl) {
     before->kin = nccl->kin;
     if (nccl->comm != NULL)
         abort_one(nccl);
+    if (nccl->heir != NULL)
+        ncclCommAbort(nccl->heir);
     cp_milestones_free(&nccl->milestones);
     free(nccl);
 }
@@ -234,12 +303,33 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
     } while (each != nccl);
 }
 
+cp_status cp_nccl_mend(cp_nccl *nccl, int *lost) {
+    if (!nccl->aborted)
+        give_up(nccl);
+    if (nccl->lost == CP_NOBODY)
+        return nccl->why[0] != '\0' ? cp_fail(CP_BROKEN, "%s", nccl->why)
+                                    : CP_BROKEN;
+    *lost = nccl->lost;
+    nccl->comm = nccl->heir;
+    nccl->heir = NULL;
+    nccl->rank -= nccl->rank > *lost;
+    nccl->ranks--;
+    nccl->aborted = nccl->parted = false;
+    nccl->lost = CP_NOBODY;
+    cp_watch_free(nccl->watch);
+    nccl->watch = NULL;
+    return nccl->ranks > 1 ? cp_watch_new(nccl->patience, is_broken, abort_all,
+                                          nccl, &nccl->watch)
+                           : CP_OK;
+}
+
 static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
     CP_TRY(allocate(key, ranks, world->patience, out));
     const cp_status status = settle(
-        world, ncclCommSplit(world->comm, color, key, &(*out)->comm, &config),
+        world,
+        begun(ncclCommSplit(world->comm, color, key, &(*out)->comm, &config)),
         "forming groups");
     if (status != CP_OK)
         give_up(world);

@@ -11,6 +11,14 @@
 
 /* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
+
+/* What those who are left of a communicator agree on. */
+typedef struct {
+    int lost;        /* one of the ranks; or CP_NOBODY */
+    bool sound;      /* in: ours can be shrunk; out: everybody's can */
+    ncclUniqueId id; /* for those who are left to join by, if not */
+} cp_nccl_loss;
+
 struct cp_nccl {
     cp_link link; /* for cp_stream_walk */
     int rank, ranks;
@@ -21,6 +29,12 @@ struct cp_nccl {
     cp_milestones milestones;
     cp_watch *watch; /* over all of this process's; NULL: nobody to wait for */
     bool aborted;    /* given up: nothing more is said to its peers */
+    /* Who gives up asks the others who is left; NULL: it does not. */
+    cp_status (*agree)(cp_nccl *nccl, cp_nccl_loss *loss);
+    bool parted;     /* it has asked: */
+    int lost;        /* that rank is lost, or CP_NOBODY, and */
+    ncclComm_t heir; /* this is of those who are left; or NULL, */
+    char why[300];   /* and why */
 };
 
 /* An id for ranks to join by: made by one of them and handed round; or, if
@@ -43,6 +57,11 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
 /* Wait until the stream is done, within the patience. Or give up, and fail
  * with CP_BROKEN, saying what was waited for. */
 cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
+
+/* After giving up, go on without the rank that agree said is lost, those above
+ * it numbered anew; all that are left must call it. Fails with CP_BROKEN: as
+ * agree or NCCL did; or with the message as it was, if nobody is lost. */
+cp_status cp_nccl_mend(cp_nccl *nccl, int *lost);
 
 /* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of
  * tp_size ranks with the same cp, *cp that of all with the same tp. All ranks

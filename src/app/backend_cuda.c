@@ -23,6 +23,7 @@ const cp_device_place *cp_cuda_place(int64_t ranks) {
 static cp_nccl *world, *heads, *ring;
 static cp_crew crew;
 static int (*leave_the_crew)(int status);
+static bool (*mend_the_crew)(int *lost);
 static bool by_mpi; /* and NCCL is left first; or the crew, which is NCCL's */
 
 static cp_status take_device(const cp_launch *launch) {
@@ -45,6 +46,8 @@ static void wait_at_most(double seconds) {
 }
 
 static void leave_nccl(int status) {
+    if (world != NULL)
+        world->agree = NULL;
     if (status != 0 && world != NULL)
         world->link.abort(world->link.context); /* and with world all groups */
     cp_nccl_free(heads);
@@ -61,9 +64,44 @@ static int leave(int status) {
     return status;
 }
 
+/* By MPI, those who are left agree in a run that fails for want of one. Some
+ * may wait for NCCL until then, as long as this one has. */
+static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
+    enum { GRACE = 5 };
+    bool *sound;
+    CP_TRY(cp_allocate(&sound, crew.ranks, sizeof(bool), "the ranks"));
+    crew.patience(2 * nccl->patience + GRACE);
+    cp_status status = crew.collect(sound, sizeof(bool));
+    crew.patience(nccl->patience);
+    const bool mended = status != CP_OK && mend_the_crew(&loss->lost);
+    if (mended) {
+        crew.rank -= crew.rank > loss->lost;
+        crew.ranks--;
+        sound[crew.rank] = loss->sound;
+        status = crew.collect(sound, sizeof(bool));
+    }
+    for (int r = 0; r < crew.ranks && mended; r++)
+        loss->sound = loss->sound && sound[r];
+    free(sound);
+    CP_TRY(status);
+    return mended
+               ? cp_crew_share(crew.rank == 0 ? cp_nccl_id(&loss->id) : CP_OK,
+                               &loss->id, sizeof(loss->id), NULL, NULL)
+               : CP_OK;
+}
+
+static bool mend(int *lost) {
+    const bool mended =
+        by_mpi ? cp_nccl_mend(world, lost) == CP_OK : mend_the_crew(lost);
+    apart.only = crew.rank;
+    return mended;
+}
+
 static void adopt(void) {
     leave_the_crew = crew.leave;
+    mend_the_crew = crew.mend;
     crew.leave = leave;
+    crew.mend = mend_the_crew != NULL ? mend : NULL;
     cp_crew_join(&crew);
 }
 
@@ -76,15 +114,22 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
     CP_TRY(cp_crew_all_ready(&crew, take_device(launch)));
     CP_TRY(cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
                          sizeof(id), NULL, NULL));
-    return cp_crew_all_ready(
-        &crew, cp_nccl_new(&id, crew.rank, crew.ranks, apart.patience, &world));
+    CP_TRY(cp_crew_all_ready(&crew, cp_nccl_new(&id, crew.rank, crew.ranks,
+                                                apart.patience, &world)));
+    world->agree = crew.mend != NULL ? agree_by_mpi : NULL;
+    return CP_OK;
+}
+
+/* torchrun ends all when one has failed. */
+static bool survives(void) {
+    return getenv("TORCHELASTIC_RUN_ID") == NULL;
 }
 
 static cp_status join_by_nccl(const cp_launch *launch) {
     const cp_status taken = take_device(launch);
     if (taken != CP_OK) /* without a crew every process speaks for itself */
         return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
-    CP_TRY(cp_nccl_meet(launch, apart.patience, &world, &crew));
+    CP_TRY(cp_nccl_meet(launch, apart.patience, survives(), &world, &crew));
     adopt();
     if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
@@ -123,7 +168,10 @@ static cp_status join(int count, char *const *arguments) {
     return CP_OK;
 }
 
+/* Who shares a rank's heads cannot go on without one that does. */
 static cp_status divide(int parts) {
+    world->agree = NULL;
+    crew.mend = NULL;
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     mine = (cp_device_share){crew.rank % parts, parts};
     apart.only = crew.rank / parts;

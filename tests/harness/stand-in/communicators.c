@@ -202,44 +202,91 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
         return ncclInvalidArgument;
     enter();
     char *id = uniqueId->internal;
-    if (root != NULL)
-        snprintf(id, sizeof *uniqueId, "%s%s", AT, root);
+    if (root != NULL || peers_met())
+        snprintf(id, sizeof *uniqueId, "%s%s", AT,
+                 root != NULL ? root : peers_met());
     else
         snprintf(id, sizeof *uniqueId, "stand-in %ld", ++unique_ids);
     return leave(ncclSuccess);
 }
 
-/* Those who split a communicator for the same time meet. */
+/* Those who split a communicator for the same time meet; or shrink it, without
+ * the same ranks (a bit each). */
 static void arrive_at_split(communicator *from, int color, int key,
-                            communicator *shell) {
+                            uint64_t without, communicator *shell) {
     char id[sizeof(ncclUniqueId)];
-    snprintf(id, sizeof id, "split %ld of %ld", from->splits++,
-             from->in->number);
-    gathering *all = find_gathering(id, from->in->size);
+    snprintf(id, sizeof id, "split %ld of %ld without %lx", from->splits++,
+             from->in->number, without);
+    gathering *all =
+        find_gathering(id, from->in->size - __builtin_popcountll(without));
     all->apart = from->in->key > 0;
     arrive(all, (entry){color, key, from->rank, shell});
 }
 
 /* The new one is there when the old one has been asked often enough. It does
- * not block either. */
+ * not block either. The answer may be that all is well before anything is. */
+static ncclResult_t give_birth(ncclComm_t comm, int color, int key,
+                               uint64_t without, ncclComm_t *newcomm) {
+    const news said = {.kind = SPLIT,
+                       .clique = comm->in->key,
+                       .rank = comm->rank,
+                       .color = color,
+                       .key = key,
+                       .without = without};
+    peers_tell(&said, NULL);
+    *newcomm = NULL;
+    comm->born = new_shell(key);
+    comm->born->home = comm->home;
+    comm->cradle = newcomm;
+    arrive_at_split(comm, color, key, without, comm->born);
+    hold_back(comm);
+    return draw(2) == 0 ? ncclSuccess : ncclInProgress;
+}
+
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key,
                            ncclComm_t *newcomm, ncclConfig_t *config) {
     (void)config;
     TRY(enter_with(comm, true));
     if (color < 0)
         return leave(complain(ncclInvalidArgument, "colour %d", color));
-    const news said = {.kind = SPLIT,
-                       .clique = comm->in->key,
-                       .rank = comm->rank,
-                       .color = color,
-                       .key = key};
-    peers_tell(&said, NULL);
-    *newcomm = NULL;
-    comm->born = new_shell(key);
-    comm->born->home = comm->home;
-    comm->cradle = newcomm;
-    arrive_at_split(comm, color, key, comm->born);
-    return leave(hold_back(comm));
+    return leave(give_birth(comm, color, key, 0, newcomm));
+}
+
+static ncclResult_t read_excluded(const communicator *comm, const int *ranks,
+                                  int count, uint64_t *without) {
+    *without = 0;
+    for (int n = 0; n < count; n++) {
+        if (ranks[n] < 0 || ranks[n] >= comm->in->size ||
+            ranks[n] == comm->rank)
+            return complain(ncclInvalidArgument,
+                            "rank %d of %d shrinks without rank %d", comm->rank,
+                            comm->in->size, ranks[n]);
+        *without |= UINT64_C(1) << ranks[n];
+    }
+    return count > 0 ? ncclSuccess
+                     : complain(ncclInvalidArgument, "nobody is excluded");
+}
+
+/* To abort ends what runs by now, and no more: the flag is taken back at once.
+ * A communicator with an error is not shrunk, abort or not. */
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList,
+                            int excludeRanksCount, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int shrinkFlags) {
+    uint64_t without;
+    (void)config;
+    TRY(enter_with(comm, true));
+    TRY(read_excluded(comm, excludeRanksList, excludeRanksCount, &without));
+    for (stream *s = machine.streams; s != NULL; s = s->next)
+        for (operation *o = s->head; o != NULL; o = o->next)
+            if (o->kind == MESSAGES && o->by == comm && o->reached &&
+                (shrinkFlags & NCCL_SHRINK_ABORT))
+                abandon(o);
+    if (!(shrinkFlags & NCCL_SHRINK_ABORT) && comm->issued > comm->finished)
+        accuse("rank %d shrinks communicator %ld while it has work", comm->rank,
+               comm->number);
+    settle();
+    changed();
+    return leave(give_birth(comm, 0, comm->rank, without, newcomm));
 }
 
 /* The ranks of other processes. */
@@ -268,7 +315,7 @@ static bool take_news(int process, const news *said, char **bytes) {
     communicator *from = of->members[said->rank];
     switch (said->kind) {
     case SPLIT:
-        arrive_at_split(from, said->color, said->key,
+        arrive_at_split(from, said->color, said->key, said->without,
                         new_proxy(process, said->key));
         break;
     case PART:
@@ -335,12 +382,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     *asyncError = comm->error != ncclSuccess ? comm->error : ncclInProgress;
     const bool joined =
         comm->in != NULL && (comm->born == NULL || comm->born->in != NULL);
-    if (comm->error != ncclSuccess || !joined ||
-        (comm->polls > 0 && --comm->polls > 0))
+    if (!joined || (comm->polls > 0 && --comm->polls > 0))
         return leave(ncclSuccess);
-    if (comm->born != NULL)
+    if (comm->born != NULL) /* whatever has become of its parent */
         *comm->cradle = comm->born;
     comm->born = NULL;
+    if (comm->error != ncclSuccess)
+        return leave(ncclSuccess);
     operation *what = comm->deferred;
     stream *on = resolve(comm->on);
     /* NCCL's own thread waits for room; who asks does not. */
@@ -384,6 +432,14 @@ static void end_birth(communicator *c) {
     c->born = NULL;
 }
 
+/* Is there one left that has ranks in other processes, or may have? */
+static bool has_peers(void) {
+    const communicator *c = communicators;
+    while (c != NULL && (c->gone || (c->in != NULL && c->in->key == 0)))
+        c = c->next;
+    return c != NULL;
+}
+
 static void end_communicator(communicator *c) {
     if (c->in != NULL) {
         const news said = {.kind = END,
@@ -395,11 +451,11 @@ static void end_communicator(communicator *c) {
     operation_free(c->deferred);
     c->deferred = NULL;
     depart(c);
-    if (c->in == NULL || c->in->key == 1)
-        peers_leave();
     if (c->born != NULL)
         end_birth(c);
     c->gone = true;
+    if (!has_peers())
+        peers_leave();
     abandon_all(c);
     settle();
     changed();

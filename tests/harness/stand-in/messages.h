@@ -58,15 +58,17 @@ void fail_clique(clique *of, const communicator *but, ncclResult_t error);
 typedef enum { SPLIT, PART, END } news_kind;
 typedef struct {
     news_kind kind;
-    int64_t clique; /* its key, the same in all processes */
-    int rank;       /* who says it, in that clique */
-    int color, key; /* a split */
-    bool failed;    /* an end with work left */
-    part what;      /* a part; its pointers mean nothing here */
-    size_t bytes;   /* that follow */
+    int64_t clique;   /* its key, the same in all processes */
+    int rank;         /* who says it, in that clique */
+    int color, key;   /* a split... */
+    uint64_t without; /* ...of all but these, a bit each */
+    bool failed;      /* an end with work left */
+    part what;        /* a part; its pointers mean nothing here */
+    size_t bytes;     /* that follow */
 } news;
 bool peers_join(const char *root, int rank, int size);
 void peers_leave(void);
+const char *peers_met(void); /* a place where they may again; or NULL */
 void peers_tell(const news *what, const void *bytes);
 bool peers_come(int rank);
 bool peers_hear(int rank, news *what, char **bytes);

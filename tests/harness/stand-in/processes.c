@@ -22,8 +22,8 @@ typedef struct {
 
 static struct {
     char root[200];
-    int rank, size, listener;
-    peer *all; /* [size]; NULL: this process is alone */
+    int rank, size, listener, times; /* that they have met */
+    peer *all;                       /* [size]; NULL: this process is alone */
 } us;
 
 static const char *path_of(int rank) {
@@ -37,7 +37,8 @@ static bool is_locked(int file) {
     return fcntl(file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-/* Rank 0 listens, as NCCL's does, and cannot if another does. */
+/* Rank 0 listens, as NCCL's does, until all have come, and cannot if another
+ * does. */
 static int listen_at(const char *root) {
     const struct sockaddr_in here = {
         .sin_family = AF_INET,
@@ -57,8 +58,10 @@ bool peers_join(const char *root, int rank, int size) {
     us.rank = rank;
     us.size = size;
     us.listener = -1;
+    us.times++;
     snprintf(us.root, sizeof us.root, "%s", root);
-    if (rank == 0 && (us.listener = listen_at(root)) < 0)
+    if (rank == 0 && strchr(root, ':') != NULL &&
+        (us.listener = listen_at(root)) < 0)
         return false;
     us.all = take((size_t)size, sizeof *us.all);
     for (int r = 0; r < size; r++)
@@ -85,6 +88,12 @@ void peers_leave(void) {
     us.all = NULL;
 }
 
+const char *peers_met(void) {
+    static char place[sizeof us.root];
+    snprintf(place, sizeof place, "again-%d-%d", (int)getpid(), us.times);
+    return us.times > 0 ? place : NULL;
+}
+
 int peers(void) {
     return us.all != NULL ? us.size : 0;
 }
@@ -109,6 +118,11 @@ bool peers_come(int rank) {
         return false;
     }
     one->file = file;
+    for (int r = 0; r < us.size; r++)
+        if (us.all[r].file < 0)
+            return true;
+    close(us.listener); /* all have come */
+    us.listener = -1;
     return true;
 }
 

@@ -1,0 +1,181 @@
+/* Tangled from book/13-start.nw; edit the chapter. */
+/* A meeting that ends in time: who is there tells who else is. */
+#define _DEFAULT_SOURCE /* sockets */
+#include "cuda/ring/reunion.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+typedef struct {
+    char sign[8];
+    int32_t rank, ranks;
+    int64_t bytes; /* of the word that follows */
+} greeting;
+
+static const char SIGN[8] = "ring 17";
+
+enum { SHORT = 1 }; /* seconds to say who one is */
+
+static bool wait_for(int s, short what, double end) {
+    struct pollfd wanted = {.fd = s, .events = what};
+    double left = end - cp_clock();
+    int ready = -1;
+    for (errno = EINTR; ready < 0 && errno == EINTR && left > 0;
+         left = end - cp_clock())
+        ready = poll(&wanted, 1, (int)(left * 1e3) + 1);
+    return ready > 0;
+}
+
+/* All of some bytes, in time. The socket does not block. */
+static bool pass(int s, bool sends, void *bytes, int64_t count, double end) {
+    char *at = bytes;
+    while (count > 0 && wait_for(s, sends ? POLLOUT : POLLIN, end)) {
+        const ssize_t part = sends ? send(s, at, (size_t)count, MSG_NOSIGNAL)
+                                   : recv(s, at, (size_t)count, 0);
+        if (part <= 0)
+            return false;
+        at += part;
+        count -= part;
+    }
+    return count == 0;
+}
+
+static int open_socket(const struct addrinfo *at) {
+    const int s = socket(at->ai_family, SOCK_STREAM, 0), yes = 1;
+    if (s < 0)
+        return s;
+    fcntl(s, F_SETFD, FD_CLOEXEC);
+    fcntl(s, F_SETFL, O_NONBLOCK);
+    setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    return s;
+}
+
+static int listen_at(const struct addrinfo *at, double end) {
+    (void)end;
+    const int s = open_socket(at);
+    if (s >= 0 && bind(s, at->ai_addr, at->ai_addrlen) == 0 &&
+        listen(s, SOMAXCONN) == 0)
+        return s;
+    close(s);
+    return -1;
+}
+
+static int call_at(const struct addrinfo *at, double end) {
+    int error = 0;
+    socklen_t size = sizeof(error);
+    const int s = open_socket(at);
+    connect(s, at->ai_addr, at->ai_addrlen); /* under way */
+    if (wait_for(s, POLLOUT, end) &&
+        getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0)
+        return s;
+    close(s);
+    return -1;
+}
+
+/* Until it is there, or the time is up. */
+static int reach(const char *place,
+                 int (*how)(const struct addrinfo *at, double end),
+                 double end) {
+    const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *all = NULL;
+    char host[300];
+    snprintf(host, sizeof(host), "%s", place[0] == '[' ? place + 1 : place);
+    char *colon = strrchr(host, ':');
+    int s = -1;
+    if (colon == NULL)
+        return -1;
+    *colon = '\0';
+    if (place[0] == '[' && colon > host)
+        colon[-1] = '\0';
+    if (getaddrinfo(host, colon + 1, &wanted, &all) != 0)
+        return -1;
+    while (s < 0 && cp_clock() < end) {
+        for (const struct addrinfo *at = all; s < 0 && at; at = at->ai_next)
+            s = how(at, end);
+        if (s < 0)
+            usleep(50000);
+    }
+    freeaddrinfo(all);
+    return s;
+}
+
+/* Somebody has come: its socket becomes its rank's. */
+static void let_in(int guest, int ranks, char *words, int64_t bytes,
+                   int *guests) {
+    const double end = cp_clock() + SHORT;
+    greeting g;
+    fcntl(guest, F_SETFL, O_NONBLOCK);
+    if (pass(guest, false, &g, sizeof(g), end) &&
+        memcmp(g.sign, SIGN, sizeof(SIGN)) == 0 && g.ranks == ranks &&
+        g.bytes == bytes && g.rank > 0 && g.rank < ranks &&
+        guests[g.rank] < 0 &&
+        pass(guest, false, words + g.rank * bytes, bytes, end))
+        guests[g.rank] = guest;
+    else
+        close(guest);
+}
+
+static cp_status host(int door, int ranks, double end, char *words,
+                      int64_t bytes, bool *here) {
+    int *guests, count = 0;
+    CP_TRY(cp_allocate(&guests, ranks, sizeof(int), "guests"));
+    memset(guests, -1, (size_t)ranks * sizeof(int));
+    while (count < ranks - 1 && wait_for(door, POLLIN, end)) {
+        const int guest = accept(door, NULL, NULL);
+        if (guest >= 0)
+            let_in(guest, ranks, words, bytes, guests);
+        count = 0;
+        for (int r = 1; r < ranks; r++)
+            count += guests[r] >= 0;
+    }
+    for (int r = 0; r < ranks; r++)
+        here[r] = r == 0 || guests[r] >= 0;
+    for (int r = 1; r < ranks; r++) {
+        const double soon = cp_clock() + SHORT;
+        if (here[r] && pass(guests[r], true, here, ranks, soon))
+            pass(guests[r], true, words, ranks * bytes, soon);
+        close(guests[r]);
+    }
+    free(guests);
+    return CP_OK;
+}
+
+static cp_status visit(int s, int rank, int ranks, double end, char *words,
+                       int64_t bytes, bool *here) {
+    greeting g = {.rank = rank, .ranks = ranks, .bytes = bytes};
+    memcpy(g.sign, SIGN, sizeof(SIGN));
+    return pass(s, true, &g, sizeof(g), end) &&
+                   pass(s, true, words + rank * bytes, bytes, end) &&
+                   pass(s, false, here, ranks, end) &&
+                   pass(s, false, words, ranks * bytes, end)
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "rank 0 goes on without rank %d, if at all",
+                         rank);
+}
+
+cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
+                     void *words, int64_t bytes, bool *here) {
+    const double end = cp_clock() + seconds;
+    const int s = reach(place, rank == 0 ? listen_at : call_at,
+                        rank == 0 ? cp_clock() + SHORT : end);
+    if (s < 0 && rank == 0)
+        return cp_fail(CP_BROKEN, "nobody can be met at %s", place);
+    if (s < 0)
+        return cp_fail(CP_BROKEN,
+                       "rank 0 is lost, and with it who reads and prints: "
+                       "for %g s it was not at %s",
+                       seconds, place);
+    const cp_status status =
+        rank == 0 ? host(s, ranks, end, words, bytes, here)
+                  : visit(s, rank, ranks, cp_clock() + seconds + SHORT, words,
+                          bytes, here);
+    close(s);
+    return status;
+}

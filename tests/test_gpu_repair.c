@@ -1,0 +1,404 @@
+/* A rank on a GPU is lost, and the conversation goes on: ranks that share a
+ * device, and ranks over NCCL, as threads of one process on what stands in for
+ * it. Each says what one rank on a core says. */
+#define _DEFAULT_SOURCE /* sockets */
+#include "device.h"
+
+#include <math.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cuda/model/device_engine.h"
+#include "cuda/ring/reunion.h"
+#include "harness/tiny_gguf.h"
+#include "model/repair.h"
+#include "ring/crew.h"
+
+enum { SEQUENCES = 3, MOST = 500, RANKS = 5 };
+
+typedef struct {
+    bool decode;
+    int64_t lengths[SEQUENCES];
+} turn;
+
+/* From the third step on, decode is a graph's launch. */
+static const turn turns[] = {
+    {false, {30, 7, 2}}, {true, {1, 1, 1}},   {true, {1, 1, 1}},
+    {true, {1, 1, 1}},   {true, {1, 1, 1}},   {false, {4, 0, 37}},
+    {true, {1, 0, 1}},   {true, {1, 0, 1}},   {true, {1, 0, 1}},
+    {true, {1, 0, 1}},   {false, {12, 3, 0}}, {true, {1, 1, 1}},
+};
+enum { TURNS = COUNT_OF(turns) };
+
+static struct {
+    tiny_bytes bytes;
+    cp_gguf *file;
+    int64_t words;
+    int32_t tokens[TURNS][MOST];   /* of each call */
+    int32_t said[SEQUENCES][MOST]; /* all of it */
+    float *expected[TURNS];        /* the scores of the last token */
+    cp_model *model;
+} f;
+
+static int64_t tokens_of(const turn *call) {
+    int64_t count = 0;
+    for (int s = 0; s < SEQUENCES; s++)
+        count += call->lengths[s];
+    return count;
+}
+
+static cp_status make_call(cp_session *session, int n) {
+    const turn *call = &turns[n];
+    return (call->decode ? cp_session_verify : cp_session_prefill)(
+        session, call->lengths, f.tokens[n], NULL);
+}
+
+static const cp_session_options wanted = {
+    .sequences = SEQUENCES, .capacity = 200, .least = 1, .cores = 1};
+
+static void learn(void) {
+    cp_session_options options = wanted;
+    cp_session *session;
+    int64_t at[SEQUENCES] = {0};
+    uint64_t random = 7;
+    options.ranks = 1;
+    must(cp_model_open(&cp_backend_threads, f.file, &f.model));
+    must(cp_session_open(f.model, &options, &session));
+    for (int n = 0; n < TURNS; n++) {
+        int64_t count = 0;
+        for (int s = 0; s < SEQUENCES; s++)
+            for (int64_t t = 0; t < turns[n].lengths[s]; t++)
+                f.said[s][at[s]++] = f.tokens[n][count++] =
+                    (int32_t)(harness_random(&random) % (uint64_t)f.words);
+        f.expected[n] = on_host(f.words * 4);
+        must(make_call(session, n));
+        must(cp_session_logits(session, count - 1, 1, f.expected[n]));
+    }
+    cp_session_close(session);
+    cp_model_close(f.model);
+}
+
+static void begin_talk(void) {
+    static const tiny_gguf_options model = {.seed = 7};
+    f.words = tiny_gguf_vocabulary_size(&model);
+    stand_in_begin(&(stand_in_options){.seed = 2, .open = true});
+    tiny_gguf_build(&model, &f.bytes);
+    must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
+    learn();
+}
+
+static void end_talk(void) {
+    cp_model_close(f.model);
+    cp_gguf_close(f.file);
+    free(f.bytes.bytes);
+    end();
+}
+
+/* A call, and whether it says what it should. */
+static cp_status answer(cp_session *session, int n) {
+    float *got, largest = 0, worst = 0;
+    CP_TRY(make_call(session, n));
+    CP_TRY(cp_allocate(&got, f.words, sizeof(float), "scores"));
+    const cp_status status =
+        cp_session_logits(session, tokens_of(&turns[n]) - 1, 1, got);
+    for (int64_t i = 0; i < f.words && status == CP_OK; i++) {
+        const float apart = fabsf(got[i] - f.expected[n][i]);
+        largest = fmaxf(largest, fabsf(f.expected[n][i]));
+        worst = apart <= worst ? worst : isnan(apart) ? INFINITY : apart;
+    }
+    free(got);
+    CP_TRY(status);
+    return worst < 2e-5f * largest
+               ? CP_OK
+               : cp_refuse("turn %d is off by %g", n, (double)worst);
+}
+
+static cp_status repair(cp_session *session, int lost) {
+    const int32_t *said[SEQUENCES];
+    cp_repair_report report;
+    for (int s = 0; s < SEQUENCES; s++)
+        said[s] = f.said[s];
+    return cp_session_repair(session, lost, said, &report);
+}
+
+LOOP(ranks_that_share_a_gpu_become_fewer, 0, 4) {
+    cp_session_options options = wanted;
+    cp_session *session;
+    begin_talk();
+    options.ranks = 4;
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
+    must(cp_session_open(f.model, &options, &session));
+    for (int n = 0; n < TURNS; n++) {
+        if (n == 2 || n == 4 || n == 9)
+            must(repair(session, (_i + n) % (n == 2 ? 4 : n == 4 ? 3 : 2)));
+        must(answer(session, n));
+    }
+    cp_session_close(session);
+    end_talk();
+}
+
+/* Over NCCL: a rank is a thread. The crew is a table that they stand around,
+ * and who is missing there is waited for as long as anywhere. */
+static const double PATIENCE = 0.6;
+
+typedef struct {
+    cp_crew crew;
+    cp_nccl *world;
+    bool died;
+    cp_status status;
+    char message[300];
+} rank;
+
+static rank all[RANKS];
+static _Thread_local rank *me;
+static _Thread_local cp_device_place my_place;
+static ncclUniqueId first_id;
+static char place[40];
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int living, arrived;
+    int64_t round;
+    void *boards[RANKS];
+} table = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+
+static cp_status meet(void) {
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += 900000000;
+    end.tv_sec += end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&table.lock);
+    const int64_t round = table.round;
+    bool late = false;
+    if (++table.arrived >= table.living) {
+        table.arrived = 0;
+        table.round++;
+        pthread_cond_broadcast(&table.changed);
+    }
+    while (round == table.round && !late)
+        late = pthread_cond_timedwait(&table.changed, &table.lock, &end) != 0;
+    late = late && round == table.round;
+    table.arrived -= late;
+    pthread_mutex_unlock(&table.lock);
+    return late ? cp_fail(CP_BROKEN, "somebody is missing") : CP_OK;
+}
+
+static cp_status read_boards(void *items, int64_t bytes, int ranks) {
+    table.boards[me->crew.rank] = items;
+    CP_TRY(meet());
+    for (int r = 0; r < ranks; r++)
+        if (r != me->crew.rank)
+            memcpy((char *)items + r * bytes,
+                   (char *)table.boards[r] + r * bytes, (size_t)bytes);
+    return meet();
+}
+
+static cp_status share(void *data, int64_t bytes) {
+    return read_boards(data, bytes, 1);
+}
+
+static cp_status collect(void *items, int64_t bytes) {
+    return read_boards(items, bytes, me->crew.ranks);
+}
+
+/* How a rank dies: its messages never begin, or its NCCL has an error; or it
+ * makes no call any more. */
+typedef enum { IS_SILENT, FAILS, IS_GONE } fate;
+
+typedef struct {
+    int turn, rank, after; /* so many messages in it */
+    fate how;
+} death;
+
+static const struct {
+    int ranks;
+    death deaths[2];
+    const char *says; /* NULL: goes on */
+} plays[] = {
+    {4, {{0, 2, 3, IS_SILENT}}},
+    {3, {{5, 1, 2, IS_SILENT}}},
+    {4, {{1, 3, 1, IS_SILENT}}},
+    {3, {{3, 2, 1, IS_SILENT}}},
+    {3, {{4, 1, 0, FAILS}}},
+    {4, {{5, 1, 1, FAILS}}},
+    {2, {{7, 1, 0, IS_GONE}}},
+    {5, {{2, 3, 1, IS_SILENT}, {8, 1, 1, FAILS}}},
+    {5, {{3, 1, 0, FAILS}, {5, 3, 4, IS_SILENT}}},
+    {3, {{5, 0, 2, IS_SILENT}}, "rank 0 is lost, and with it who reads"},
+};
+
+static int play;
+static _Thread_local int dying; /* which death is next; or -1 - n: mine was n */
+
+static cp_status stay_silent(int number) {
+    const struct timespec a_while = {0, 300000000};
+    const int living = table.living;
+    if (plays[play].deaths[number].how == IS_SILENT)
+        for (int n = 0; n < 8 && table.living == living; n++)
+            nanosleep(&a_while, NULL);
+    nanosleep(&a_while, NULL);
+    return cp_fail(CP_BROKEN, "dead");
+}
+
+static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
+    struct {
+        bool sound;
+        ncclUniqueId id;
+    } words[RANKS];
+    bool here[RANKS];
+    if (dying < 0) /* and is not heard of while the others agree */
+        return stay_silent(-1 - dying);
+    words[me->crew.rank].sound = loss->sound;
+    if (me->crew.rank == 0)
+        must(cp_nccl_id(&words[0].id));
+    CP_TRY(cp_reunite(place, me->crew.rank, world->ranks, 2 * PATIENCE, words,
+                      sizeof(words[0]), here));
+    pthread_mutex_lock(&table.lock);
+    table.living = 0;
+    for (int r = 0; r < world->ranks; r++) {
+        loss->lost = here[r] ? loss->lost : r;
+        loss->sound = loss->sound && (!here[r] || words[r].sound);
+        table.living += here[r];
+    }
+    pthread_mutex_unlock(&table.lock);
+    loss->id = words[0].id;
+    /* Who has an error of its own cannot be left out by shrinking. */
+    return loss->sound == (plays[play].deaths[dying].how != FAILS)
+               ? CP_OK
+               : cp_fail(CP_BROKEN, "%s sound",
+                         loss->sound ? "all" : "not all");
+}
+
+static cp_status go_on(cp_session *session) {
+    int lost;
+    CP_TRY(cp_nccl_mend(me->world, &lost));
+    my_place.only = me->crew.rank = me->world->rank;
+    me->crew.ranks = me->world->ranks;
+    dying++;
+    for (int r = 0; r < RANKS; r++)
+        stand_in_dead_rank(r, INT32_MAX);
+    CP_TRY(meet());
+    return repair(session, lost);
+}
+
+/* Does this rank die in this turn? The first of them sees to it. */
+static cp_status arrange(int n, bool *mine) {
+    const death *next = &plays[play].deaths[dying];
+    *mine = false;
+    if (dying > 1 || next->turn != n || (dying == 1 && n == 0))
+        return CP_OK;
+    *mine = me->crew.rank == next->rank;
+    CP_TRY(meet());
+    if (*mine && next->how != IS_GONE)
+        (next->how == FAILS ? stand_in_failing_rank
+                            : stand_in_dead_rank)(next->rank, next->after);
+    return meet();
+}
+
+static cp_status talk_as(cp_session *session) {
+    for (int n = 0; n < TURNS; n++) {
+        bool mine;
+        CP_TRY(arrange(n, &mine));
+        me->died = me->died || mine;
+        if (mine && plays[play].deaths[dying].how == IS_GONE)
+            return cp_fail(CP_BROKEN, "gone");
+        dying = mine ? -1 - dying : dying;
+        cp_status status = answer(session, n);
+        if (status == CP_BROKEN && dying >= 0) {
+            CP_TRY(go_on(session));
+            status = answer(session, n);
+        }
+        CP_TRY(status);
+    }
+    return CP_OK;
+}
+
+static cp_status live(void) {
+    cp_session_options options = wanted;
+    cp_session *session = NULL;
+    options.ranks = me->crew.ranks;
+    CP_TRY(
+        cp_nccl_new(&first_id, me->crew.rank, me->crew.ranks, 10, &me->world));
+    cp_nccl_set_patience(me->world, PATIENCE);
+    me->world->agree = agree;
+    my_place = (cp_device_place){.only = me->crew.rank,
+                                 .link = &me->world->link,
+                                 .crew = &me->crew,
+                                 .patience = PATIENCE,
+                                 .graphs = true};
+    cp_status status = cp_session_open(f.model, &options, &session);
+    if (status == CP_OK)
+        status = talk_as(session);
+    snprintf(me->message, sizeof(me->message), "%s", cp_message());
+    me->world->agree = NULL;
+    cp_session_close(session);
+    cp_nccl_free(me->world);
+    return status;
+}
+
+static void *take_seat(void *given) {
+    me = given;
+    me->status = live();
+    return NULL;
+}
+
+static cp_status my_engine(const cp_model *model,
+                           const cp_session_options *options, cp_engine **out) {
+    return cp_device_engine_new(&my_place, model, options, out);
+}
+
+/* A port of this host that is free. */
+static void find_place(void) {
+    struct sockaddr_in here = {.sin_family = AF_INET};
+    socklen_t size = sizeof(here);
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(s, (struct sockaddr *)&here, size), 0);
+    getsockname(s, (struct sockaddr *)&here, &size);
+    close(s);
+    snprintf(place, sizeof(place), "127.0.0.1:%d", ntohs(here.sin_port));
+}
+
+static void run_all(int ranks) {
+    pthread_t threads[RANKS];
+    table.living = ranks;
+    must(ncclGetUniqueId(&first_id));
+    for (int r = 0; r < ranks; r++) {
+        all[r] = (rank){
+            .crew = {
+                .rank = r, .ranks = ranks, .share = share, .collect = collect}};
+        pthread_create(&threads[r], NULL, take_seat, &all[r]);
+    }
+    for (int r = 0; r < ranks; r++)
+        pthread_join(threads[r], NULL);
+}
+
+LOOP(a_conversation_survives_a_rank_of_nccl, 0,
+     COUNT_OF(plays) * stand_in_pretends()) {
+    cp_backend mine = cp_backend_cuda_fp32;
+    int died = 0;
+    play = _i;
+    begin_talk();
+    find_place();
+    mine.engine_new = my_engine;
+    must(cp_model_open(&mine, f.file, &f.model));
+    const double began = cp_clock();
+    run_all(plays[_i].ranks);
+    ck_assert_double_le(cp_clock() - began, 15);
+    for (int r = 0; r < plays[_i].ranks; r++) {
+        const char *said = all[r].message;
+        died += all[r].died;
+        if (all[r].died || plays[_i].says == NULL)
+            ck_assert_msg((all[r].status == CP_OK) == !all[r].died,
+                          "rank %d: %s", r, said);
+        else
+            ck_assert_msg(strstr(said, plays[_i].says) != NULL, "rank %d: %s",
+                          r, said);
+    }
+    ck_assert_int_eq(died, 1 + (plays[_i].deaths[1].turn > 0));
+    end_talk();
+}
