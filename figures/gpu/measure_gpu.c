@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "app/device_laboratory.h"
+#include "cuda/kernels/writing.h"
 #include "cuda/ring/nccl_link.h"
 #include "tests/harness/stand-in/stand_in.h"
 
@@ -384,6 +385,44 @@ static void print_launches(void) {
     labels_free(&labels);
 }
 
+static void write_rows(void *context) {
+    must(cp_device_rows_write(context, queues.compute));
+}
+
+static void read_rows(void *context) {
+    must(cp_device_rows_read(context, queues.compute));
+}
+
+/* Rows of a head, as they are held and as --wire sends them. */
+static void print_writings(void) {
+    static const struct {
+        const char *name;
+        cp_writing writing;
+        cp_element element;
+    } kinds[] = {{"fp8", CP_WRITING_FP8, CP_BF16},
+                 {"int8", CP_WRITING_INT8, CP_BF16},
+                 {"block", CP_WRITING_BLOCK, CP_F32}};
+    const int64_t rows = stand_in_pretends() ? 64 : 1 << 18, dim = 128;
+    char what[64];
+    for (int n = 0; n < 3; n++) {
+        const int64_t held = dim * cp_element_bytes(kinds[n].element);
+        const int64_t sent = cp_writing_bytes(kinds[n].writing, dim, held);
+        const double bytes = (double)(rows * (held + sent));
+        cp_device_rewriting it = {kinds[n].writing,
+                                  kinds[n].element,
+                                  rows,
+                                  dim,
+                                  random_numbers(rows * held),
+                                  reserve(rows * sent)};
+        snprintf(what, sizeof(what), "writing/%s/write", kinds[n].name);
+        print(what, "us", time_of(write_rows, &it, often(100)).all, 1, bytes);
+        snprintf(what, sizeof(what), "writing/%s/read", kinds[n].name);
+        print(what, "us", time_of(read_rows, &it, often(100)).all, 1, bytes);
+        must(cudaFree(it.held));
+        must(cudaFree(it.sent));
+    }
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -391,14 +430,15 @@ int main(int count, char **arguments) {
     } parts[] = {
         {"messages", print_messages},       {"abort-after", print_abort_after},
         {"abort-alive", print_abort_alive}, {"copies", print_copies},
-        {"launches", print_launches},       {"products", print_products}};
+        {"launches", print_launches},       {"products", print_products},
+        {"writings", print_writings}};
     const int most = (int)(sizeof(parts) / sizeof(parts[0]));
     int n = 0;
     while (n < most && (count != 2 || strcmp(arguments[1], parts[n].name) != 0))
         n++;
     if (n == most) {
         fputs("usage: measure_gpu messages|abort-after|abort-alive|copies|"
-              "launches|products\n",
+              "launches|products|writings\n",
               stderr);
         return 2;
     }
