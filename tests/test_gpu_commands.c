@@ -47,12 +47,11 @@ static double differ(const char *one, const char *other) {
     return worst;
 }
 
-static void write_ids(void) {
-    int32_t ids[34];
-    const int64_t size[] = {34};
-    for (int n = 0; n < 34; n++)
+static void write_ids(const char *name, int64_t count) {
+    int32_t ids[150];
+    for (int n = 0; n < count; n++)
         ids[n] = 20 + 7 * n % 40;
-    must(cp_npy_write(in("ids.npy"), CP_NPY_INT32, 1, size, ids));
+    must(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids));
 }
 
 /* $G is the program with GPUs, and `ranks N words` is $G as N processes; what
@@ -74,7 +73,8 @@ static void set_up(void) {
     write_index("iq.npy", 3, 30, 8);
     write_index("ik.npy", 2, 91, 8);
     write_index("iw.npy", 2, 30, 2);
-    write_ids();
+    write_ids("ids.npy", 34);
+    write_ids("long.npy", 150);
 }
 
 AROUND_EACH(set_up, remove_directory);
@@ -95,6 +95,7 @@ TEST(attention_alone_is_the_same) {
         {"--history 40+d12+9 --variant pass-q --ranks 4", 2e-6},
         {"--history 61 --variant all-gather --ranks 5", 2e-6},
         {"--cached 61 --ranks 2", 2e-6},
+        {"--history 40+d12+9 --variant pass-q --ranks 3 --exact-order", 2e-6},
         {"--history 40+d12+9 --variant pass-q --ranks 3 --top-k 5 "
          "--indexer $D/iq.npy,$D/ik.npy,$D/iw.npy",
          2e-6},

@@ -135,6 +135,9 @@ static cp_status draw_too(const cp_session *session, int64_t count,
     return CP_OK;
 }
 
+/* How listen deals out. */
+static cp_dealing dealing;
+
 /* All logits of a conversation, and how many they are. */
 static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
                      const turn *turns, int count, int64_t *numbers) {
@@ -142,6 +145,7 @@ static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
                                         .sequences = SEQUENCES,
                                         .variant = variant,
                                         .capacity = 400,
+                                        .dealing = dealing,
                                         .cores = 1};
     float *logits = on_host(MOST * f.words * 4);
     open_session(backend, &options);
@@ -315,6 +319,36 @@ LOOP(graphs_change_nothing, 0, 2) {
     if (stand_in_pretends())
         ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
     ck_assert_mem_eq(logits[0], logits[1], (size_t)numbers * sizeof(float));
+    end_file();
+}
+
+/* In exact order, logits have the same bits on any number of ranks, and however
+ * few rows are multiplied at a time. */
+LOOP(exact_order_leaves_logits_alone, 0, 3) {
+    static const turn turns[] = {{false, {150, 70, 1}}, {true, {1, 1, 0}},
+                                 {true, {1, 1, 0}},     {true, {1, 1, 0}},
+                                 {true, {1, 1, 0}},     {true, {5, 1, 9}},
+                                 {false, {3, 0, 130}},  {true, {1, 1, 1}}};
+    static const struct {
+        int ranks;
+        cp_variant variant;
+    } others[] = {{3, CP_PASS_KV}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}};
+    const cp_backend *const backends[] = {
+        &cp_backend_cuda, &cp_backend_cuda_fp32, &cp_backend_cuda_fp8};
+    begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
+    cp_backend mine = *backends[_i];
+    int64_t numbers;
+    mine.engine_new = my_engine;
+    dealing = (cp_dealing){
+        .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+    my_place = (cp_device_place){.only = CP_NOBODY};
+    const float *one =
+        listen(&mine, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
+    my_place.rows = 7;
+    my_place.graphs = true;
+    const float *got = listen(&mine, others[_i].ranks, others[_i].variant,
+                              turns, COUNT_OF(turns), &numbers);
+    ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
     end_file();
 }
 

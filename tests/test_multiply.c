@@ -6,6 +6,7 @@
 
 #include <cublasLt.h>
 
+#include "cuda/kernels/in_order.h"
 #include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/multiply.h"
 #include "formats.h"
@@ -181,6 +182,24 @@ TEST(more_sizes_than_are_remembered) {
             hold(product(&p, false, NULL) == CP_OK);
     p.rows = 300;
     check_product(&p, 0);
+    end_products();
+}
+
+/* In order, a row has the same bits alone and among others; a multiplier that
+ * has not been told is found out. */
+LOOP(rows_in_order_do_not_look_at_others, 0, 3) {
+    const cp_numbers kind = (cp_numbers)_i;
+    begin_products(_i);
+    if (can(kind)) {
+        problem p = make_problem(160, 48, 1, kind, 5);
+        if (stand_in_pretends())
+            refuses(cp_multiplier_try_order(multiplier, &p.w, NULL), CP_INVALID,
+                    "sums up a row of 160 numbers in one order among");
+        cp_multiplier_keep_order(multiplier);
+        must(cp_multiplier_try_order(multiplier, &p.w, NULL));
+        must(product(&p, false, NULL));
+        check_product(&p, 0);
+    }
     end_products();
 }
 

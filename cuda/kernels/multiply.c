@@ -23,6 +23,7 @@ struct cp_multiplier {
     cublasLtHandle_t library;
     void *workspace;
     size_t workspace_bytes;
+    bool in_order;
     struct {
         sizes of;
         cublasLtMatmulAlgo_t algorithm;
@@ -128,10 +129,14 @@ static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t best;
     const uint64_t bytes = mine->workspace_bytes;
+    const uint32_t reductions = mine->in_order ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                               : CUBLASLT_REDUCTION_SCHEME_MASK;
     int count = 0;
     LT_TRY(cublasLtMatmulPreferenceInit(&wish));
     LT_TRY(cublasLtMatmulPreferenceSetAttribute(
         &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, 8));
+    LT_TRY(cublasLtMatmulPreferenceSetAttribute(
+        &wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, 4));
     for (int i = 0; i < 4; i++)
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, operands[i],
                                                     &of.alignment, 4));
@@ -219,6 +224,44 @@ static uint32_t alignment_of(const cp_device_matrix *w, const void *x,
     return alignment;
 }
 
+enum {
+    TYPICAL_ROWS = 512
+}; /* enough for large tiles, few enough to fill a
+                                GPU with them */
+
+void cp_multiplier_keep_order(cp_multiplier *multiplier) {
+    multiplier->in_order = true;
+    multiplier->workspace_bytes = 0;
+    multiplier->searches = 0;
+}
+
+static sizes typical(sizes of) {
+    const int64_t number = of.numbers == CP_NUMBERS_F32    ? 4
+                           : of.numbers == CP_NUMBERS_BF16 ? 2
+                                                           : 1;
+    const int64_t row = of.in * number, result = of.out * (of.narrow ? 2 : 4);
+    of.rows = TYPICAL_ROWS;
+    while ((row | result) % of.alignment != 0)
+        of.alignment /= 2;
+    return of;
+}
+
+static cp_status find_in_order(cp_multiplier *mine, sizes of,
+                               const float *w_scales, const float *x_scales,
+                               product *p) {
+    cublasLtMatmulHeuristicResult_t found;
+    CP_TRY(find(mine, typical(of), w_scales, x_scales, p));
+    cublasStatus_t result = describe(p, of, w_scales, x_scales);
+    if (result == CUBLAS_STATUS_SUCCESS)
+        result = cublasLtMatmulAlgoCheck(mine->library, &p->how, &p->w, &p->x,
+                                         &p->y, &p->y, p->algorithm, &found);
+    if (result == CUBLAS_STATUS_SUCCESS && found.workspaceSize > 0)
+        result = CUBLAS_STATUS_NOT_SUPPORTED;
+    return result == CUBLAS_STATUS_SUCCESS
+               ? CP_OK
+               : library_failed(result, "multiplying in exact order", of);
+}
+
 static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
                           sizes of, const void *x, const float *x_scales,
                           bool add, void *y, cudaStream_t stream) {
@@ -228,7 +271,9 @@ static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
     if (of.rows == 0)
         return CP_OK;
     CP_TRY(check_operands(of, w, x, x_scales, y));
-    CP_TRY(find(multiplier, of, w->scales, x_scales, &p));
+    CP_TRY(multiplier->in_order
+               ? find_in_order(multiplier, of, w->scales, x_scales, &p)
+               : find(multiplier, of, w->scales, x_scales, &p));
     /* Put the product on the stream. */
     const cublasStatus_t result = cublasLtMatmul(
         multiplier->library, &p.how, &one, w->values, &p.w, x, &p.x, &kept, y,

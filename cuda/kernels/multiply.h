@@ -31,6 +31,11 @@ void cp_multiplier_free(cp_multiplier *multiplier);
  * what it would take, if not. */
 cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers);
 
+/* From now on the bits of a row of a product depend on it and on the matrix
+ * alone (chapter 17): one algorithm for any number of rows, which splits no
+ * sum. */
+void cp_multiplier_keep_order(cp_multiplier *multiplier);
+
 /* y = x w^T, or y += x w^T with add.
  *   x         [rows][w->in], of the matrix' numbers
  *   x_scales  [rows], of F8; NULL otherwise

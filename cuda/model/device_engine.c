@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/kernels/in_order.h"
 #include "cuda/kernels/model_kernels.h"
 #include "model/blocks.h"
 
@@ -108,6 +109,20 @@ static cp_status make_cache(cp_device_engine *it, cp_device_rank *rank) {
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
 }
 
+/* All layers have matrices of the same sizes; ranks share a device. */
+static cp_status keep_order(const cp_device_engine *it,
+                            cp_multiplier *multiplier, int r) {
+    static const cp_weight kinds[] = {CP_WEIGHT_OUTPUT, CP_WEIGHT_QUERY,
+                                      CP_WEIGHT_ATTENTION_OUTPUT,
+                                      CP_WEIGHT_GATE, CP_WEIGHT_DOWN};
+    cp_multiplier_keep_order(multiplier);
+    for (int n = 0; n < 5 && r == 0; n++)
+        CP_TRY(cp_multiplier_try_order(
+            multiplier, &it->model->tensors[cp_weight_index(kinds[n], 0)],
+            it->queues[0].compute));
+    return CP_OK;
+}
+
 static cp_status make_rank(cp_device_engine *it, int r) {
     cp_device_rank *rank = &it->ranks[r];
     const int only = it->place->only;
@@ -115,6 +130,8 @@ static cp_status make_rank(cp_device_engine *it, int r) {
     CP_TRY(cp_queues_new(&it->queues[r]));
     CP_TRY(cp_multiplier_new(&rank->multiplier));
     CP_TRY(cp_multiplier_check(rank->multiplier, it->model->numbers));
+    if (it->base.options.dealing.leaves)
+        CP_TRY(keep_order(it, rank->multiplier, r));
     return make_cache(it, rank);
 }
 

@@ -239,9 +239,10 @@ static cp_status exact_check(cp_command_ring *ring) {
     if (ring->ranks > CP_LEAVES)
         return cp_refuse("--exact-order sums up %d parts; %ld ranks are more",
                          CP_LEAVES, ring->ranks);
-    if (strncmp(places[ring->on], "cuda", 4) == 0)
-        return cp_refuse("--exact-order: GPUs have none");
-    if (!cp_command_in_order())
+    if (ring->tensor > 1)
+        return cp_refuse("--exact-order and --tensor exclude each other: NCCL "
+                         "sums up shares in an order of its own");
+    if (strncmp(places[ring->on], "cuda", 4) != 0 && !cp_command_in_order())
         return cp_refuse("--exact-order: on this processor BLIS sums in an "
                          "order of its own");
     ring->placement.dealing = (cp_dealing){

@@ -1,6 +1,7 @@
 /* cuBLASLt on the CPU: D = alpha A^T B + beta C, columns first, as this project
  * asks for it. What the library refuses is refused, in a line that says why;
- * so are a product whose algorithm was found for another one, operands that
+ * so are a product whose algorithm was found for another one (of another number
+ * of columns: unless it was checked for that), operands that
  * are less aligned than was promised, and the first product of its kind in a
  * capture, since the library loads code then. A product starts when its stream
  * reaches it, and from then on the workspace is its own; it ends as one thread
@@ -23,11 +24,14 @@ typedef struct {
     float alpha, beta;
     char *workspace;
     size_t workspace_bytes;
+    int64_t split; /* for so many columns, and with their bits */
 } product;
 
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
+    uint64_t *checked; /* kinds, and columns of others */
+    int checks;
 };
 
 /* A line for the report, and the library's word for it. */
@@ -54,6 +58,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     free(handle->loaded);
+    free(handle->checked);
     cudaFreeHost(handle);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -82,7 +87,9 @@ cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t how,
 
 cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref) {
     *pref = (cublasLtMatmulPreferenceOpaque_t){
-        .mark = begun, .alignments = {256, 256, 256, 256}};
+        .mark = begun,
+        .alignments = {256, 256, 256, 256},
+        .reductions = CUBLASLT_REDUCTION_SCHEME_MASK};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -124,6 +131,8 @@ cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
                                      const void *buf, size_t bytes) {
     if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
         return set(&pref->workspace, sizeof(uint64_t), buf, bytes);
+    if (attr == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        return set(&pref->reductions, sizeof(uint32_t), buf, bytes);
     const int operand = (int)attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
     return set(operand >= 0 && operand < 4 ? &pref->alignments[operand] : NULL,
                sizeof(uint32_t), buf, bytes);
@@ -205,8 +214,9 @@ static cublasStatus_t check(const product *p) {
 }
 
 /* What an algorithm is found for, as one number. */
-static uint64_t kind_of(const product *p, const uint32_t *alignments) {
-    int64_t k[12] = {p->l[3].rows, p->l[3].columns, p->l[0].rows,
+static uint64_t kind_of(const product *p, const uint32_t *alignments,
+                        int64_t columns) {
+    int64_t k[12] = {p->l[3].rows, columns,         p->l[0].rows,
                      p->l[0].type, p->how.modes[0], p->how.modes[1]};
     for (int i = 0; i < 4; i++) {
         k[6 + i] = p->l[i].stride;
@@ -229,7 +239,9 @@ static cublasStatus_t search(const product *p,
             return REFUSE(NOT_SUPPORTED, "%s at multiples of %u bytes",
                           names[i], wish->alignments[i]);
     *out = (cublasLtMatmulHeuristicResult_t){.wavesCount = 1.0f};
-    out->algo.kind = kind_of(p, wish->alignments);
+    out->algo.columns = p->l[3].columns;
+    out->algo.reductions = wish->reductions;
+    out->algo.kind = kind_of(p, wish->alignments, out->algo.columns);
     out->algo.workspace = wish->workspace < NEED ? 0 : NEED;
     memcpy(out->algo.alignments, wish->alignments, sizeof wish->alignments);
     out->workspaceSize = out->algo.workspace;
@@ -250,6 +262,37 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     const cublasStatus_t status = leave(search(&p, wish, found));
     *count = status == CUBLAS_STATUS_SUCCESS;
     return status;
+}
+
+static uint64_t check_of(const cublasLtMatmulAlgo_t *algo, int64_t columns) {
+    return algo->kind + (uint64_t)columns;
+}
+
+cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
+                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                        const cublasLtMatmulAlgo_t *algo,
+                        cublasLtMatmulHeuristicResult_t *found) {
+    const product p = {.how = *how, .l = {*a, *b, *c, *d}};
+    if (enter() != cudaSuccess)
+        return leave(CUBLAS_STATUS_NOT_INITIALIZED);
+    OR_RETURN(leave(check(&p)));
+    if (algo->kind != kind_of(&p, algo->alignments, algo->columns))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    handle->checked =
+        grown(handle->checked, handle->checks, sizeof *handle->checked);
+    handle->checked[handle->checks++] = check_of(algo, d->columns);
+    found->workspaceSize = algo->workspace;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static bool was_checked(cublasLtHandle_t handle,
+                        const cublasLtMatmulAlgo_t *algo, int64_t columns) {
+    for (int i = 0; i < handle->checks; i++)
+        if (handle->checked[i] == check_of(algo, columns))
+            return true;
+    return columns == algo->columns;
 }
 
 /* The product itself. */
@@ -302,7 +345,8 @@ static double dot(const float *a, const float *b, int64_t count) {
 }
 
 /* In floats, and in two parts: the library has other kernels for other numbers
- * of columns, and bits that differ with them. */
+ * of columns, and bits that differ with them; and if it may reduce parts, so do
+ * the parts. */
 static double dot_of_parts(const float *a, const float *b, int64_t count,
                            int64_t columns) {
     const int64_t first = count * (1 + columns % 7) / 8;
@@ -342,7 +386,7 @@ static void multiply(const void *arguments) {
     for (int64_t i = 0; i < m; i++) {
         read_column(p, 0, i, a);
         for (int64_t j = 0; j < n; j++) {
-            double value = p->alpha * dot_of_parts(a, b + j * k, k, n);
+            double value = p->alpha * dot_of_parts(a, b + j * k, k, p->split);
             if (p->how.scales[0] != NULL)
                 value *= (double)p->how.scales[0][i] * p->how.scales[1][j];
             if (p->beta != 0.0f)
@@ -411,7 +455,8 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
     OR_RETURN(check(p));
     if (p->beta != 0.0f && p->l[2].type != CUDA_R_32F)
         return REFUSE(NOT_SUPPORTED, "the stand-in adds to floats");
-    if (chosen->kind != kind_of(p, chosen->alignments))
+    if (chosen->kind != kind_of(p, chosen->alignments, chosen->columns) ||
+        !was_checked(handle, chosen, p->l[3].columns))
         return REFUSE(INVALID_VALUE,
                       "an algorithm that was found for another product");
     for (int i = 0; i < 4; i++)
@@ -441,7 +486,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                  .alpha = *(const float *)alpha,
                  .beta = *(const float *)beta,
                  .workspace = workspace,
-                 .workspace_bytes = (size_t)algo->workspace};
+                 .workspace_bytes = (size_t)algo->workspace,
+                 .split = algo->reductions != 0 ? d->columns : algo->columns};
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_EXECUTION_FAILED);
     OR_RETURN(leave(check_call(handle, &p, algo, bytes, on)));

@@ -32,11 +32,14 @@
     X(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, 32)
 #define CUBLAS_PREFERENCES(X)                                                  \
     X(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 1)                             \
+    X(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 3)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 5)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 6)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 7)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 8)
 #define CUBLAS_WAYS(X)                                                         \
+    X(CUBLASLT_REDUCTION_SCHEME_NONE, 0)                                       \
+    X(CUBLASLT_REDUCTION_SCHEME_MASK, 7)                                       \
     X(CUBLAS_OP_N, 0)                                                          \
     X(CUBLAS_OP_T, 1)                                                          \
     X(CUBLAS_COMPUTE_32F, 68)                                                  \
@@ -77,7 +80,7 @@ typedef union {
     uint64_t data[8];
     struct {
         uint64_t mark, workspace;
-        uint32_t alignments[4];
+        uint32_t alignments[4], reductions;
     };
 } cublasLtMatmulPreferenceOpaque_t, *cublasLtMatmulPreference_t;
 
@@ -85,7 +88,8 @@ typedef union {
     uint64_t data[8];
     struct {
         uint64_t kind, workspace; /* what it was found for, and needs */
-        uint32_t alignments[4];
+        int64_t columns;          /* of B it was found for */
+        uint32_t alignments[4], reductions;
     };
 } cublasLtMatmulAlgo_t;
 
@@ -124,6 +128,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
     cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
     cublasLtMatmulHeuristicResult_t found[], int *count);
+
+cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
+                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                        const cublasLtMatmulAlgo_t *algo,
+                        cublasLtMatmulHeuristicResult_t *found);
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                               const void *alpha, const void *A,
