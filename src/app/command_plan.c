@@ -57,6 +57,8 @@ static cp_status plan_check(void *context) {
         return cp_refuse("--move and --scan exclude each other");
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
+    if (run->move > 0 && run->placement.dealing.weights != NULL)
+        return cp_refuse("--move: shares are for %ld ranks", run->ranks);
     CP_TRY(cp_command_sparse_check(&run->sparse));
     CP_TRY(cp_command_heads(&run->heads, run->value_dim == 0, &run->shape));
     if (run->value_dim != 0) {
@@ -142,6 +144,7 @@ static cp_status move_build(plan_run *run) {
     CP_TRY(cp_cache_commit(from, run->layout));
     CP_TRY(
         cp_cache_new((int)run->move, from->sequences, from->room, &run->moved));
+    run->moved->dealing = run->placement.dealing;
     CP_TRY(cp_cache_page(run->moved, PAGE,
                          from->sequences * cp_ceil_divide(from->room, PAGE)));
     CP_TRY(cp_cache_settle_near(run->moved, from));
