@@ -276,6 +276,7 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
 
 static cp_status go_on(cp_session *session) {
     int lost;
+    me->world->link.abort(me->world); /* the crew may be first to miss one */
     CP_TRY(cp_nccl_mend(me->world, &lost));
     my_place.only = me->crew.rank = me->world->rank;
     me->crew.ranks = me->world->ranks;

@@ -242,7 +242,6 @@ static cp_status meet_again(cp_nccl *world, char *all, bool *here,
 
 static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
     char *all;
-    unsetenv("NCCL_COMM_ID"); /* this id is rank 0's to give */
     if (us.rank == 0)
         CP_TRY(cp_nccl_id(&loss->id));
     CP_TRY(cp_allocate(&all, us.ranks, parting_bytes() + 1, "the ranks"));

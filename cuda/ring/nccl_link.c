@@ -1,5 +1,6 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
 /* Messages between GPUs, by NCCL, with patience. */
+#define _POSIX_C_SOURCE 200809L /* unsetenv */
 #include "cuda/ring/nccl_link.h"
 
 #include <stdio.h>
@@ -167,6 +168,7 @@ static void part(cp_nccl *nccl) {
     snprintf(own, sizeof(own), "%s", cp_message());
     nccl->parted = true;
     nccl->why[0] = '\0';
+    unsetenv("NCCL_COMM_ID"); /* an id is rank 0's to give now */
     cp_status status = nccl->agree(nccl, &loss);
     if (status == CP_OK && loss.lost != CP_NOBODY)
         status = make_heir(nccl, &loss);
@@ -304,8 +306,6 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
 }
 
 cp_status cp_nccl_mend(cp_nccl *nccl, int *lost) {
-    if (!nccl->aborted)
-        give_up(nccl);
     if (nccl->lost == CP_NOBODY)
         return nccl->why[0] != '\0' ? cp_fail(CP_BROKEN, "%s", nccl->why)
                                     : CP_BROKEN;

@@ -60,7 +60,8 @@ cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
 
 /* After giving up, go on without the rank that agree said is lost, those above
  * it numbered anew; all that are left must call it. Fails with CP_BROKEN: as
- * agree or NCCL did; or with the message as it was, if nobody is lost. */
+ * agree or NCCL did; or with the message as it was, if nobody is lost, and then
+ * nothing is changed. */
 cp_status cp_nccl_mend(cp_nccl *nccl, int *lost);
 
 /* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of

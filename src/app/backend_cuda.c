@@ -64,35 +64,47 @@ static int leave(int status) {
     return status;
 }
 
-/* By MPI, those who are left agree in a run that fails for want of one. Some
- * may wait for NCCL until then, as long as this one has. */
-static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
+/* MPI finds out who is lost in a run that fails for want of it. Some may wait
+ * for NCCL until then, as long as this one has. */
+static bool is_lost_to_mpi(int *lost) {
     enum { GRACE = 5 };
+    int64_t nothing = 0;
+    crew.patience(2 * apart.patience + GRACE);
+    const cp_status status = crew.share(&nothing, sizeof(nothing));
+    crew.patience(apart.patience);
+    return status != CP_OK && mend_the_crew(lost);
+}
+
+static int lost_to_mpi = CP_NOBODY; /* and not yet to NCCL */
+
+static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
     bool *sound;
-    CP_TRY(cp_allocate(&sound, crew.ranks, sizeof(bool), "the ranks"));
-    crew.patience(2 * nccl->patience + GRACE);
-    cp_status status = crew.collect(sound, sizeof(bool));
-    crew.patience(nccl->patience);
-    const bool mended = status != CP_OK && mend_the_crew(&loss->lost);
-    if (mended) {
-        crew.rank -= crew.rank > loss->lost;
-        crew.ranks--;
-        sound[crew.rank] = loss->sound;
-        status = crew.collect(sound, sizeof(bool));
-    }
-    for (int r = 0; r < crew.ranks && mended; r++)
+    (void)nccl;
+    if (lost_to_mpi == CP_NOBODY && !is_lost_to_mpi(&lost_to_mpi))
+        return CP_BROKEN;
+    loss->lost = lost_to_mpi;
+    lost_to_mpi = CP_NOBODY;
+    crew.rank -= crew.rank > loss->lost;
+    CP_TRY(cp_allocate(&sound, --crew.ranks, sizeof(bool), "the ranks"));
+    sound[crew.rank] = loss->sound;
+    const cp_status status = crew.collect(sound, sizeof(bool));
+    for (int r = 0; r < crew.ranks; r++)
         loss->sound = loss->sound && sound[r];
     free(sound);
     CP_TRY(status);
-    return mended
-               ? cp_crew_share(crew.rank == 0 ? cp_nccl_id(&loss->id) : CP_OK,
-                               &loss->id, sizeof(loss->id), NULL, NULL)
-               : CP_OK;
+    return cp_crew_share(crew.rank == 0 ? cp_nccl_id(&loss->id) : CP_OK,
+                         &loss->id, sizeof(loss->id), NULL, NULL);
+}
+
+static bool mend_by_mpi(int *lost) {
+    if (!world->aborted && !mend_the_crew(&lost_to_mpi))
+        return false;
+    world->link.abort(world->link.context);
+    return cp_nccl_mend(world, lost) == CP_OK;
 }
 
 static bool mend(int *lost) {
-    const bool mended =
-        by_mpi ? cp_nccl_mend(world, lost) == CP_OK : mend_the_crew(lost);
+    const bool mended = by_mpi ? mend_by_mpi(lost) : mend_the_crew(lost);
     apart.only = crew.rank;
     return mended;
 }
