@@ -310,7 +310,7 @@ demo: ## install, build, fetch the model, and hold a conversation over four rank
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model
 	$(DEMO)
-PUBLIC    = $(filter-out src/app/% reference/attend/rows.h %_own.h,$(wildcard src/*/*.h reference/*/*.h))
+PUBLIC    = $(filter-out src/app/% reference/attend/rows.h reference/attend/few.h %_own.h,$(wildcard src/*/*.h reference/*/*.h))
 install: all ## install binary, library, headers, longring.pc, manual and completion under DESTDIR and PREFIX
 	install -Dm755 $(PROGRAM) -t $(DESTDIR)$(PREFIX)/bin
 	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib
