@@ -15,9 +15,8 @@
 #include "figures/tools.h"
 #include "model/session.h"
 #include "model/tokenizer.h"
-#include "reference/model/loss.h"
-#include "ring/check.h"
 #include "ring/variants.h"
+#include "tests/harness/one_call.h"
 
 /* The library's kernel, under another name. */
 #define cp_attend_fast attend_as_ever
@@ -60,67 +59,26 @@ cp_status cp_attend_fast(const cp_attention *call) {
     return attend_as_ever(call);
 }
 
-static void see(void *loss, int rank, int64_t n, const cp_pieces *queries,
-                const cp_pieces *keys, int64_t heads, const float *output,
-                const float *lse) {
-    (void)queries, (void)keys, (void)heads;
-    cp_loss_see(loss, rank, n, output, lse);
-}
-
-static double apart(int64_t count, const float *a, const float *b) {
-    double most = 0;
-    for (int64_t n = 0; n < count; n++)
-        most = fmax(most, fabs((double)a[n] - (double)b[n]));
-    return most;
-}
-
-static int64_t bytes_of(const cp_plan *plan) {
-    cp_plan_report report = {0};
-    int64_t most = 0;
-    need(cp_plan_check(plan, &report));
-    for (int k = 0; k < RANKS; k++)
-        most = cp_max(most, report.bytes[k]);
-    cp_plan_report_free(&report);
-    return most;
-}
-
 /* Print a row but for its end. exact: output, then LSE, of no writing; if that
  * is what is asked for, they are written there. */
 static void row(const char *name, const tensors *it, cp_variant variant,
                 cp_wire wire, float *exact) {
-    const int64_t fresh = FRESH, turns = 1, heads = it->shape.query_heads;
-    const int64_t count = FRESH * heads * it->shape.head_dim;
-    const cp_turn past = {false, TOKENS - FRESH}, *const pasts[] = {&past};
+    const int64_t heads = it->shape.query_heads;
+    const int64_t asks = heads * it->shape.head_dim, count = FRESH * asks;
     float *output = numbers(heads, it->shape.head_dim + 1);
-    cp_attend_job job = {.shape = it->shape,
-                         .ranks = RANKS,
-                         .sequences = 1,
-                         .new_tokens = &fresh,
-                         .turns = &turns,
-                         .history = pasts,
-                         .variant = variant,
-                         .wire = wire,
-                         .queries = it->queries + (TOKENS - FRESH) * heads *
-                                                      it->shape.head_dim,
-                         .keys = it->keys,
-                         .values = it->values,
-                         .output = output,
-                         .lse = output + count,
-                         .partial = see};
-    cp_loss loss;
-    need(cp_loss_new(cp_backend_threads.machine, &job, &loss));
-    const cp_wire_error before = cp_loss_before(&loss);
-    job.partial_context = &loss;
-    need(cp_backend_threads.attend(&job));
-    const cp_wire_error after = cp_loss_after(&loss);
+    const one_call call = {
+        it->shape,      FRESH,
+        TOKENS - FRESH, it->queries + (TOKENS - FRESH) * asks,
+        it->keys,       it->values,
+        output,         output + count};
+    one_call_facts facts;
+    need(one_call_answer(&call, RANKS, variant, wire, &facts));
     if (wire == CP_WIRE_FP32)
         memcpy(exact, output, (size_t)(count + FRESH * heads) * sizeof(float));
-    const double off = apart(count, output, exact);
-    const double lse = apart(FRESH * heads, output + count, exact + count);
-    printf("%s,%ld,%.3g,%.3g,%.3g,%.3g,%.3g,%.3g", name,
-           bytes_of(loss.call.plan), before.output, after.output, off,
-           before.lse, after.lse, lse);
-    cp_loss_free(&loss);
+    printf("%s,%ld,%.3g,%.3g,%.3g,%.3g,%.3g,%.3g", name, facts.bytes,
+           facts.before.output, facts.after.output,
+           farthest(output, exact, count), facts.before.lse, facts.after.lse,
+           farthest(output + count, exact + count, FRESH * heads));
     free(output);
 }
 

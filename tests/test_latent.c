@@ -8,12 +8,12 @@ static char where[200]; /* the call in hand, for failures */
 #include <math.h>
 #include <stdio.h>
 
+#include "harness/one_call.h"
 #include "harness/rig.h"
 #include "model/engine.h"
 #include "predict/latent.h"
 #include "predict/simulate.h"
 #include "reference/attend/fast.h"
-#include "reference/model/loss.h"
 
 enum { SHAPES = 6, TURNS = 9, SEQUENCES = 3 };
 
@@ -132,47 +132,20 @@ TEST(no_value_is_refused_by_its_numbers) {
     must(cp_shape_check(&unsaid));
 }
 
-/* One call of attention over ranks, after a past that is one prefill. */
-typedef struct {
-    cp_shape shape;
-    int64_t fresh, past;
-    const float *queries, *keys, *values;
-    float *output, *lse;
-} question;
-
-static question ask(cp_shape shape, int64_t fresh, int64_t past) {
+static one_call ask(cp_shape shape, int64_t fresh, int64_t past) {
     const int64_t rows = fresh * shape.query_heads;
-    return (question){.shape = shape,
+    return (one_call){.shape = shape,
                       .fresh = fresh,
                       .past = past,
                       .output = room_for(rows * cp_value_dim(&shape), 4),
                       .lse = room_for(rows, 4)};
 }
 
-/* And how far it can be off, as is known before. */
-static cp_wire_error answer(const question *it, int ranks, cp_variant variant,
+static cp_wire_error answer(const one_call *it, int ranks, cp_variant variant,
                             cp_wire wire) {
-    const cp_turn past = {.tokens = it->past}, *const pasts[] = {&past};
-    const int64_t turn = it->past > 0;
-    cp_attend_job job = {.shape = it->shape,
-                         .ranks = ranks,
-                         .sequences = 1,
-                         .new_tokens = &it->fresh,
-                         .turns = &turn,
-                         .history = pasts,
-                         .variant = variant,
-                         .wire = wire,
-                         .queries = it->queries,
-                         .keys = it->keys,
-                         .values = it->values,
-                         .output = it->output,
-                         .lse = it->lse};
-    cp_loss loss;
-    must(cp_loss_new(cp_backend_threads.machine, &job, &loss));
-    const cp_wire_error before = cp_loss_before(&loss);
-    cp_loss_free(&loss);
-    must(cp_backend_threads.attend(&job));
-    return before;
+    one_call_facts facts;
+    must(one_call_answer(it, ranks, variant, wire, &facts));
+    return facts.before;
 }
 
 static float *draw(int64_t count, float scale) {
@@ -183,17 +156,10 @@ static float *draw(int64_t count, float scale) {
     return numbers;
 }
 
-static double most_apart(const float *a, const float *b, int64_t count) {
-    double most = 0;
-    for (int64_t n = 0; n < count; n++)
-        most = fmax(most, fabs((double)a[n] - (double)b[n]));
-    return most;
-}
-
 LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
     const cp_shape shape = shapes[_i];
     const int64_t fresh = 9, past = 14, heads = shape.query_heads;
-    question plain = ask(shape, fresh, past), bytes = plain;
+    one_call plain = ask(shape, fresh, past), bytes = plain;
     plain.queries = draw(fresh * heads * shape.head_dim, 3);
     plain.keys = draw((fresh + past) * shape.kv_heads * shape.head_dim, 1);
     plain.values =
@@ -205,9 +171,9 @@ LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
         const cp_wire_error bound =
             answer(&bytes, ranks, CP_PASS_KV, CP_WIRE_INT8);
         answer(&plain, ranks, CP_PASS_KV, CP_WIRE_FP32);
-        const double output = most_apart(plain.output, bytes.output,
-                                         fresh * heads * cp_value_dim(&shape));
-        const double lse = most_apart(plain.lse, bytes.lse, fresh * heads);
+        const double output = farthest(plain.output, bytes.output,
+                                       fresh * heads * cp_value_dim(&shape));
+        const double lse = farthest(plain.lse, bytes.lse, fresh * heads);
         hold(output <= bound.output && lse <= bound.lse);
         hold((output > 0 && lse > 0) == (ranks > 1));
     }
@@ -250,8 +216,8 @@ static void multiply(const float *matrix, int64_t rows, int64_t columns,
 }
 
 /* Keys and values of every head are made of each latent, then attended to. */
-static question expanded(const layer *it) {
-    question call = ask((cp_shape){HEADS, HEADS, QUERY, VALUE, false},
+static one_call expanded(const layer *it) {
+    one_call call = ask((cp_shape){HEADS, HEADS, QUERY, VALUE, false},
                         it->fresh, it->all - it->fresh);
     float *keys = room_for(it->all * HEADS * QUERY, 4);
     float *values = room_for(it->all * HEADS * VALUE, 4);
@@ -272,8 +238,8 @@ static question expanded(const layer *it) {
 /* The matrix of keys is multiplied into the queries: all heads attend to the
  * latents themselves. Scores are still to be divided by the root of what a
  * query of the layer has, and not of what one has now. */
-static question absorbed(const layer *it) {
-    question call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true}, it->fresh,
+static one_call absorbed(const layer *it) {
+    one_call call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true}, it->fresh,
                         it->all - it->fresh);
     float *queries = room_for(it->fresh * HEADS * CACHED, 4);
     float *keys = room_for(it->all * CACHED, 4);
@@ -307,12 +273,12 @@ static void are_alike(const float *a, const float *b, int64_t count) {
     for (int64_t n = 0; n < count; n++)
         size = fmax(size, fabs((double)a[n]));
     hold(size > 0.1);
-    ck_assert_double_le(most_apart(a, b, count), 2e-6 * size);
+    ck_assert_double_le(farthest(a, b, count), 2e-6 * size);
 }
 
 static void agree(const layer *it, int ranks, cp_variant variant) {
     const int64_t rows = it->fresh * HEADS;
-    const question apart = expanded(it), together = absorbed(it);
+    const one_call apart = expanded(it), together = absorbed(it);
     float *values = room_for(rows * VALUE, 4);
     answer(&apart, ranks, variant, CP_WIRE_FP32);
     answer(&together, ranks, variant, CP_WIRE_FP32);

@@ -10,8 +10,7 @@ static char where[200]; /* the call in hand, for failures */
 #include <math.h>
 #include <stdio.h>
 
-#include "model/backend.h"
-#include "reference/model/loss.h"
+#include "harness/one_call.h"
 #include "reference/ring/rewrite.h"
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
@@ -374,49 +373,23 @@ static void fill(tensors *it, float scale) {
     fill_around(it->v, COUNT_OF(it->v), 7, 100);
 }
 
-static void see(void *context, int rank, int64_t n, const cp_pieces *queries,
-                const cp_pieces *keys, int64_t heads, const float *output,
-                const float *lse) {
-    (void)queries, (void)keys, (void)heads;
-    cp_loss_see(context, rank, n, output, lse);
-}
-
 static cp_travels ring(const tensors *it, int ranks, cp_variant variant,
                        cp_wire wire, float *output, float *lse,
                        cp_wire_error bounds[2]) {
-    const int64_t fresh = cp_variant_decodes(variant) ? 1 : FRESH, turns = 1;
-    const cp_turn past = {false, PAST}, *const pasts[] = {&past};
-    cp_attend_job job = {.shape = {HEADS, KV_HEADS, WIDTH},
-                         .ranks = ranks,
-                         .sequences = 1,
-                         .new_tokens = &fresh,
-                         .turns = &turns,
-                         .history = pasts,
-                         .variant = variant,
-                         .wire = wire,
-                         .queries = it->q,
-                         .keys = it->k,
-                         .values = it->v,
-                         .output = output,
-                         .lse = lse};
-    cp_loss loss;
-    must(cp_loss_new(cp_backend_threads.machine, &job, &loss));
-    const cp_travels travels = loss.travels;
-    bounds[0] = cp_loss_before(&loss);
-    must(cp_backend_threads.attend(&job));
-    job.partial = see;
-    job.partial_context = &loss;
-    must(cp_backend_threads.attend(&job));
-    bounds[1] = cp_loss_after(&loss);
-    cp_loss_free(&loss);
-    return travels;
-}
-
-static double apart(const float *a, const float *b, int count) {
-    double most = 0;
-    for (int n = 0; n < count; n++)
-        most = fmax(most, fabs((double)a[n] - (double)b[n]));
-    return most;
+    const int64_t fresh = cp_variant_decodes(variant) ? 1 : FRESH;
+    const one_call call = {{HEADS, KV_HEADS, WIDTH},
+                           fresh,
+                           PAST,
+                           it->q,
+                           it->k,
+                           it->v,
+                           output,
+                           lse};
+    one_call_facts facts;
+    must(one_call_answer(&call, ranks, variant, wire, &facts));
+    bounds[0] = facts.before;
+    bounds[1] = facts.after;
+    return facts.travels;
 }
 
 static const struct {
@@ -449,8 +422,8 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
         ring(&it, ranks, variant, CP_WIRE_FP32, output[0], lse[0], none);
         const cp_travels travels =
             ring(&it, ranks, variant, wire, output[1], lse[1], bounds);
-        const double off = apart(output[0], output[1], rows * WIDTH);
-        const double lse_off = apart(lse[0], lse[1], rows);
+        const double off = farthest(output[0], output[1], rows * WIDTH);
+        const double lse_off = farthest(lse[0], lse[1], rows);
         const bool sent = ranks > 1 && wire != CP_WIRE_FP32;
         hold(none[0].output == 0 && none[1].output == 0);
         hold(sent ? off > 0 : off <= 5e-5);
@@ -519,7 +492,7 @@ LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
         it.plan = plan;
         must(cp_threads_run(&threads, answer_all, &it));
         for (int r = 1; r < _i; r++) {
-            const double off = apart(it.answers[0], it.answers[r], NUMBERS);
+            const double off = farthest(it.answers[0], it.answers[r], NUMBERS);
             ck_assert_msg(off < 2e-4, "%d of %d: %g", r, _i, off);
         }
         cp_plan_free(plan);

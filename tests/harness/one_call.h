@@ -1,0 +1,82 @@
+/* One call of attention on threads, of one sequence whose past is one prefill:
+ * what it answers, and how wrong that can be. For programs only. */
+#ifndef HARNESS_ONE_CALL_H
+#define HARNESS_ONE_CALL_H
+
+#include <math.h>
+
+#include "model/backend.h"
+#include "reference/model/loss.h"
+#include "ring/check.h"
+
+/* Of the new tokens, and of those before and these, as in a cp_attend_job. */
+typedef struct {
+    cp_shape shape;
+    int64_t fresh, past;
+    const float *queries, *keys, *values;
+    float *output, *lse;
+} one_call;
+
+/* What is known of it: before, and by the LSE of its partials. */
+typedef struct {
+    cp_wire_error before, after;
+    cp_travels travels;
+    int64_t bytes; /* of the rank that sends most */
+} one_call_facts;
+
+static inline void one_call_see(void *loss, int rank, int64_t n,
+                                const cp_pieces *queries, const cp_pieces *keys,
+                                int64_t heads, const float *output,
+                                const float *lse) {
+    (void)queries, (void)keys, (void)heads;
+    cp_loss_see(loss, rank, n, output, lse);
+}
+
+/* Compute it twice: with each partial looked at, and as it is when nobody
+ * looks. Fails as the plan or the walk does. */
+static inline cp_status one_call_answer(const one_call *it, int ranks,
+                                        cp_variant variant, cp_wire wire,
+                                        one_call_facts *facts) {
+    const cp_turn past = {.tokens = it->past}, *const pasts[] = {&past};
+    const int64_t turns = it->past > 0;
+    cp_plan_report report = {0};
+    cp_loss loss;
+    cp_attend_job job = {.shape = it->shape,
+                         .ranks = ranks,
+                         .sequences = 1,
+                         .new_tokens = &it->fresh,
+                         .turns = &turns,
+                         .history = pasts,
+                         .variant = variant,
+                         .wire = wire,
+                         .queries = it->queries,
+                         .keys = it->keys,
+                         .values = it->values,
+                         .output = it->output,
+                         .lse = it->lse,
+                         .partial = one_call_see,
+                         .partial_context = &loss};
+    *facts = (one_call_facts){0};
+    CP_TRY(cp_loss_new(cp_backend_threads.machine, &job, &loss));
+    CP_TRY(cp_plan_check(loss.call.plan, &report));
+    facts->before = cp_loss_before(&loss);
+    facts->travels = loss.travels;
+    for (int k = 0; k < ranks; k++)
+        facts->bytes = cp_max(facts->bytes, report.bytes[k]);
+    CP_TRY(cp_backend_threads.attend(&job));
+    facts->after = cp_loss_after(&loss);
+    job.partial = NULL;
+    cp_plan_report_free(&report);
+    cp_loss_free(&loss);
+    return cp_backend_threads.attend(&job);
+}
+
+/* The most that two numbers of a kind differ. */
+static inline double farthest(const float *a, const float *b, int64_t count) {
+    double most = 0;
+    for (int64_t n = 0; n < count; n++)
+        most = fmax(most, fabs((double)a[n] - (double)b[n]));
+    return most;
+}
+
+#endif
