@@ -437,6 +437,11 @@ LOOP(what_was_kept_badly_is_refused, 0, 10) {
     uint64_t random = (uint64_t)_i + 1;
     cp_keep keep;
     int64_t bytes;
+    /* One in which nothing was said is one, too. */
+    char *empty = kept(both[0], file, &bytes);
+    must(take(empty, bytes, file, both[1], &keep));
+    hold(keep.head.tokens == 0);
+    cp_keep_free(&keep);
     call(twice, false, 5, 6);
     char *data = kept(both[0], file, &bytes);
     for (int n = 0; n < 200; n++) {

@@ -188,7 +188,7 @@ static cp_status head_check(const char *path, const cp_keep_head *head,
 /* Before anything is allocated: is there as much as the head says? */
 static cp_status size_check(FILE *file, const char *path,
                             const cp_keep_head *head, int64_t most) {
-    if (head->tokens < 1 || head->tokens > head->sequences * most)
+    if (head->tokens < 0 || head->tokens > head->sequences * most)
         return cp_fail(CP_CAPACITY,
                        "%s: %ld tokens, and %ld positions for each of %ld "
                        "conversations",
