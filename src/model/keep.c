@@ -49,12 +49,16 @@ int64_t cp_keep_bytes(const cp_keep_head *head) {
                : -1;
 }
 
-static cp_status words_new(cp_keep *keep) {
-    CP_TRY(cp_allocate(&keep->words, words_bytes(&keep->head), 1,
-                       "what was said"));
+static void words_point(cp_keep *keep) {
     keep->lengths = (int64_t *)(void *)keep->words;
     keep->chances = (uint64_t *)(keep->lengths + keep->head.sequences);
     keep->ids = (int32_t *)(keep->chances + keep->head.sequences);
+}
+
+static cp_status words_new(cp_keep *keep) {
+    CP_TRY(cp_allocate(&keep->words, words_bytes(&keep->head), 1,
+                       "what was said"));
+    words_point(keep);
     return CP_OK;
 }
 
@@ -84,73 +88,17 @@ void cp_keep_free(cp_keep *keep) {
     *keep = (cp_keep){0};
 }
 
-/* A block of rows: which, and room for it and the sum behind it. */
-typedef struct {
-    cp_row_copy copy;
-    int64_t bytes; /* without the sum */
-    char *data;
-} block;
-
-static cp_status block_new(const cp_keep_head *head, block *rows) {
-    const int64_t width = head->key_width + head->value_width;
-    return cp_allocate(&rows->data, STRETCH * 4, width + 2, "rows");
-}
-
-static void block_at(const cp_keep_head *head, int64_t layer, int64_t first,
-                     bool writes, block *rows) {
-    const int64_t count = cp_min(STRETCH, head->tokens - first);
-    float *keys = (float *)(void *)rows->data;
-    rows->bytes = 4 * count * (head->key_width + head->value_width);
-    rows->copy = (cp_row_copy){.writes = writes,
-                               .layer = layer,
-                               .row = first,
-                               .count = count,
-                               .keys = keys,
-                               .values = keys + count * head->key_width};
-}
-
+/* Rows on their way between a session and a file, which who leads has: one that
+ * is read, by its path, or one that is written. */
 typedef struct {
     const cp_keep *keep;
     cp_session *session;
-} writing;
-
-static cp_status rows_fill(const writing *it, cp_sink *sink, block *rows) {
-    const cp_keep_head *head = &it->keep->head;
-    for (int64_t layer = 0; layer < head->layers; layer++)
-        for (int64_t n = 0; n < head->tokens; n += STRETCH) {
-            block_at(head, layer, n, false, rows);
-            CP_TRY(cp_session_rows(it->session, &rows->copy));
-            const uint64_t sum = cp_hash(0, rows->data, rows->bytes);
-            memcpy(rows->data + rows->bytes, &sum, 8);
-            if (sink != NULL)
-                cp_sink_write(sink, rows->data, rows->bytes + 8);
-        }
-    return CP_OK;
-}
-
-static cp_status fill(void *context, cp_sink *sink) {
-    const writing *it = context;
-    const cp_keep *keep = it->keep;
-    block rows;
-    CP_TRY(block_new(&keep->head, &rows));
-    if (sink != NULL) {
-        cp_sink_write(sink, &keep->head, sizeof(keep->head));
-        cp_sink_write(sink, keep->words, words_bytes(&keep->head));
-    }
-    const cp_status status = rows_fill(it, sink, &rows);
-    free(rows.data);
-    return status;
-}
-
-cp_status cp_keep_write(const char *path, cp_keep *keep, cp_session *session) {
-    writing it = {keep, session};
-    const int64_t bytes = words_bytes(&keep->head) - 8;
-    const uint64_t sum = cp_hash(0, keep->words, bytes);
-    memcpy(keep->words + bytes, &sum, 8);
-    const cp_status status =
-        cp_crew_leads() ? cp_save_stream(path, fill, &it) : fill(&it, NULL);
-    return cp_crew_share(status, NULL, 0, NULL, NULL);
-}
+    bool reads;
+    FILE *from;
+    const char *path;
+    cp_sink *to;
+    void *data; /* of a block, and the sum behind it */
+} passage;
 
 /* The next bytes of a file. */
 static cp_status take(FILE *file, const char *path, void *data, int64_t bytes) {
@@ -159,6 +107,71 @@ static cp_status take(FILE *file, const char *path, void *data, int64_t bytes) {
     if (ferror(file))
         return cp_fail(CP_FILE, "%s: cannot read: %s", path, strerror(errno));
     return cp_refuse("%s: the conversation is cut short", path);
+}
+
+static cp_status block_take(const passage *it, const cp_row_copy *rows,
+                            int64_t bytes) {
+    CP_TRY(take(it->from, it->path, it->data, bytes + 8));
+    const uint64_t due = cp_hash(0, it->data, bytes);
+    if (memcmp((char *)it->data + bytes, &due, 8) == 0)
+        return CP_OK;
+    return cp_refuse("%s: layer %ld, tokens %ld to %ld are damaged", it->path,
+                     rows->layer, rows->row, rows->row + rows->count - 1);
+}
+
+static cp_status block_carry(passage *it, int64_t layer, int64_t first) {
+    const cp_keep_head *head = &it->keep->head;
+    cp_row_copy rows = {.writes = it->reads,
+                        .layer = layer,
+                        .row = first,
+                        .count = cp_min(STRETCH, head->tokens - first)};
+    int64_t bytes = 4 * rows.count * (head->key_width + head->value_width);
+    if (it->reads) {
+        const cp_status status =
+            it->from != NULL ? block_take(it, &rows, bytes) : CP_OK;
+        CP_TRY(cp_crew_share(status, NULL, 0, &it->data, &bytes));
+    }
+    rows.keys = it->data;
+    rows.values = rows.keys + rows.count * head->key_width;
+    CP_TRY(cp_session_rows(it->session, &rows));
+    const uint64_t sum = cp_hash(0, it->data, bytes);
+    if (it->to != NULL) {
+        cp_sink_write(it->to, it->data, bytes);
+        cp_sink_write(it->to, &sum, 8);
+    }
+    return CP_OK;
+}
+
+static cp_status rows_carry(passage *it) {
+    const cp_keep_head *head = &it->keep->head;
+    cp_status status =
+        cp_allocate(&it->data, STRETCH * 4,
+                    head->key_width + head->value_width + 2, "rows");
+    for (int64_t layer = 0; layer < head->layers; layer++)
+        for (int64_t n = 0; n < head->tokens && status == CP_OK; n += STRETCH)
+            status = block_carry(it, layer, n);
+    free(it->data);
+    return status;
+}
+
+static cp_status fill(void *context, cp_sink *sink) {
+    const cp_keep *keep = ((passage *)context)->keep;
+    ((passage *)context)->to = sink;
+    if (sink != NULL) {
+        cp_sink_write(sink, &keep->head, sizeof(keep->head));
+        cp_sink_write(sink, keep->words, words_bytes(&keep->head));
+    }
+    return rows_carry(context);
+}
+
+cp_status cp_keep_write(const char *path, cp_keep *keep, cp_session *session) {
+    passage it = {.keep = keep, .session = session};
+    const int64_t bytes = words_bytes(&keep->head) - 8;
+    const uint64_t sum = cp_hash(0, keep->words, bytes);
+    memcpy(keep->words + bytes, &sum, 8);
+    const cp_status status =
+        cp_crew_leads() ? cp_save_stream(path, fill, &it) : fill(&it, NULL);
+    return cp_crew_share(status, NULL, 0, NULL, NULL);
 }
 
 static cp_status head_check(const char *path, const cp_keep_head *head,
@@ -170,14 +183,14 @@ static cp_status head_check(const char *path, const cp_keep_head *head,
                          head->version, VERSION);
     if (head->sum != cp_hash(0, head, offsetof(cp_keep_head, sum)))
         return cp_refuse("%s: the head is damaged", path);
-    if (head->model != due->model || head->layers != due->layers ||
-        head->key_width != due->key_width ||
-        head->value_width != due->value_width ||
-        head->vocabulary != due->vocabulary) {
-        const int64_t length = (int64_t)strnlen(head->name, 64);
-        return cp_refuse(
-            "%s: a conversation with %s, not with %s", path,
-            cp_gguf_show((cp_gguf_string){head->name, length}).text, due->name);
+    if (head->model != due->model ||
+        memcmp(&head->layers, &due->layers,
+               offsetof(cp_keep_head, sequences) -
+                   offsetof(cp_keep_head, layers)) != 0) {
+        const cp_gguf_string name = {head->name,
+                                     (int64_t)strnlen(head->name, 64)};
+        return cp_refuse("%s: a conversation with %s, not with %s", path,
+                         cp_gguf_show(name).text, due->name);
     }
     if (head->sequences != due->sequences)
         return cp_refuse("%s: %ld conversations; %ld can go on here", path,
@@ -243,77 +256,31 @@ static cp_status begin_read(FILE *file, const char *path,
     return words_check(path, keep, most);
 }
 
-/* All processes get what the one that leads has read. */
-static cp_status words_share(cp_status status, cp_keep *keep) {
-    int64_t bytes = status == CP_OK ? words_bytes(&keep->head) : 0;
-    void *words = keep->words;
-    status =
-        cp_crew_share(status, &keep->head, sizeof(keep->head), &words, &bytes);
-    if (cp_crew_leads())
-        return status;
-    cp_keep mine = {.head = keep->head};
-    keep->words = words;
-    if (status == CP_OK)
-        status = words_new(&mine);
-    if (status == CP_OK)
-        memcpy(mine.words, words, (size_t)bytes);
-    free(words);
-    *keep = mine;
-    return status;
-}
-
-static cp_status block_take(FILE *file, const char *path, const block *rows) {
-    CP_TRY(take(file, path, rows->data, rows->bytes + 8));
-    const uint64_t due = cp_hash(0, rows->data, rows->bytes);
-    if (memcmp(rows->data + rows->bytes, &due, 8) == 0)
-        return CP_OK;
-    return cp_refuse("%s: layer %ld, tokens %ld to %ld are damaged", path,
-                     rows->copy.layer, rows->copy.row,
-                     rows->copy.row + rows->copy.count - 1);
-}
-
-static cp_status rows_read(FILE *file, const char *path,
-                           const cp_keep_head *head, cp_session *session,
-                           block *rows) {
-    for (int64_t layer = 0; layer < head->layers; layer++)
-        for (int64_t n = 0; n < head->tokens; n += STRETCH) {
-            block_at(head, layer, n, true, rows);
-            int64_t bytes = rows->bytes;
-            void *data = rows->data;
-            const cp_status status =
-                file != NULL ? block_take(file, path, rows) : CP_OK;
-            const cp_status shared =
-                cp_crew_share(status, NULL, 0, &data, &bytes);
-            rows->data = data;
-            CP_TRY(shared);
-            block_at(head, layer, n, true, rows);
-            CP_TRY(cp_session_rows(session, &rows->copy));
-        }
-    return CP_OK;
-}
-
-static cp_status rows_load(FILE *file, const char *path, const cp_keep *keep,
-                           cp_session *session) {
-    block rows;
-    CP_TRY(cp_session_settle(session, keep->lengths));
-    cp_status status = block_new(&keep->head, &rows);
-    if (status == CP_OK)
-        status = rows_read(file, path, &keep->head, session, &rows);
-    free(rows.data);
-    for (int64_t s = 0; s < keep->head.sequences && status != CP_OK; s++)
-        cp_session_truncate(session, s, 0);
-    return status;
-}
-
 cp_status cp_keep_read(FILE *file, const char *path, const cp_keep *wanted,
                        cp_session *session, cp_keep *keep) {
+    passage it = {.keep = keep,
+                  .session = session,
+                  .reads = true,
+                  .from = file,
+                  .path = path};
     cp_status status = CP_OK;
     *keep = (cp_keep){0};
     if (file != NULL)
         status = begin_read(file, path, &wanted->head,
                             cp_session_capacity(session), keep);
-    CP_TRY(words_share(status, keep));
-    return rows_load(file, path, keep, session);
+    /* All processes get what the one that leads has read. */
+    int64_t bytes = status == CP_OK ? words_bytes(&keep->head) : 0;
+    void *words = keep->words;
+    status =
+        cp_crew_share(status, &keep->head, sizeof(keep->head), &words, &bytes);
+    keep->words = words;
+    CP_TRY(status);
+    words_point(keep);
+    CP_TRY(cp_session_settle(session, keep->lengths));
+    status = rows_carry(&it);
+    for (int64_t s = 0; s < keep->head.sequences && status != CP_OK; s++)
+        cp_session_truncate(session, s, 0);
+    return status;
 }
 
 cp_status cp_keep_load(const char *path, const cp_keep *wanted,
