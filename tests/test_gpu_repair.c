@@ -141,6 +141,56 @@ LOOP(ranks_that_share_a_gpu_become_fewer, 0, 4) {
     end_talk();
 }
 
+/* Rank 1 comes in time; rank 2 has another number of ranks in mind; rank 3 comes
+ * when all is over. */
+typedef struct {
+    int rank, ranks;
+    double after;
+    cp_status status;
+    bool here[5];
+    int words[5];
+} visitor;
+
+static char place[40];
+
+static void *come(void *given) {
+    visitor *v = given;
+    const struct timespec while_away = {0, (long)(v->after * 1e9)};
+    nanosleep(&while_away, NULL);
+    v->words[v->rank] = 10 + v->rank;
+    v->status = cp_reunite(place, v->rank, v->ranks, 0.5, v->words,
+                           sizeof(v->words[0]), v->here);
+    return NULL;
+}
+
+/* A port of this host that is free. */
+static void find_place(void) {
+    struct sockaddr_in here = {.sin_family = AF_INET};
+    socklen_t size = sizeof(here);
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(s, (struct sockaddr *)&here, size), 0);
+    getsockname(s, (struct sockaddr *)&here, &size);
+    close(s);
+    snprintf(place, sizeof(place), "127.0.0.1:%d", ntohs(here.sin_port));
+}
+
+TEST(who_comes_in_time_hears_who_has_come) {
+    visitor all[] = {{0, 4, 0.1}, {1, 4, 0.0}, {2, 5, 0.0}, {3, 4, 0.9}};
+    pthread_t threads[4];
+    find_place();
+    for (int n = 0; n < 4; n++)
+        pthread_create(&threads[n], NULL, come, &all[n]);
+    for (int n = 0; n < 4; n++)
+        pthread_join(threads[n], NULL);
+    for (int n = 0; n < 4; n++)
+        ck_assert_int_eq(all[n].status, n < 2 ? CP_OK : CP_BROKEN);
+    for (int n = 0; n < 2; n++) {
+        ck_assert(all[n].here[0] && all[n].here[1]);
+        ck_assert(!all[n].here[2] && !all[n].here[3]);
+        ck_assert(all[n].words[0] == 10 && all[n].words[1] == 11);
+    }
+}
+
 /* Over NCCL: a rank is a thread. The crew is a table that they stand around,
  * and who is missing there is waited for as long as anywhere. */
 static const double PATIENCE = 0.6;
@@ -157,7 +207,6 @@ static rank all[RANKS];
 static _Thread_local rank *me;
 static _Thread_local cp_device_place my_place;
 static ncclUniqueId first_id;
-static char place[40];
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -351,17 +400,6 @@ static void *take_seat(void *given) {
 static cp_status my_engine(const cp_model *model,
                            const cp_session_options *options, cp_engine **out) {
     return cp_device_engine_new(&my_place, model, options, out);
-}
-
-/* A port of this host that is free. */
-static void find_place(void) {
-    struct sockaddr_in here = {.sin_family = AF_INET};
-    socklen_t size = sizeof(here);
-    const int s = socket(AF_INET, SOCK_STREAM, 0);
-    ck_assert_int_eq(bind(s, (struct sockaddr *)&here, size), 0);
-    getsockname(s, (struct sockaddr *)&here, &size);
-    close(s);
-    snprintf(place, sizeof(place), "127.0.0.1:%d", ntohs(here.sin_port));
 }
 
 static void run_all(int ranks) {

@@ -56,7 +56,7 @@ static double patience_of(const char *name) {
     for (int i = 0; i < 4; i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return strcmp(name, "mends") == 0 ? 1 : PATIENCE;
+    return strcmp(name, "mends") == 0 ? 2 : PATIENCE;
 }
 
 /* This process's part of a call; rank 1 may die in it. */
@@ -176,7 +176,8 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
     return status;
 }
 
-/* Ranks 1 and 2 are killed one after the other, before they collect. */
+/* Ranks 1 and 2 are killed one after the other, before they collect; what rank 1
+ * said last is heard by all but rank 0. */
 static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
     static const int lost_one_by_one[] = {1, 1};
     int64_t seats[4], lost = 0;
@@ -184,6 +185,8 @@ static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
     (void)unused;
     CP_TRY(require(!crew->mend(&(int){0}), "mended", 0));
     for (int n = 0; n < 35; n++) {
+        if (n == 6 && seat == 0)
+            stand_in_drop_message(1, 0, 1);
         if (n % 15 == 7 && seat == 1 + n / 15)
             kill(getpid(), SIGKILL);
         seats[crew->rank] = seat;
@@ -191,7 +194,8 @@ static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
         int rank = -1;
         if (status == CP_OK && seats[crew->ranks - 1] == 3)
             continue;
-        CP_TRY(require(lost < 2 && crew->mend(&rank), "not mended", n));
+        if (lost == 2 || !crew->mend(&rank))
+            return status != CP_OK ? status : require(false, "wrong", n);
         CP_TRY(require(rank == lost_one_by_one[lost++], "lost", rank));
     }
     return require(lost == 2 && crew->ranks == 2, "ranks", crew->ranks);

@@ -145,19 +145,19 @@ static bool can_shrink(const cp_nccl *nccl) {
            ask_nccl(nccl) == ncclSuccess;
 }
 
-/* The device's queues go on when the old communicator is aborted. */
 static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
     ncclConfig_t config = config_of(CP_SPARED);
     cp_nccl heir = {.rank = nccl->rank - (nccl->rank > loss->lost),
                     .ranks = nccl->ranks - 1,
                     .patience = nccl->patience};
     ncclResult_t result = ncclInProgress;
-    if (loss->sound)
+    if (loss->sound) {
         CP_TRY(shrink(nccl, loss));
-    abort_all(nccl);
-    if (!loss->sound)
+    } else {
+        abort_all(nccl);
         result = ncclCommInitRankConfig(&nccl->heir, heir.ranks, loss->id,
                                         heir.rank, &config);
+    }
     heir.comm = nccl->heir;
     return settle(&heir, result, "joining those who are left");
 }
