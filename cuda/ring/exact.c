@@ -26,8 +26,6 @@ cp_status cp_held_new(const cp_plan *plan, int rank, cp_held **out) {
     return status;
 }
 
-enum { MUCH = 256 << 20 }; /* bytes, of a rank */
-
 /* Of the leaves that come first, what they are together must wait for others
  * while one more is attended to. */
 static int least_room(uint32_t leaves, int *all) {
@@ -44,22 +42,23 @@ static int least_room(uint32_t leaves, int *all) {
     return least;
 }
 
-int cp_held_room(const cp_plan *plan, int rank, int64_t *bytes) {
+int64_t cp_held_room(const cp_plan *plan, int rank, int64_t wanted,
+                     int64_t *bytes) {
     const cp_program *program = &plan->programs[rank];
-    int least = 0, most = 0, all;
+    int64_t least = 0, most = 0;
+    int all;
     *bytes = 0;
     for (int64_t n = 0; n < program->count; n++) {
         const cp_op *op = &program->ops[n];
         if (op->kind != CP_OP_ATTEND)
             continue;
         *bytes = cp_max(*bytes, cp_plan_node_bytes(plan, op->out.slot));
-        least = (int)cp_max(
-            least,
-            least_room(cp_rank_leaves(&plan->layout->owners, op->keys.origin),
-                       &all));
-        most = (int)cp_max(most, all);
+        const uint32_t leaves =
+            cp_rank_leaves(&plan->layout->owners, op->keys.origin);
+        least = cp_max(least, least_room(leaves, &all));
+        most = cp_max(most, all);
     }
-    return (int)cp_min(most, cp_max(least, MUCH / cp_max(1, *bytes)));
+    return cp_min(most, cp_max(least, wanted));
 }
 
 typedef struct {
@@ -82,9 +81,10 @@ static void add_grove(uniting *u, cp_grove grove) {
     }
 }
 
-/* Find where siblings meet. */
-static void find_merges(uniting *u) {
+/* Find where siblings meet. Returns how many of the first meet none. */
+static int find_merges(uniting *u) {
     cp_node stack[CP_LEAVES];
+    int alone = u->call.count;
     for (int n = 0, top = 0; n < u->call.count; n++) {
         stack[top++] = u->of[n];
         for (; top > 1; u->call.merges[n]++) {
@@ -94,9 +94,24 @@ static void find_merges(uniting *u) {
                 left->first + left->count != stack[top - 1].first)
                 break;
             left->count *= 2;
-            top--;
+            alone = (int)cp_min(alone, --top - 1);
         }
     }
+    return alone;
+}
+
+/* Nodes that meet none and lie where they shall are not touched. */
+static void leave_still(uniting *u, int alone) {
+    cp_device_uniting *call = &u->call;
+    const int64_t size = call->rows * (call->dim + 1);
+    int still = 0;
+    while (still < alone && call->from[still] == call->to + still * size)
+        still++;
+    call->count -= still;
+    call->to += still * size;
+    memmove(call->from, call->from + still,
+            (size_t)call->count * sizeof(call->from[0]));
+    memmove(call->merges, call->merges + still, (size_t)call->count);
 }
 
 cudaError_t cp_grove_unite(int64_t rows, int64_t dim, const cp_grove *groves,
@@ -104,12 +119,12 @@ cudaError_t cp_grove_unite(int64_t rows, int64_t dim, const cp_grove *groves,
     uniting u = {.call = {.rows = rows, .dim = dim, .to = groves->nodes}};
     for (int n = 0; n < count; n++)
         add_grove(&u, groves[n]);
-    find_merges(&u);
+    leave_still(&u, find_merges(&u));
     return cp_device_unite(&u.call, stream);
 }
 
 /* As many leaves as there is room for, behind the nodes that are done. */
-static cudaError_t attend_some(const cp_device_attention *asked, int room,
+static cudaError_t attend_some(const cp_device_attention *asked, int64_t room,
                                uint32_t *left, cp_grove *done, cp_grove into,
                                cudaStream_t stream) {
     const int64_t rows = asked->rows * asked->shape.query_heads;
@@ -138,7 +153,7 @@ static cudaError_t attend_some(const cp_device_attention *asked, int room,
     return cp_grove_unite(rows, dim, all, count, stream);
 }
 
-cudaError_t cp_grove_attend(const cp_device_attention *asked, int room,
+cudaError_t cp_grove_attend(const cp_device_attention *asked, int64_t room,
                             cp_grove into, cudaStream_t stream) {
     cp_grove done = {asked->unfinished, 0};
     cudaError_t error = cudaSuccess;
@@ -171,6 +186,28 @@ static int64_t list_of(cp_piece part) {
     return part.span.sequence * CP_LEAVES + cp_leaf_of(part.span.start);
 }
 
+static bool begins(cp_piece part) {
+    return part.span.start % CP_LEAF_BLOCK == 0;
+}
+
+static bool joins(cp_piece before, cp_piece part) {
+    return before.span.sequence == part.span.sequence &&
+           before.span.start + before.span.count == part.span.start &&
+           before.row + before.span.count == part.row;
+}
+
+/* Blocks come in the order of positions, but for those of a rank that was
+ * lost. */
+static void sort_list(cp_piece *items, int64_t count) {
+    for (int64_t n = 1; n < count; n++) {
+        const cp_piece item = items[n];
+        int64_t at = n;
+        for (; at > 0 && items[at - 1].span.start > item.span.start; at--)
+            items[at] = items[at - 1];
+        items[at] = item;
+    }
+}
+
 void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
                   cp_piece *to) {
     const int64_t lists = sequences * CP_LEAVES;
@@ -178,7 +215,7 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
     for (int64_t n = 0; n < keys->count; n++)
         for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
             const cp_piece part = next_part(&rest);
-            first[list_of(part) + 1] += part.span.start % CP_LEAF_BLOCK == 0;
+            first[list_of(part) + 1] += begins(part);
         }
     for (int64_t n = 0; n < lists; n++)
         first[n + 1] += first[n];
@@ -186,30 +223,29 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
     for (int64_t n = 0; n < keys->count; n++)
         for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
             const cp_piece part = next_part(&rest);
-            int64_t *next = &first[list_of(part)];
-            if (part.span.start % CP_LEAF_BLOCK == 0)
-                to[(*next)++] = part;
-            else
-                to[*next - 1].span.count += part.span.count;
+            int64_t at = first[list_of(part)];
+            if (begins(part))
+                to[first[list_of(part)]++] = part;
+            for (at--; !begins(part) && !joins(to[at], part);)
+                at--;
+            if (!begins(part))
+                to[at].span.count += part.span.count;
         }
     memmove(first + 1, first, (size_t)lists * sizeof(*first));
     first[0] = 0;
+    for (int64_t n = 0; n < lists; n++)
+        sort_list(to + first[n], first[n + 1] - first[n]);
 }
 
 cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
     for (int64_t n = 0; n < keys->count; n++) {
         const cp_piece now = keys->items[n];
-        const cp_piece *last = n > 0 ? &keys->items[n - 1] : NULL;
-        const bool follows =
-            last != NULL && last->span.sequence == now.span.sequence;
-        const int64_t end = follows ? cp_span_last(last->span) + 1 : 0;
-        const bool joins = follows && now.span.start == end &&
-                           now.row == last->row + last->span.count;
-        if (now.span.start < end ||
-            (now.span.start % CP_LEAF_BLOCK != 0 && !joins))
-            return cp_refuse("exact order on GPUs takes blocks of %d keys as "
-                             "one piece; rank %d has position %ld of sequence "
-                             "%ld apart",
+        int64_t before = n - 1;
+        while (!begins(now) && before >= 0 && !joins(keys->items[before], now))
+            before--;
+        if (!begins(now) && before < 0)
+            return cp_refuse("exact order on GPUs takes %d keys as they lie; "
+                             "rank %d has position %ld of sequence %ld apart",
                              CP_LEAF_BLOCK, rank, now.span.start,
                              now.span.sequence);
     }

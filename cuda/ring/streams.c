@@ -37,7 +37,7 @@ struct cp_stream_walker {
     float *unfinished;  /* [splits] partials, */
     int32_t *tickets;   /* [rows][N_H], */
     int64_t splits;     /* if there is room for more than one */
-    int leaves;         /* in exact order: unfinished has room for so many, */
+    int64_t leaves;     /* in exact order: unfinished has room for so many, */
     int64_t leaf_bytes; /* and for each so much */
     bool *needed;       /* [slot_count] by this rank, */
     bool *rewritten;    /* and with a message beside it */
@@ -70,8 +70,8 @@ static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
            a->slot_count == b->slot_count && a->spare == b->spare &&
            same_shape(&a->shape, &b->shape) && mine->count == other->count &&
            a->indexer.top_k == b->indexer.top_k &&
-           memcmp(&a->layout->owners, &b->layout->owners,
-                  sizeof(cp_owners)) == 0 &&
+           memcmp(&a->layout->owners, &b->layout->owners, sizeof(cp_owners)) ==
+               0 &&
            memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
                0;
 }
@@ -140,10 +140,14 @@ static cp_status reserve(cp_stream_walker *w) {
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
     cp_plan_slots_rewritten(plan, w->rank, w->rewritten);
-    w->splits = plan->indexer.top_k > 0 || w->held != NULL
+    w->splits = plan->indexer.top_k > 0
                     ? 1
                     : cp_device_most_splits(w->kernel, &w->attended,
                                             w->options.blocks, query_rows(w));
+    if (w->held != NULL) {
+        w->leaves = cp_held_room(plan, w->rank, w->splits, &w->leaf_bytes);
+        w->splits = 1;
+    }
     claim(w, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
@@ -206,7 +210,6 @@ static cp_shape attended_by(const cp_plan *plan, const cp_program *program) {
 static cp_status prepare_exact(cp_stream_walker *w) {
     if (w->kernel != CP_ATTEND_LOOPS)
         w->kernel = CP_ATTEND_TILES;
-    w->leaves = cp_held_room(w->plan, w->rank, &w->leaf_bytes);
     return cp_held_new(w->plan, w->rank, &w->held);
 }
 

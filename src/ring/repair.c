@@ -19,6 +19,30 @@ static int by_position(const void *a, const void *b) {
            (one->span.start < other->span.start);
 }
 
+/* In exact order a block lies in one piece. Of one that is not full the rest is
+ * still to come, and other blocks would lie before it: so it is lost, too. */
+static void lose_open_block(cp_cache *cache, int64_t sequence) {
+    const int64_t length = cache->length[sequence];
+    cp_pieces *lost = &cache->lost[sequence];
+    for (int rank = 0; rank < cache->ranks; rank++) {
+        cp_pieces *held = cp_cache_held(cache, rank, sequence);
+        int64_t left = 0;
+        for (int64_t n = 0; n < held->count; n++) {
+            const cp_piece piece = held->items[n];
+            const int64_t count =
+                cp_span_before(piece.span, length - length % CP_LEAF_BLOCK);
+            if (count > 0)
+                held->items[left++] = cp_piece_part(piece, 0, count);
+            if (count < piece.span.count)
+                lost->items[lost->count++] =
+                    cp_piece_part(piece, count, piece.span.count - count);
+        }
+        held->count = left;
+        if (cache->pages != NULL)
+            cp_pages_cut(cache->pages[rank], sequence, cp_pieces_tokens(held));
+    }
+}
+
 static cp_status note_lost(cp_cache *cache, int rank) {
     if (cache->lost == NULL)
         CP_TRY(cp_allocate(&cache->lost, 2 * cache->sequences,
@@ -26,10 +50,13 @@ static cp_status note_lost(cp_cache *cache, int rank) {
     for (int64_t s = 0; s < cache->sequences; s++)
         CP_TRY(cp_pieces_reserve(&cache->lost[s],
                                  cache->lost[s].count +
-                                     cp_cache_held(cache, rank, s)->count));
+                                     cp_cache_held(cache, rank, s)->count +
+                                     CP_LEAF_BLOCK));
     for (int64_t s = 0; s < cache->sequences; s++) {
         cp_pieces *held = cp_cache_held(cache, rank, s),
                   *lost = &cache->lost[s];
+        if (cache->dealing.leaves)
+            lose_open_block(cache, s);
         for (int64_t n = 0; n < held->count; n++)
             lost->items[lost->count++] = held->items[n];
         if (lost->count > 0)
