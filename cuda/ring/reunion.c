@@ -14,12 +14,8 @@
 #include <unistd.h>
 
 typedef struct {
-    char sign[8];
-    int32_t rank, ranks;
-    int64_t bytes; /* of the word that follows */
+    int64_t rank, ranks, bytes; /* of the word that follows */
 } greeting;
-
-static const char SIGN[8] = "ring 17";
 
 enum { SHORT = 1 }; /* seconds to say who one is */
 
@@ -47,32 +43,20 @@ static bool pass(int s, bool sends, void *bytes, int64_t count, double end) {
     return count == 0;
 }
 
-static int open_socket(const struct addrinfo *at) {
+/* A door that is open, or a way to one. */
+static int try_at(const struct addrinfo *at, bool waits, double end) {
     const int s = socket(at->ai_family, SOCK_STREAM, 0), yes = 1;
-    if (s < 0)
-        return s;
+    int error = 0;
+    socklen_t size = sizeof(error);
     fcntl(s, F_SETFD, FD_CLOEXEC);
     fcntl(s, F_SETFL, O_NONBLOCK);
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    return s;
-}
-
-static int listen_at(const struct addrinfo *at, double end) {
-    (void)end;
-    const int s = open_socket(at);
-    if (s >= 0 && bind(s, at->ai_addr, at->ai_addrlen) == 0 &&
+    if (waits && bind(s, at->ai_addr, at->ai_addrlen) == 0 &&
         listen(s, SOMAXCONN) == 0)
         return s;
-    close(s);
-    return -1;
-}
-
-static int call_at(const struct addrinfo *at, double end) {
-    int error = 0;
-    socklen_t size = sizeof(error);
-    const int s = open_socket(at);
-    connect(s, at->ai_addr, at->ai_addrlen); /* under way */
-    if (wait_for(s, POLLOUT, end) &&
+    if (!waits && connect(s, at->ai_addr, at->ai_addrlen) != 0)
+        error = errno != EINPROGRESS;
+    if (!waits && error == 0 && wait_for(s, POLLOUT, end) &&
         getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0)
         return s;
     close(s);
@@ -80,25 +64,22 @@ static int call_at(const struct addrinfo *at, double end) {
 }
 
 /* Until it is there, or the time is up. */
-static int reach(const char *place,
-                 int (*how)(const struct addrinfo *at, double end),
-                 double end) {
+static int reach(const char *place, bool waits, double end) {
     const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
+    const bool bracket = place[0] == '[';
+    const char *colon = strrchr(place, ':');
     struct addrinfo *all = NULL;
-    char host[300];
-    snprintf(host, sizeof(host), "%s", place[0] == '[' ? place + 1 : place);
-    char *colon = strrchr(host, ':');
+    char name[300];
     int s = -1;
     if (colon == NULL)
         return -1;
-    *colon = '\0';
-    if (place[0] == '[' && colon > host)
-        colon[-1] = '\0';
-    if (getaddrinfo(host, colon + 1, &wanted, &all) != 0)
+    snprintf(name, sizeof(name), "%.*s", (int)(colon - place) - 2 * bracket,
+             place + bracket);
+    if (getaddrinfo(name, colon + 1, &wanted, &all) != 0)
         return -1;
     while (s < 0 && cp_clock() < end) {
         for (const struct addrinfo *at = all; s < 0 && at; at = at->ai_next)
-            s = how(at, end);
+            s = try_at(at, waits, end);
         if (s < 0)
             usleep(50000);
     }
@@ -112,8 +93,7 @@ static void let_in(int guest, int ranks, char *words, int64_t bytes,
     const double end = cp_clock() + SHORT;
     greeting g;
     fcntl(guest, F_SETFL, O_NONBLOCK);
-    if (pass(guest, false, &g, sizeof(g), end) &&
-        memcmp(g.sign, SIGN, sizeof(SIGN)) == 0 && g.ranks == ranks &&
+    if (pass(guest, false, &g, sizeof(g), end) && g.ranks == ranks &&
         g.bytes == bytes && g.rank > 0 && g.rank < ranks &&
         guests[g.rank] < 0 &&
         pass(guest, false, words + g.rank * bytes, bytes, end))
@@ -149,8 +129,7 @@ static cp_status host(int door, int ranks, double end, char *words,
 
 static cp_status visit(int s, int rank, int ranks, double end, char *words,
                        int64_t bytes, bool *here) {
-    greeting g = {.rank = rank, .ranks = ranks, .bytes = bytes};
-    memcpy(g.sign, SIGN, sizeof(SIGN));
+    greeting g = {rank, ranks, bytes};
     return pass(s, true, &g, sizeof(g), end) &&
                    pass(s, true, words + rank * bytes, bytes, end) &&
                    pass(s, false, here, ranks, end) &&
@@ -163,8 +142,7 @@ static cp_status visit(int s, int rank, int ranks, double end, char *words,
 cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
                      void *words, int64_t bytes, bool *here) {
     const double end = cp_clock() + seconds;
-    const int s = reach(place, rank == 0 ? listen_at : call_at,
-                        rank == 0 ? cp_clock() + SHORT : end);
+    const int s = reach(place, rank == 0, end);
     if (s < 0 && rank == 0)
         return cp_fail(CP_BROKEN, "nobody can be met at %s", place);
     if (s < 0)
@@ -174,7 +152,7 @@ cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
                        seconds, place);
     const cp_status status =
         rank == 0 ? host(s, ranks, end, words, bytes, here)
-                  : visit(s, rank, ranks, cp_clock() + seconds + SHORT, words,
+                  : visit(s, rank, ranks, cp_clock() + 2 * seconds, words,
                           bytes, here);
     close(s);
     return status;
