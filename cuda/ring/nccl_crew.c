@@ -188,7 +188,7 @@ static int leave(int status) {
 typedef struct {
     int64_t done, heard_at;
     bool sound;
-    ncclUniqueId id; /* rank 0's */
+    ncclUniqueId id; /* of rank 0 or 1 */
     record heard[];
 } parting;
 
@@ -203,8 +203,8 @@ static parting *parting_of(char *all, int rank) {
 }
 
 static cp_status take_the_latest(char *all, const bool *here) {
-    const parting *latest = parting_of(all, 0);
-    for (int r = 1; r < us.ranks; r++)
+    const parting *latest = parting_of(all, us.rank);
+    for (int r = 0; r < us.ranks; r++)
         if (here[r] && parting_of(all, r)->done > latest->done)
             latest = parting_of(all, r);
     for (int r = 0; r < us.ranks; r++) {
@@ -234,7 +234,7 @@ static cp_status meet_again(cp_nccl *world, char *all, bool *here,
         loss->sound = loss->sound && (!here[r] || parting_of(all, r)->sound);
         count += !here[r];
     }
-    loss->id = parting_of(all, 0)->id;
+    loss->id = parting_of(all, here[0] ? 0 : 1)->id;
     if (count > 1)
         return cp_fail(CP_BROKEN, "%d ranks are lost at once", count);
     return take_the_latest(all, here);
@@ -242,7 +242,7 @@ static cp_status meet_again(cp_nccl *world, char *all, bool *here,
 
 static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
     char *all;
-    if (us.rank == 0)
+    if (us.rank < 2)
         CP_TRY(cp_nccl_id(&loss->id));
     CP_TRY(cp_allocate(&all, us.ranks, parting_bytes() + 1, "the ranks"));
     bool *here = (bool *)(all + us.ranks * parting_bytes());

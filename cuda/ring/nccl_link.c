@@ -168,7 +168,7 @@ static void part(cp_nccl *nccl) {
     snprintf(own, sizeof(own), "%s", cp_message());
     nccl->parted = true;
     nccl->why[0] = '\0';
-    unsetenv("NCCL_COMM_ID"); /* an id is rank 0's to give now */
+    unsetenv("NCCL_COMM_ID"); /* an id is somebody's to give now */
     cp_status status = nccl->agree(nccl, &loss);
     if (status == CP_OK && loss.lost != CP_NOBODY)
         status = make_heir(nccl, &loss);

@@ -88,13 +88,13 @@ static int reach(const char *place, bool waits, double end) {
 }
 
 /* Somebody has come: its socket becomes its rank's. */
-static void let_in(int guest, int ranks, char *words, int64_t bytes,
+static void let_in(int guest, int host, int ranks, char *words, int64_t bytes,
                    int *guests) {
     const double end = cp_clock() + SHORT;
     greeting g;
     fcntl(guest, F_SETFL, O_NONBLOCK);
     if (pass(guest, false, &g, sizeof(g), end) && g.ranks == ranks &&
-        g.bytes == bytes && g.rank > 0 && g.rank < ranks &&
+        g.bytes == bytes && g.rank >= 0 && g.rank < ranks && g.rank != host &&
         guests[g.rank] < 0 &&
         pass(guest, false, words + g.rank * bytes, bytes, end))
         guests[g.rank] = guest;
@@ -102,7 +102,7 @@ static void let_in(int guest, int ranks, char *words, int64_t bytes,
         close(guest);
 }
 
-static cp_status host(int door, int ranks, double end, char *words,
+static cp_status host(int door, int rank, int ranks, double end, char *words,
                       int64_t bytes, bool *here) {
     int *guests, count = 0;
     CP_TRY(cp_allocate(&guests, ranks, sizeof(int), "guests"));
@@ -110,16 +110,16 @@ static cp_status host(int door, int ranks, double end, char *words,
     while (count < ranks - 1 && wait_for(door, POLLIN, end)) {
         const int guest = accept(door, NULL, NULL);
         if (guest >= 0)
-            let_in(guest, ranks, words, bytes, guests);
+            let_in(guest, rank, ranks, words, bytes, guests);
         count = 0;
-        for (int r = 1; r < ranks; r++)
+        for (int r = 0; r < ranks; r++)
             count += guests[r] >= 0;
     }
     for (int r = 0; r < ranks; r++)
-        here[r] = r == 0 || guests[r] >= 0;
-    for (int r = 1; r < ranks; r++) {
+        here[r] = r == rank || guests[r] >= 0;
+    for (int r = 0; r < ranks; r++) {
         const double soon = cp_clock() + SHORT;
-        if (here[r] && pass(guests[r], true, here, ranks, soon))
+        if (guests[r] >= 0 && pass(guests[r], true, here, ranks, soon))
             pass(guests[r], true, words, ranks * bytes, soon);
         close(guests[r]);
     }
@@ -135,25 +135,26 @@ static cp_status visit(int s, int rank, int ranks, double end, char *words,
                    pass(s, false, here, ranks, end) &&
                    pass(s, false, words, ranks * bytes, end)
                ? CP_OK
-               : cp_fail(CP_BROKEN, "rank 0 goes on without rank %d, if at all",
+               : cp_fail(CP_BROKEN, "others go on without rank %d, if at all",
                          rank);
 }
 
 cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
                      void *words, int64_t bytes, bool *here) {
-    const double end = cp_clock() + seconds;
-    const int s = reach(place, rank == 0, end);
-    if (s < 0 && rank == 0)
-        return cp_fail(CP_BROKEN, "nobody can be met at %s", place);
+    double end = cp_clock() + seconds;
+    int s = reach(place, rank == 0, end), first = 0;
+    if (s < 0 && rank > 0) {
+        end += seconds;
+        s = reach(place, rank == 1, end);
+        first = 1;
+    }
     if (s < 0)
-        return cp_fail(CP_BROKEN,
-                       "rank 0 is lost, and with it who reads and prints: "
-                       "for %g s it was not at %s",
-                       seconds, place);
+        return cp_fail(CP_BROKEN, "nobody was met at %s for %g s", place,
+                       (first + 1) * seconds);
     const cp_status status =
-        rank == 0 ? host(s, ranks, end, words, bytes, here)
-                  : visit(s, rank, ranks, cp_clock() + 2 * seconds, words,
-                          bytes, here);
+        rank == first ? host(s, rank, ranks, end, words, bytes, here)
+                      : visit(s, rank, ranks, cp_clock() + 2 * seconds, words,
+                              bytes, here);
     close(s);
     return status;
 }

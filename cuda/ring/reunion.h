@@ -8,10 +8,10 @@
 
 /* Rank 0 waits for the others at place, "host:port", until all have come or so
  * many seconds are over; the others look for it as long, and wait for what it
- * says. words [ranks] of so many bytes: the own ones become known to all who
- * have come, and here [ranks] says who, the same to all of them. Fails with
- * CP_BROKEN if the place cannot be had, or rank 0 is not there or has ended
- * its wait. */
+ * says. If it is not there, rank 1 does the same, which it can on the same host.
+ * words [ranks] of so many bytes: the own ones become known to all who have
+ * come, and here [ranks] says who, the same to all of them. Fails with CP_BROKEN
+ * if the place cannot be had, or nobody is there, or not any more. */
 cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
                      void *words, int64_t bytes, bool *here);
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/kernels/device.h"
 #include "cuda/model/device_engine.h"
@@ -103,9 +104,15 @@ static bool mend_by_mpi(int *lost) {
     return cp_nccl_mend(world, lost) == CP_OK;
 }
 
+static int output = -1; /* where rank 0 would print */
+
 static bool mend(int *lost) {
     const bool mended = by_mpi ? mend_by_mpi(lost) : mend_the_crew(lost);
     apart.only = crew.rank;
+    if (mended && !by_mpi && *lost == 0 && crew.rank == 0) {
+        fflush(stdout);
+        dup2(output, STDOUT_FILENO);
+    }
     return mended;
 }
 
@@ -143,6 +150,7 @@ static cp_status join_by_nccl(const cp_launch *launch) {
         return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
     CP_TRY(cp_nccl_meet(launch, apart.patience, survives(), &world, &crew));
     adopt();
+    output = dup(STDOUT_FILENO);
     if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
     return CP_OK;
