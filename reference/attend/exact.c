@@ -235,8 +235,11 @@ static void see_block(const cp_team *team, const cp_task *t, const bench *b,
         reach_of(team, t, 0, keys) < keys->count && take_out(b, keys, value);
     for (int64_t panel = 0; panel < b->panels; panel++) {
         int64_t reach[CP_PANEL_WIDEST];
+        const int64_t least = reach_of(team, t, panel * lanes, keys);
         for (int64_t i = 0; i < lanes; i++)
-            reach[i] = reach_of(team, t, panel * lanes + i, keys);
+            reach[i] = least == BLOCK
+                           ? BLOCK
+                           : reach_of(team, t, panel * lanes + i, keys);
         if (reach[lanes - 1] == 0)
             continue;
         float *sums = attend_panel(b, panel, reach);
