@@ -192,7 +192,7 @@ static answer attend_apart(const question *it, cp_wire wire, cp_travels travels,
         }
         cp_loss_merge(sum, part.lse,
                       cp_loss_score(&tables[b], mine, 0, it->query),
-                      (mine.keys ? tables[b].value[0] : 0) +
+                      (mine.keys ? cp_loss_value(&tables[b], 0) : 0) +
                           mine.partials * most / 32766);
         const double larger = fmax(all.lse, part.lse);
         const double a = exp(all.lse - larger), b2 = exp(part.lse - larger);
@@ -343,7 +343,7 @@ TEST(bounds_are_as_by_hand) {
     ck_assert_double_eq_tol(
         cp_loss_score(&table, (cp_travels){true, true, 0}, 0, odd + 1),
         3 * (0.5 + 127.5 / 256), 1e-4);
-    ck_assert_double_eq_tol(table.value[0], 0.5 + 127.5 / 256, 1e-4);
+    ck_assert_double_eq_tol(cp_loss_value(&table, 0), 0.5 + 127.5 / 256, 1e-4);
     cp_loss_table_free(&table);
     const float asked[] = {1, 5}, held[] = {1, 254};
     must(cp_loss_table_new(CP_WIRE_INT8, 4, &(cp_shape){2, 2, 1}, &table));

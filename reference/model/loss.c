@@ -32,33 +32,25 @@ cp_travels cp_travels_of(const cp_plan *plan) {
 
 cp_status cp_loss_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                             cp_loss_table *table) {
-    const int64_t heads = shape->kv_heads;
-    const int64_t keys = heads * shape->head_dim;
-    const int64_t values = heads * cp_value_dim(shape);
+    const int64_t keys = shape->kv_heads * shape->head_dim;
     *table = (cp_loss_table){.wire = wire, .held = held, .shape = *shape};
-    CP_TRY(cp_allocate(&table->off, 2 * keys + 2 * values + heads,
-                       sizeof(double), "what keys can be off"));
-    table->size = table->off + keys;
-    table->low = table->size + keys;
-    table->high = table->low + values;
-    table->value = table->high + values;
+    CP_TRY(cp_allocate(&table->keys, keys + cp_value_width(shape),
+                       sizeof(cp_loss_column), "what keys can be off"));
+    table->values = table->keys + (shape->latent ? 0 : keys);
     cp_loss_table_clear(table);
     return CP_OK;
 }
 
 void cp_loss_table_clear(cp_loss_table *table) {
     const cp_shape *shape = &table->shape;
-    const int64_t values = shape->kv_heads * cp_value_dim(shape);
-    for (double *n = table->off; n < table->value + shape->kv_heads; n++)
-        *n = 0;
-    for (int64_t d = 0; d < values; d++) {
-        table->low[d] = INFINITY;
-        table->high[d] = -INFINITY;
-    }
+    const int64_t count =
+        shape->kv_heads * shape->head_dim + cp_value_width(shape);
+    for (int64_t n = 0; n < count; n++)
+        table->keys[n] = (cp_loss_column){INFINITY, -INFINITY, 0};
 }
 
 void cp_loss_table_free(cp_loss_table *table) {
-    free(table->off);
+    free(table->keys);
 }
 
 /* A number of the caller's, where it is held. */
@@ -86,42 +78,30 @@ static double off_by(const cp_loss_table *table, cp_writing writing,
                : off + (fabs(number) + off) / 256;
 }
 
-static void add_value(cp_loss_table *table, int64_t head, cp_writing writing,
-                      double scale, const float *row) {
-    const int64_t dim = cp_value_dim(&table->shape);
+static void add_row(const cp_loss_table *table, int64_t dim, const float *row,
+                    cp_loss_column *columns) {
+    const cp_writing writing =
+        cp_wire_writing(table->wire, CP_CARGO_KEYS, table->held);
+    const double scale = scale_of(table, writing, dim, row);
     for (int64_t d = 0; d < dim; d++) {
         const double number = (double)held_of(table, row[d]);
-        double *low = &table->low[head * dim + d];
-        double *high = &table->high[head * dim + d];
-        double *value = &table->value[head];
-        *low = fmin(*low, number);
-        *high = fmax(*high, number);
-        *value = fmax(*value, off_by(table, writing, scale, number));
+        cp_loss_column *it = &columns[d];
+        it->low = fmin(it->low, number);
+        it->high = fmax(it->high, number);
+        it->off = fmax(it->off, off_by(table, writing, scale, number));
     }
 }
 
 void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
                        const float *values) {
     const cp_shape *shape = &table->shape;
-    const int64_t dim = shape->head_dim, heads = shape->kv_heads;
-    const int64_t value_dim = cp_value_dim(shape);
-    const cp_writing writing =
-        cp_wire_writing(table->wire, CP_CARGO_KEYS, table->held);
-    for (int64_t n = 0; n < rows * heads; n++) {
-        const float *key = keys + n * dim;
-        const float *value = shape->latent ? key : values + n * value_dim;
-        const double scale = scale_of(table, writing, dim, key);
-        double *off = table->off + n % heads * dim;
-        double *size = table->size + n % heads * dim;
-        for (int64_t d = 0; d < dim; d++) {
-            const double number = fabs((double)held_of(table, key[d]));
-            off[d] = fmax(off[d], off_by(table, writing, scale, number));
-            size[d] = fmax(size[d], number);
-        }
-        add_value(table, n % heads, writing,
-                  shape->latent ? scale
-                                : scale_of(table, writing, value_dim, value),
-                  value);
+    const int64_t dim = shape->head_dim, value_dim = cp_value_dim(shape);
+    for (int64_t n = 0; n < rows * shape->kv_heads; n++) {
+        const int64_t head = n % shape->kv_heads;
+        add_row(table, dim, keys + n * dim, table->keys + head * dim);
+        if (!shape->latent)
+            add_row(table, value_dim, values + n * value_dim,
+                    table->values + head * value_dim);
     }
 }
 
@@ -130,33 +110,44 @@ double cp_loss_score(const cp_loss_table *table, cp_travels travels,
     const cp_shape *shape = &table->shape;
     const int64_t dim = shape->head_dim;
     const int64_t first = head * shape->kv_heads / shape->query_heads * dim;
-    const double *off = table->off + first, *size = table->size + first;
     const cp_writing writing =
         cp_wire_writing(table->wire, CP_CARGO_QUERIES, table->held);
     const double scale = scale_of(table, writing, dim, query);
     double sum = 0;
     for (int64_t d = 0; d < dim; d++) {
         const double number = fabs((double)held_of(table, query[d]));
-        const double key = travels.keys ? off[d] : 0;
+        const cp_loss_column *it = &table->keys[first + d];
+        const double size = fmax(fabs(it->low), fabs(it->high));
+        const double key = travels.keys ? it->off : 0;
         const double asked =
             travels.queries ? off_by(table, writing, scale, number) : 0;
-        sum += number * key + asked * (size[d] + key);
+        sum += number * key + asked * (size + key);
     }
     return sum / sqrt((double)dim) * ROUNDED;
 }
 
-static double spread(const cp_loss_table *table, int64_t head, double *most) {
+/* Of all numbers of a head's values. */
+typedef struct {
+    double widest, most, off;
+} range;
+
+static range range_of(const cp_loss_table *table, int64_t head) {
     const cp_shape *shape = &table->shape;
-    const int64_t dim = cp_value_dim(shape);
-    const int64_t kv_head = head * shape->kv_heads / shape->query_heads;
-    double widest = 0;
-    *most = 0;
-    for (int64_t d = kv_head * dim; d < (kv_head + 1) * dim; d++) {
-        const double low = table->low[d], high = table->high[d];
-        widest = fmax(widest, high - low);
-        *most = fmax(*most, fmax(fabs(low), fabs(high)));
+    const int64_t step = shape->latent ? shape->head_dim : cp_value_dim(shape);
+    const cp_loss_column *columns =
+        table->values + head * shape->kv_heads / shape->query_heads * step;
+    range all = {0};
+    for (int64_t d = 0; d < cp_value_dim(shape); d++) {
+        const cp_loss_column it = columns[d];
+        all.widest = fmax(all.widest, it.high - it.low);
+        all.most = fmax(all.most, fmax(fabs(it.low), fabs(it.high)));
+        all.off = fmax(all.off, it.off);
     }
-    return widest;
+    return all;
+}
+
+double cp_loss_value(const cp_loss_table *table, int64_t head) {
+    return range_of(table, head).off;
 }
 
 /* Of a partial whose numbers are no larger. */
@@ -166,15 +157,11 @@ static double off_by_partials(cp_travels travels, double most) {
 
 cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
                             int64_t head, double score) {
-    const cp_shape *shape = &table->shape;
-    const int64_t kv_head = head * shape->kv_heads / shape->query_heads;
-    const double value = travels.keys ? table->value[kv_head] : 0;
-    double most;
-    const double widest = spread(table, head, &most);
-    return (cp_wire_error){.output = (value + widest * tanh(score / 2) +
-                                      off_by_partials(travels, most + value)) *
-                                     ROUNDED,
-                           .lse = score};
+    const range it = range_of(table, head);
+    const double value = travels.keys ? it.off : 0;
+    const double output = value + it.widest * tanh(score / 2) +
+                          off_by_partials(travels, it.most + value);
+    return (cp_wire_error){output * ROUNDED, score};
 }
 
 const cp_loss_sum cp_loss_none = {.lse = -INFINITY, .higher = -INFINITY};
@@ -198,8 +185,7 @@ void cp_loss_merge(cp_loss_sum *sum, double lse, double score, double output) {
 
 cp_wire_error cp_loss_bound_of(const cp_loss_table *table, int64_t head,
                                const cp_loss_sum *sum) {
-    double most;
-    const double widest = spread(table, head, &most), far = sum->most;
+    const double widest = range_of(table, head).widest, far = sum->most;
     if (far == 0)
         return (cp_wire_error){sum->output * ROUNDED, 0};
     const double weights =
@@ -233,58 +219,47 @@ cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
     return CP_OK;
 }
 
-static void keep_larger(cp_wire_error *most, cp_wire_error error) {
-    most->output = fmax(most->output, error.output);
-    most->lse = fmax(most->lse, error.lse);
-}
-
-cp_wire_error cp_loss_before(const cp_loss *loss) {
+/* The largest of any number, before or after. */
+static cp_wire_error largest(const cp_loss *loss, bool after) {
     const cp_attend_job *job = loss->call.job;
     const int64_t heads = job->shape.query_heads, dim = job->shape.head_dim;
+    const cp_travels travels = loss->travels;
+    const cp_loss_table *all = &loss->all;
     cp_wire_error most = {0, 0};
     for (int64_t n = 0; n < loss->call.layout->new_tokens * heads; n++) {
-        const double score = cp_loss_score(&loss->all, loss->travels, n % heads,
-                                           job->queries + n * dim);
-        keep_larger(&most,
-                    cp_loss_bound(&loss->all, loss->travels, n % heads, score));
+        const int64_t head = n % heads;
+        const float *query = job->queries + n * dim;
+        const cp_wire_error one =
+            after ? cp_loss_bound_of(all, head, &loss->sums[n])
+                  : cp_loss_bound(all, travels, head,
+                                  cp_loss_score(all, travels, head, query));
+        most.output = fmax(most.output, one.output);
+        most.lse = fmax(most.lse, one.lse);
     }
     return most;
 }
 
-cp_wire_error cp_loss_after(const cp_loss *loss) {
-    const int64_t heads = loss->call.job->shape.query_heads;
-    cp_wire_error most = {0, 0};
-    for (int64_t n = 0; n < loss->call.layout->new_tokens * heads; n++)
-        keep_larger(&most,
-                    cp_loss_bound_of(&loss->all, n % heads, &loss->sums[n]));
-    return most;
+cp_wire_error cp_loss_before(const cp_loss *loss) {
+    return largest(loss, false);
 }
 
-/* The row of a sequence's position 0 among the queries, or keys, of the job. */
-static int64_t first_row(const cp_layout *layout, int64_t sequence,
-                         bool queries) {
-    int64_t row = queries ? -layout->past[sequence] : 0;
-    for (int64_t s = 0; s < sequence; s++)
-        row += layout->fresh[s] + (queries ? 0 : layout->past[s]);
-    return row;
+cp_wire_error cp_loss_after(const cp_loss *loss) {
+    return largest(loss, true);
 }
 
 static void add_block(cp_loss *loss, const cp_pieces *pieces) {
     const cp_attend_job *job = loss->call.job;
     const cp_shape *shape = &job->shape;
+    const int64_t width = shape->kv_heads * shape->head_dim;
+    const int64_t wide = job->values == NULL ? 0 : cp_value_width(shape);
     cp_loss_table_clear(&loss->block);
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_span span = pieces->items[p].span;
-        const int64_t first =
-            first_row(loss->call.layout, span.sequence, false) + span.start;
+        const int64_t first = cp_attend_row(&loss->call, span, false);
         for (int64_t t = 0; t < span.count; t++) {
             const int64_t row = first + t * span.step;
-            cp_loss_table_add(&loss->block, 1,
-                              job->keys +
-                                  row * shape->kv_heads * shape->head_dim,
-                              job->values == NULL
-                                  ? NULL
-                                  : job->values + row * cp_value_width(shape));
+            cp_loss_table_add(&loss->block, 1, job->keys + row * width,
+                              wide == 0 ? NULL : job->values + row * wide);
         }
     }
 }
@@ -301,7 +276,6 @@ static void see_row(cp_loss *loss, cp_travels travels, int64_t row,
                     int64_t head, const float *output, float lse) {
     const cp_shape *shape = &loss->call.job->shape;
     const int64_t n = row * shape->query_heads + head;
-    const int64_t kv_head = head * shape->kv_heads / shape->query_heads;
     const double score =
         cp_loss_score(&loss->block, travels, head,
                       loss->call.job->queries + n * shape->head_dim);
@@ -311,7 +285,7 @@ static void see_row(cp_loss *loss, cp_travels travels, int64_t row,
     for (int64_t d = 0; d < cp_value_dim(shape); d++)
         most = fabs((double)output[d]) > most ? fabs((double)output[d]) : most;
     cp_loss_merge(&loss->sums[n], (double)lse, score,
-                  (travels.keys ? loss->block.value[kv_head] : 0) +
+                  (travels.keys ? cp_loss_value(&loss->block, head) : 0) +
                       off_by_partials(travels, most));
 }
 
@@ -333,13 +307,12 @@ void cp_loss_see(cp_loss *loss, int rank, int64_t n, const float *output,
               &(home ? layout->cache : layout->keys)[op->keys.origin].pieces);
     for (int64_t p = 0; p < queries->count; p++) {
         const cp_piece piece = queries->items[p];
+        const int64_t row = cp_attend_row(&loss->call, piece.span, true);
         for (int64_t t = 0; t < piece.span.count; t++)
             for (int64_t h = 0; h < heads; h++) {
                 const int64_t at = (piece.row + t) * heads + h;
-                see_row(loss, travels,
-                        first_row(layout, piece.span.sequence, true) +
-                            piece.span.start + t * piece.span.step,
-                        first + h, output + at * dim, lse[at]);
+                see_row(loss, travels, row + t * piece.span.step, first + h,
+                        output + at * dim, lse[at]);
             }
     }
 }

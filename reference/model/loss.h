@@ -19,15 +19,19 @@ typedef struct {
 } cp_travels;
 cp_travels cp_travels_of(const cp_plan *plan);
 
-/* Of some keys and values; all arrays begin [N_KV]. */
+/* Of a number of all keys, or all values: the least, the largest, and how far
+ * any can be off. */
+typedef struct {
+    double low, high, off;
+} cp_loss_column;
+
+/* Of some keys and values. */
 typedef struct {
     cp_wire wire;
     int64_t held; /* bytes of a number: 4, or 2 for bf16 */
     cp_shape shape;
-    double *off;        /* [D_H] how far that number of any key can be off */
-    double *size;       /* [D_H] and its largest magnitude */
-    double *low, *high; /* [D_V] the least and the largest number of values */
-    double *value;      /* how far any number of a value can be off */
+    cp_loss_column *keys;   /* [N_KV][D_H] */
+    cp_loss_column *values; /* [N_KV][D_V]; of a latent, those of the keys */
 } cp_loss_table;
 
 /* Of no keys; then of these rows too. values may be NULL where they are part of
@@ -38,6 +42,9 @@ void cp_loss_table_clear(cp_loss_table *table);
 void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
                        const float *values);
 void cp_loss_table_free(cp_loss_table *table);
+
+/* How far any number of a head's values can be off. */
+double cp_loss_value(const cp_loss_table *table, int64_t head);
 
 /* How far a score of a head's query with any of these keys can be off. */
 double cp_loss_score(const cp_loss_table *table, cp_travels travels,

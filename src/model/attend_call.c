@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t first_row(const cp_attend_call *call, int64_t sequence,
-                         bool queries) {
-    const int64_t *cached = call->cache->length;
-    int64_t row = queries ? -cached[sequence] : 0;
-    for (int64_t s = 0; s < sequence; s++)
-        row += call->job->new_tokens[s] + (queries ? 0 : cached[s]);
+int64_t cp_attend_row(const cp_attend_call *call, cp_span span, bool query) {
+    const int64_t *cached = call->layout->past;
+    int64_t row = span.start - (query ? cached[span.sequence] : 0);
+    for (int64_t s = 0; s < span.sequence; s++)
+        row += call->job->new_tokens[s] + (query ? 0 : cached[s]);
     return row;
 }
 
@@ -45,12 +44,12 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         const int64_t past = call->layout->past[piece.span.sequence];
-        const int64_t base = first_row(call, piece.span.sequence, asked);
+        const int64_t base = cp_attend_row(call, piece.span, asked);
         for (int64_t t = 0; t < piece.span.count; t++) {
-            const int64_t position = piece.span.start + t * piece.span.step;
+            const int64_t further = t * piece.span.step;
             const int64_t ours = (piece.row + t) * width;
-            const int64_t theirs = (base + position) * wide + first;
-            if (which != CACHED_KEYS || position < past)
+            const int64_t theirs = (base + further) * wide + first;
+            if (which != CACHED_KEYS || piece.span.start + further < past)
                 memcpy(to + (back ? theirs : ours),
                        from + (back ? ours : theirs),
                        (size_t)width * sizeof(float));
@@ -64,11 +63,10 @@ static void copy_index(const cp_attend_call *call, const cp_pieces *pieces,
                        float *to) {
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
-        const int64_t base = first_row(call, piece.span.sequence, asked);
+        const int64_t base = cp_attend_row(call, piece.span, asked);
         for (int64_t t = 0; t < piece.span.count; t++)
             memcpy(to + (piece.row + t) * width,
-                   from +
-                       (base + piece.span.start + t * piece.span.step) * width,
+                   from + (base + t * piece.span.step) * width,
                    (size_t)width * sizeof(float));
     }
 }

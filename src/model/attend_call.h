@@ -30,6 +30,9 @@ cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call);
 void cp_attend_call_free(cp_attend_call *call);
 
+/* The row of a span's first token among the job's queries, or its keys. */
+int64_t cp_attend_row(const cp_attend_call *call, cp_span span, bool query);
+
 /* Write a rank's rows from the job's arrays, and its results, in the rows of a
  * walker, to them. Ranks may do so at the same time. */
 void cp_attend_write(const cp_attend_call *call, int rank,
