@@ -89,9 +89,7 @@ static int find_merges(uniting *u) {
         stack[top++] = u->of[n];
         for (; top > 1; u->call.merges[n]++) {
             cp_node *left = &stack[top - 2];
-            if (left->count != stack[top - 1].count ||
-                left->first % (2 * left->count) != 0 ||
-                left->first + left->count != stack[top - 1].first)
+            if (!cp_nodes_meet(*left, stack[top - 1]))
                 break;
             left->count *= 2;
             alone = (int)cp_min(alone, --top - 1);

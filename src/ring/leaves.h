@@ -19,6 +19,12 @@ typedef struct {
     int first, count;
 } cp_node;
 
+/* Are they siblings, in this order? */
+static inline bool cp_nodes_meet(cp_node left, cp_node right) {
+    return left.count == right.count && left.first % (2 * left.count) == 0 &&
+           left.first + left.count == right.first;
+}
+
 /* A set of leaves is the sum of 1 << leaf. */
 enum { CP_NO_LEAVES = 0 };
 static const uint32_t cp_all_leaves = UINT32_MAX;
