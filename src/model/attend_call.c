@@ -6,7 +6,7 @@
 #include <string.h>
 
 int64_t cp_attend_row(const cp_attend_call *call, cp_span span, bool query) {
-    const int64_t *cached = call->layout->past;
+    const int64_t *cached = call->cache->length;
     int64_t row = span.start - (query ? cached[span.sequence] : 0);
     for (int64_t s = 0; s < span.sequence; s++)
         row += call->job->new_tokens[s] + (query ? 0 : cached[s]);
