@@ -3,6 +3,7 @@
 #include "ring/forest.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "ring/order.h"
 
@@ -11,6 +12,7 @@ typedef struct {
     cp_plan *fit;    /* the same, if it is to be changed */
     uint32_t *held;  /* [ranks][slots] */
     int *most, *due; /* [slots] nodes that it holds; that travel in it */
+    bool grew;       /* what travels, after it was on its way */
 } forest;
 
 int64_t cp_plan_node_bytes(const cp_plan *plan, int slot) {
@@ -53,15 +55,18 @@ static void follow_local(const forest *it, const cp_event *event) {
     hold_leaves(it, event->rank, op->out.slot, leaves);
 }
 
-static void send(const forest *it, int from, int slot, int to, int arrives) {
+/* A message is as long here as there. */
+static void send(forest *it, int from, int slot, int to, int arrives) {
     const uint32_t leaves = *held(it, from, slot);
-    const int nodes = count_nodes(leaves);
-    hold_leaves(it, to, arrives, leaves);
-    it->due[slot] = (int)cp_max(it->due[slot], nodes);
-    it->due[arrives] = (int)cp_max(it->due[arrives], nodes);
+    const int mine = it->due[slot], theirs = it->due[arrives];
+    const int due = (int)cp_max(count_nodes(leaves), cp_max(mine, theirs));
+    it->grew |= (mine > 0 && mine < due) || (theirs > 0 && theirs < due);
+    it->due[slot] = it->due[arrives] = due;
+    if (from != to)
+        hold_leaves(it, to, arrives, leaves);
 }
 
-static cp_status follow_transfer(const forest *it, const cp_event *event) {
+static cp_status follow_transfer(forest *it, const cp_event *event) {
     const cp_op *give = event->op;
     const cp_op *take = &it->plan->programs[give->to].ops[give->sent_to];
     const uint32_t leaves = *held(it, event->rank, give->in.slot);
@@ -78,7 +83,7 @@ static cp_status follow_transfer(const forest *it, const cp_event *event) {
     return CP_OK;
 }
 
-static cp_status follow_collective(const forest *it, const cp_event *event) {
+static cp_status follow_collective(forest *it, const cp_event *event) {
     const cp_plan *plan = it->plan;
     const int ranks = plan->layout->ranks;
     for (int n = 0; n < ranks * ranks; n++) {
@@ -87,9 +92,9 @@ static cp_status follow_collective(const forest *it, const cp_event *event) {
         const cp_op *take = &plan->programs[to].ops[event->all[to]];
         const int slot =
             give->in.slot + (give->kind == CP_OP_ALL_GATHER ? 0 : to);
-        if (from == to || !is_partial(it, slot))
+        if (!is_partial(it, slot))
             continue;
-        if (*held(it, from, slot) != leaves_of(it, from))
+        if (from != to && *held(it, from, slot) != leaves_of(it, from))
             return cp_refuse("an %s of merged partials has no exact order",
                              cp_op_name(give->kind));
         send(it, from, slot, to, take->out.slot + from);
@@ -98,42 +103,13 @@ static cp_status follow_collective(const forest *it, const cp_event *event) {
 }
 
 static cp_status visit(void *context, const cp_event *event) {
-    const forest *it = context;
+    forest *it = context;
     if (event->kind == CP_EVENT_LOCAL)
         follow_local(it, event);
     if (event->kind == CP_EVENT_TRANSFER)
         return follow_transfer(it, event);
     return event->kind == CP_EVENT_COLLECTIVE ? follow_collective(it, event)
                                               : CP_OK;
-}
-
-/* A message is as long here as there. Returns whether one grew. */
-static bool level_out(const forest *it, int one, int other) {
-    const int due = (int)cp_max(it->due[one], it->due[other]);
-    const bool grew = it->due[one] != due || it->due[other] != due;
-    it->due[one] = it->due[other] = due;
-    return grew;
-}
-
-static bool level_all(const forest *it) {
-    const cp_plan *plan = it->plan;
-    const int ranks = plan->layout->ranks;
-    bool grew = false;
-    for (int k = 0; k < ranks; k++)
-        for (int64_t n = 0; n < plan->programs[k].count; n++) {
-            const cp_op *op = &plan->programs[k].ops[n];
-            const bool gather = op->kind == CP_OP_ALL_GATHER;
-            if (!cp_op_talks(op) || !is_partial(it, op->in.slot))
-                continue;
-            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
-                grew |=
-                    level_out(it, op->in.slot,
-                              plan->programs[op->to].ops[op->sent_to].out.slot);
-            for (int r = 0; r < ranks && op->kind != CP_OP_EXCHANGE; r++)
-                grew |= level_out(it, op->in.slot + (gather ? 0 : r),
-                                  op->out.slot + k);
-        }
-    return grew;
 }
 
 static cp_status compare(const forest *it) {
@@ -158,15 +134,16 @@ static cp_status compare(const forest *it) {
 
 static cp_status follow(forest *it) {
     const cp_plan *plan = it->plan;
-    CP_TRY(cp_allocate(&it->held,
-                       plan->layout->ranks * (int64_t)plan->slot_count,
-                       sizeof(uint32_t), "a forest"));
+    const int64_t lists = plan->layout->ranks * (int64_t)plan->slot_count;
+    CP_TRY(cp_allocate(&it->held, lists, sizeof(uint32_t), "a forest"));
     CP_TRY(cp_allocate(&it->most, 2 * (int64_t)plan->slot_count, sizeof(int),
                        "a forest"));
     it->due = it->most + plan->slot_count;
-    CP_TRY(cp_plan_order(plan, visit, it));
-    while (level_all(it))
-        continue;
+    do {
+        memset(it->held, 0, (size_t)lists * sizeof(uint32_t));
+        it->grew = false;
+        CP_TRY(cp_plan_order(plan, visit, it));
+    } while (it->grew);
     for (int slot = 0; slot < plan->slot_count && it->fit != NULL; slot++)
         if (is_partial(it, slot)) {
             const int64_t node = cp_plan_node_bytes(plan, slot);
