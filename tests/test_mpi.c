@@ -352,11 +352,11 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 
 /* The same under a launcher that lets the others live, between two questions;
  * what all have said is then said again by one. The last rank is killed, or the
- * first, who reads the questions. */
+ * first, who reads the questions, or the last two. */
 #define A_REPAIRED_LOSS(question, options, which, seconds)                     \
     "X=$D/mended-" seconds "; (echo " question "; "                            \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
-    "kill -9 $(pgrep -" which "f \"^$L chat .*--timeout " seconds "\"); "      \
+    "kill -9 $(pgrep -f \"^$L chat .*--timeout " seconds "\" | " which "); "   \
     "echo 'three four'; echo 'five') | timeout 18 mpirun "                     \
     "--enable-recovery -n 3 " CHAT "--timeout " seconds                        \
     " --most 20 --compare " options ">$X 2>&1; "                               \
@@ -381,15 +381,18 @@ static const struct {
      "--most 9 --timeout 1.5 --compare",
      .says = {"every one of", "over 3 ranks on mpi"}},
     {A_KILLED_RANK("", "3"), .fails = true},
-    {A_REPAIRED_LOSS("one two", "", "n", "2.2"), .recovery = true,
+    {A_REPAIRED_LOSS("one two", "", "tail -n 1", "2.2"), .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens"}},
-    {A_REPAIRED_LOSS("$(seq -s ' ' 100)", "--exact-order ", "n", "2.3"),
+    {A_REPAIRED_LOSS("$(seq -s ' ' 100)", "--exact-order ", "tail -n 1", "2.3"),
      .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens",
               "at most 0.00e+00"}},
-    {A_REPAIRED_LOSS("one two", "", "o", "2.4"), .recovery = true,
+    {A_REPAIRED_LOSS("one two", "", "head -n 1", "2.4"), .recovery = true,
      .says = {"standard input with it", "read again by 2 ranks",
               "every one of 20 tokens"}},
+    {A_REPAIRED_LOSS("one two", "", "tail -n 2", "2.5"), .recovery = true,
+     .says = {"rank 2 is lost\n", "rank 1 is lost; its ",
+              "every one of 60 tokens"}},
 };
 enum { WAITS = COUNT_OF(waits) };
 

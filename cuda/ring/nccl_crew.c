@@ -223,20 +223,17 @@ static cp_status meet_again(cp_nccl *world, char *all, bool *here,
                             cp_nccl_loss *loss) {
     const double patience = world->patience;
     parting *own = parting_of(all, us.rank);
-    int count = 0;
     *own = (parting){us.done, us.heard_at, loss->sound, loss->id};
     memcpy(own->heard, us.heard, (size_t)us.ranks * sizeof(record));
     CP_TRY(cp_reunite(us.place, us.rank, us.ranks,
                       patience > GRACE ? patience + GRACE : 2 * patience, all,
                       parting_bytes(), here));
     for (int r = 0; r < us.ranks; r++) {
-        loss->lost = here[r] ? loss->lost : r;
+        if (!here[r] && loss->count < CP_MOST_LOST)
+            loss->lost[loss->count++] = r;
         loss->sound = loss->sound && (!here[r] || parting_of(all, r)->sound);
-        count += !here[r];
     }
     loss->id = parting_of(all, here[0] ? 0 : 1)->id;
-    if (count > 1)
-        return cp_fail(CP_BROKEN, "%d ranks are lost at once", count);
     return take_the_latest(all, here);
 }
 

@@ -131,8 +131,8 @@ static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
     ncclResult_t result = ncclInvalidUsage;
 #if NCCL_VERSION_CODE >= 22700
     ncclConfig_t config = config_of(CP_SPARED);
-    result = ncclCommShrink(nccl->comm, &loss->lost, 1, &nccl->heir, &config,
-                            NCCL_SHRINK_ABORT);
+    result = ncclCommShrink(nccl->comm, loss->lost, loss->count, &nccl->heir,
+                            &config, NCCL_SHRINK_ABORT);
 #endif
     if (result != ncclInProgress)
         CP_TRY(settle(nccl, result, "shrinking"));
@@ -147,10 +147,12 @@ static bool can_shrink(const cp_nccl *nccl) {
 
 static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
     ncclConfig_t config = config_of(CP_SPARED);
-    cp_nccl heir = {.rank = nccl->rank - (nccl->rank > loss->lost),
-                    .ranks = nccl->ranks - 1,
+    cp_nccl heir = {.rank = nccl->rank,
+                    .ranks = nccl->ranks - loss->count,
                     .patience = nccl->patience};
     ncclResult_t result = ncclInProgress;
+    for (int n = 0; n < loss->count; n++)
+        heir.rank -= nccl->rank > loss->lost[n];
     if (loss->sound) {
         CP_TRY(shrink(nccl, loss));
     } else {
@@ -164,15 +166,17 @@ static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
 
 static void part(cp_nccl *nccl) {
     char own[512];
-    cp_nccl_loss loss = {CP_NOBODY, can_shrink(nccl), {{0}}};
+    cp_nccl_loss loss = {.sound = can_shrink(nccl)};
     snprintf(own, sizeof(own), "%s", cp_message());
     nccl->parted = true;
     nccl->why[0] = '\0';
     unsetenv("NCCL_COMM_ID"); /* an id is somebody's to give now */
     cp_status status = nccl->agree(nccl, &loss);
-    if (status == CP_OK && loss.lost != CP_NOBODY)
+    if (status == CP_OK && loss.count > 0)
         status = make_heir(nccl, &loss);
-    nccl->lost = status == CP_OK ? loss.lost : CP_NOBODY;
+    nccl->loss = loss;
+    if (status != CP_OK)
+        nccl->loss.count = 0;
     if (status != CP_OK)
         snprintf(nccl->why, sizeof(nccl->why), "%s", cp_message());
     cp_fail(CP_BROKEN, "%s", own);
@@ -228,8 +232,7 @@ static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
                       .kin = *out,
                       .rank = rank,
                       .ranks = ranks,
-                      .patience = patience,
-                      .lost = CP_NOBODY};
+                      .patience = patience};
     return CP_OK;
 }
 
@@ -306,16 +309,17 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
 }
 
 cp_status cp_nccl_mend(cp_nccl *nccl, int *lost) {
-    if (nccl->lost == CP_NOBODY)
+    if (nccl->loss.count == 0)
         return nccl->why[0] != '\0' ? cp_fail(CP_BROKEN, "%s", nccl->why)
                                     : CP_BROKEN;
-    *lost = nccl->lost;
-    nccl->comm = nccl->heir;
-    nccl->heir = NULL;
+    *lost = nccl->loss.lost[--nccl->loss.count];
     nccl->rank -= nccl->rank > *lost;
     nccl->ranks--;
+    if (nccl->loss.count > 0)
+        return CP_OK;
+    nccl->comm = nccl->heir;
+    nccl->heir = NULL;
     nccl->aborted = nccl->parted = false;
-    nccl->lost = CP_NOBODY;
     cp_watch_free(nccl->watch);
     nccl->watch = NULL;
     return nccl->ranks > 1 ? cp_watch_new(nccl->patience, is_broken, abort_all,

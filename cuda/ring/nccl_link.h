@@ -12,9 +12,11 @@
 /* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
 
+enum { CP_MOST_LOST = 64 };
+
 /* What those who are left of a communicator agree on. */
 typedef struct {
-    int lost;        /* one of the ranks; or CP_NOBODY */
+    int count, lost[CP_MOST_LOST]; /* ranks, the first first */
     bool sound;      /* in: ours can be shrunk; out: everybody's can */
     ncclUniqueId id; /* for those who are left to join by, if not */
 } cp_nccl_loss;
@@ -31,10 +33,10 @@ struct cp_nccl {
     bool aborted;    /* given up: nothing more is said to its peers */
     /* Who gives up asks the others who is left; NULL: it does not. */
     cp_status (*agree)(cp_nccl *nccl, cp_nccl_loss *loss);
-    bool parted;     /* it has asked: */
-    int lost;        /* that rank is lost, or CP_NOBODY, and */
-    ncclComm_t heir; /* this is of those who are left; or NULL, */
-    char why[300];   /* and why */
+    bool parted;       /* it has asked: */
+    cp_nccl_loss loss; /* these are lost, and */
+    ncclComm_t heir;   /* this is of those who are left; or NULL, */
+    char why[300];     /* and why */
 };
 
 /* An id for ranks to join by: made by one of them and handed round; or, if
@@ -58,10 +60,10 @@ void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
  * with CP_BROKEN, saying what was waited for. */
 cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
 
-/* After giving up, go on without the rank that agree said is lost, those above
- * it numbered anew; all that are left must call it. Fails with CP_BROKEN: as
- * agree or NCCL did; or with the message as it was, if nobody is lost, and then
- * nothing is changed. */
+/* After giving up, go on without the last of the ranks that agree said are lost,
+ * those above it numbered anew. All that are left must call it, for each. Fails
+ * with CP_BROKEN: as agree or NCCL did; or with the message as it was, if nobody
+ * is lost (any more), and then nothing is changed. */
 cp_status cp_nccl_mend(cp_nccl *nccl, int *lost);
 
 /* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of

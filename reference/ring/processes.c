@@ -507,7 +507,6 @@ static void renumber(struct member *me, int lost) {
     me->own = &me->words[me->comm.rank];
     me->failure = (cp_failure){.happened = false};
     me->settled = false;
-    me->parted = 0;
     for (int r = 0; r < me->comm.ranks; r++)
         if (me->words[r].era != me->own->era)
             me->words[r].withdrawn = false;
@@ -515,17 +514,16 @@ static void renumber(struct member *me, int lost) {
 
 bool cp_mpi_mend(cp_comm *comm, int *lost) {
     struct member *me = (struct member *)comm;
-    int count = 0;
+    int last = CP_NOBODY;
     for (int r = 0; r < comm->ranks && me->parted > 0; r++)
-        if (is_lost(me, r)) {
-            *lost = r;
-            count++;
-        }
-    if (count > 1)
-        cp_fail(CP_BROKEN, "%d ranks are lost at once", count);
-    if (count != 1)
+        last = is_lost(me, r) ? r : last;
+    if (last == CP_NOBODY)
         return false;
-    renumber(me, *lost);
+    *lost = last;
+    renumber(me, last);
+    if (has_lost(me)) /* another, of which the next call tells */
+        return true;
+    me->parted = 0;
     say(me);
     for (int r = 0; r < comm->ranks; r++)
         heed(me, r);

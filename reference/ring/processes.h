@@ -25,10 +25,10 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
  * this run alone. After a failure all later runs fail. */
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
 
-/* After a run that failed, with options.repairs: if one rank was lost, and all
+/* After a run that failed, with options.repairs: if a rank was lost, and all
  * others are still there and know it, go on with those, numbered anew: all of
- * them have failed in the same run and may begin another. false: there is
- * nothing to mend, or no way, when the message may be another. */
+ * them have failed in the same run and may begin another, when no more are lost:
+ * call it until it says false, as it does where there is nothing to mend. */
 bool cp_mpi_mend(cp_comm *comm, int *lost);
 
 /* Say goodbye with an exit status, hear everybody's, and free comm. Returns

@@ -65,30 +65,42 @@ static int leave(int status) {
     return status;
 }
 
+static cp_nccl_loss lost_to_mpi; /* and not yet to NCCL */
+
+static bool mpi_is_mended(void) {
+    int *all = lost_to_mpi.lost, rank;
+    for (int n = lost_to_mpi.count = 0;
+         n < CP_MOST_LOST && mend_the_crew(&rank); n = ++lost_to_mpi.count) {
+        memmove(all + 1, all, (size_t)n * sizeof(int));
+        all[0] = rank;
+        crew.rank -= crew.rank > rank;
+        crew.ranks--;
+    }
+    return lost_to_mpi.count > 0;
+}
+
 /* MPI finds out who is lost in a run that fails for want of it. Some may wait
  * for NCCL until then, as long as this one has. */
-static bool is_lost_to_mpi(int *lost) {
+static bool mpi_misses_some(void) {
     enum { GRACE = 5 };
     int64_t nothing = 0;
     crew.patience(2 * apart.patience + GRACE);
     const cp_status status = crew.share(&nothing, sizeof(nothing));
     crew.patience(apart.patience);
-    return status != CP_OK && mend_the_crew(lost);
+    return status != CP_OK && mpi_is_mended();
 }
-
-static int lost_to_mpi = CP_NOBODY; /* and not yet to NCCL */
 
 static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
     bool *sound;
     (void)nccl;
-    if (lost_to_mpi == CP_NOBODY && !is_lost_to_mpi(&lost_to_mpi))
+    if (lost_to_mpi.count == 0 && !mpi_misses_some())
         return CP_BROKEN;
-    loss->lost = lost_to_mpi;
-    lost_to_mpi = CP_NOBODY;
-    crew.rank -= crew.rank > loss->lost;
-    CP_TRY(cp_allocate(&sound, --crew.ranks, sizeof(bool), "the ranks"));
+    CP_TRY(cp_allocate(&sound, crew.ranks, sizeof(bool), "the ranks"));
     sound[crew.rank] = loss->sound;
+    *loss = lost_to_mpi;
+    lost_to_mpi.count = 0;
     const cp_status status = crew.collect(sound, sizeof(bool));
+    loss->sound = true;
     for (int r = 0; r < crew.ranks; r++)
         loss->sound = loss->sound && sound[r];
     free(sound);
@@ -98,9 +110,10 @@ static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
 }
 
 static bool mend_by_mpi(int *lost) {
-    if (!world->aborted && !mend_the_crew(&lost_to_mpi))
+    if (!world->aborted && !mpi_is_mended())
         return false;
-    world->link.abort(world->link.context);
+    if (world->loss.count == 0)
+        world->link.abort(world->link.context);
     return cp_nccl_mend(world, lost) == CP_OK;
 }
 

@@ -32,11 +32,30 @@ static void figures_drop(cp_cost *cost, int lost) {
     cp_cost_point(cost, ranks - 1);
 }
 
-static cp_status repair(const cp_chat *chat, int lost) {
-    const int ranks = cp_crew_mine()->ranks;
+static const char *with_it(int lost) {
+    return lost == 0 ? ", and standard input with it" : "";
+}
+
+/* All but one of those who are lost at once, the last first. */
+static cp_status lose_more(cp_chat *chat, int *lost) {
+    char line[200];
+    for (int next; cp_crew_mine()->mend(&next); *lost = next) {
+        figures_drop(&chat->cost, *lost);
+        CP_TRY(cp_session_lose(chat->session, *lost));
+        snprintf(line, sizeof(line), "rank %d is lost%s", *lost,
+                 with_it(*lost));
+        cp_complain(line);
+    }
+    figures_drop(&chat->cost, *lost);
+    return CP_OK;
+}
+
+static cp_status repair(cp_chat *chat, int lost) {
     cp_repair_report report;
     const int32_t **said;
     char line[200];
+    CP_TRY(lose_more(chat, &lost));
+    const int ranks = cp_crew_mine()->ranks;
     CP_TRY(cp_allocate(&said, chat->sequences, sizeof(*said), "tokens"));
     for (int64_t s = 0; s < chat->sequences; s++)
         said[s] = chat->speakers[s].said.items;
@@ -47,9 +66,9 @@ static cp_status repair(const cp_chat *chat, int lost) {
     snprintf(
         line, sizeof(line),
         "rank %d is lost%s; its %s token%s read again by %d rank%s (%.1f s)",
-        lost, lost == 0 ? ", and standard input with it" : "",
-        cp_group(report.tokens).text, report.tokens == 1 ? " is" : "s are",
-        ranks, cp_plural(ranks), report.seconds);
+        lost, with_it(lost), cp_group(report.tokens).text,
+        report.tokens == 1 ? " is" : "s are", ranks, cp_plural(ranks),
+        report.seconds);
     cp_complain(line);
     return CP_OK;
 }
@@ -63,9 +82,8 @@ bool cp_chat_mend(cp_chat *chat, cp_status *status) {
     *status = take_back(chat);
     if (*status != CP_OK)
         return false;
-    do {
-        figures_drop(&chat->cost, lost);
+    do
         *status = repair(chat, lost);
-    } while (*status != CP_OK && crew->mend(&lost));
+    while (*status != CP_OK && crew->mend(&lost));
     return *status == CP_OK;
 }

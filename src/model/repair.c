@@ -25,7 +25,7 @@ static cp_status drop_weight(cp_session *session, int rank) {
     return CP_OK;
 }
 
-static cp_status lose(cp_session *session, int rank) {
+cp_status cp_session_lose(cp_session *session, int rank) {
     cp_session_options *own = &session->options;
     CP_TRY(cp_cache_lose(session->cache, rank,
                          cp_max(session->cache->room, own->capacity)));
@@ -114,7 +114,7 @@ cp_status cp_session_repair(cp_session *session, int rank,
     const double start = cp_clock();
     int64_t *numbers; /* rows, positions, lengths; bytes */
     *report = (cp_repair_report){0};
-    CP_TRY(lose(session, rank));
+    CP_TRY(cp_session_lose(session, rank));
     CP_TRY(cp_allocate(&numbers, 3 * sequences + session->options.ranks, 8,
                        "a repair"));
     const cp_status status = repair(session, tokens, numbers, report);

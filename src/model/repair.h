@@ -10,8 +10,13 @@ typedef struct {
     double seconds;
 } cp_repair_report;
 
-/* A rank is gone, and its place knows it. The others are numbered anew, and
- * read again what it held: tokens[s] are the tokens of sequence s, all that the
+/* A rank is gone, and its place knows it. The others are numbered anew. Fails
+ * with CP_INVALID where that cannot be, and with CP_MEMORY. The session can do
+ * nothing else until it is repaired. */
+cp_status cp_session_lose(cp_session *session, int rank);
+
+/* The same, and those who are left read again what it held, and what others held
+ * who were lost before: tokens[s] are the tokens of sequence s, all that the
  * session has. Logits of earlier calls are gone. Fails with CP_CAPACITY if those
  * left have no room for it, and as a call does: another loss on the way may be
  * repaired by another call. The session can do nothing else until then. */

@@ -16,9 +16,9 @@ typedef struct {
     /* End together: this exit status becomes one for all, with the message
      * of whoever failed. Never to be followed by anything but exit. */
     int (*leave)(int status);
-    /* After a failure: go on without the process that was lost, if it was one;
-     * those above it are numbered anew. false: that cannot be, and the message
-     * says why. NULL: never. */
+    /* After a failure: go on without a process that was lost; those above it are
+     * numbered anew. To be called until it says false, for there may be others,
+     * or it cannot be, and the message says why. NULL: never. */
     bool (*mend)(int *lost);
 } cp_crew;
 
