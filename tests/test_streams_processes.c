@@ -304,7 +304,7 @@ static const struct {
     {3, "sizes", 1, 1, .says = "rank 1 a collection of 96"},
     {4, "death", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
-    {3, "exits", 1, .says = "rank 0: NCCL: "},
+    {3, "exits", 1, .says = ": NCCL: remote process exited"},
     /* These wait for long. */
     {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "crew"},
