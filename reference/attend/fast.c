@@ -128,6 +128,7 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     const cp_attention *asked = team->asked;
     const cp_pieces *tiles = &((const call *)team)->narrow;
     const int64_t dim = cp_value_dim(asked->shape);
+    const int64_t others = (asked->threads - 1) * (t->last - t->first);
     const cp_rows desk =
         cp_rows_lay_out(asked->shape, t->rows / asked->shape->kv_heads, space);
     if (space->memory == NULL)
@@ -135,12 +136,12 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     cp_rows_begin(&desk, t->queries, asked->queries);
     for (int64_t n = t->first; n < t->last; n++) {
         const cp_piece tile = tiles->items[n];
-        const bool last = n + 1 == t->last;
-        const cp_piece next = tiles->items[last ? n : n + 1];
-        const bool follows = !last && next.row == tile.row + tile.span.count;
+        const int64_t soon = n + 1 < t->last ? n + 1 : n + 1 + others;
         cp_team_poke(team);
         if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
-            cp_rows_add(&desk, t->queries, tile, follows ? next.span.count : 0,
+            cp_rows_add(&desk, t->queries, tile,
+                        soon < tiles->count ? tiles->items[soon]
+                                            : (cp_piece){0},
                         asked);
     }
     for (int64_t r = 0; r < t->rows; r++)

@@ -176,7 +176,7 @@ static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
 }
 
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 int64_t following, const cp_attention *asked) {
+                 cp_piece next, const cp_attention *asked) {
     const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
     const int64_t step = cp_value_step(desk->shape);
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
@@ -190,10 +190,10 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
         weigh_row(desk, row, each[row % desk->rows], reach.most);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
         /* Find the keys to ask for meanwhile. */
-        const int64_t next = cp_max(0, cp_min(EIGHT, following - j));
-        const int64_t part = next * dim / desk->rows;
+        const int64_t some = cp_max(0, cp_min(EIGHT, next.span.count - j));
+        const int64_t part = some * dim / desk->rows;
         const float *soon =
-            next > 0 ? key + (keys.span.count + j) * key_row : key;
+            some > 0 ? asked->keys + (next.row + j) * key_row : key;
         for (int64_t h = 0; h < heads; h++)
             add_values(desk, each, h, j, value + j * value_row + h * step,
                        value_row, soon + h * desk->rows * part, part);

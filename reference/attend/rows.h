@@ -28,9 +28,9 @@ cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
 /* Take up queries, of all heads; tensor as in cp_attention. */
 void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
 
-/* Let them see a tile of at most CP_ROW_KEYS keys, not apart. The keys of so
- * many rows of the tensor that follow the tile's will be wanted next. */
+/* Let them see a tile of at most CP_ROW_KEYS keys, not apart. The keys of
+ * another tile will be wanted next, if it has any. */
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 int64_t following, const cp_attention *asked);
+                 cp_piece next, const cp_attention *asked);
 
 #endif
