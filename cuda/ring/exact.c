@@ -160,38 +160,15 @@ cudaError_t cp_grove_attend(const cp_device_attention *asked, int64_t room,
     return error;
 }
 
-/* The next part of a block, and what is left of its piece. */
-static cp_piece next_part(cp_piece *rest) {
-    const int64_t count = CP_LEAF_BLOCK - rest->span.start % CP_LEAF_BLOCK;
-    const cp_piece part = cp_piece_part(*rest, 0, count);
-    rest->span.start += part.span.count;
-    rest->span.count -= part.span.count;
-    rest->row += part.span.count;
-    return part;
-}
-
 int64_t cp_leaf_pieces(const cp_pieces *keys) {
     int64_t blocks = 0;
-    for (int64_t n = 0; n < keys->count; n++) {
-        const cp_span span = keys->items[n].span;
-        blocks += cp_ceil_divide(span.start + span.count, CP_LEAF_BLOCK) -
-                  cp_ceil_divide(span.start, CP_LEAF_BLOCK);
-    }
+    for (int64_t n = 0; n < keys->count; n++)
+        blocks += cp_ceil_divide(keys->items[n].span.count, CP_LEAF_BLOCK);
     return blocks;
 }
 
-static int64_t list_of(cp_piece part) {
-    return part.span.sequence * CP_LEAVES + cp_leaf_of(part.span.start);
-}
-
-static bool begins(cp_piece part) {
-    return part.span.start % CP_LEAF_BLOCK == 0;
-}
-
-static bool joins(cp_piece before, cp_piece part) {
-    return before.span.sequence == part.span.sequence &&
-           before.span.start + before.span.count == part.span.start &&
-           before.row + before.span.count == part.row;
+static int64_t list_of(cp_piece block) {
+    return block.span.sequence * CP_LEAVES + cp_leaf_of(block.span.start);
 }
 
 /* Blocks come in the order of positions, but for those of a rank that was
@@ -210,25 +187,22 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
                   cp_piece *to) {
     const int64_t lists = sequences * CP_LEAVES;
     memset(first, 0, (size_t)(lists + 1) * sizeof(*first));
-    for (int64_t n = 0; n < keys->count; n++)
-        for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
-            const cp_piece part = next_part(&rest);
-            first[list_of(part) + 1] += begins(part);
-        }
-    for (int64_t n = 0; n < lists; n++)
-        first[n + 1] += first[n];
-    /* Put each part where its list begins, which then begins behind it. */
-    for (int64_t n = 0; n < keys->count; n++)
-        for (cp_piece rest = keys->items[n]; rest.span.count > 0;) {
-            const cp_piece part = next_part(&rest);
-            int64_t at = first[list_of(part)];
-            if (begins(part))
-                to[first[list_of(part)]++] = part;
-            for (at--; !begins(part) && !joins(to[at], part);)
-                at--;
-            if (!begins(part))
-                to[at].span.count += part.span.count;
-        }
+    /* Count blocks; then put each where its list begins, which then begins
+     * behind it. */
+    for (int turn = 0; turn < 2; turn++) {
+        for (int64_t n = 0; n < keys->count; n++)
+            for (int64_t i = 0; i < keys->items[n].span.count;
+                 i += CP_LEAF_BLOCK) {
+                const cp_piece block =
+                    cp_piece_part(keys->items[n], i, CP_LEAF_BLOCK);
+                if (turn == 0)
+                    first[list_of(block) + 1]++;
+                else
+                    to[first[list_of(block)]++] = block;
+            }
+        for (int64_t n = 0; n < lists && turn == 0; n++)
+            first[n + 1] += first[n];
+    }
     memmove(first + 1, first, (size_t)lists * sizeof(*first));
     first[0] = 0;
     for (int64_t n = 0; n < lists; n++)
@@ -237,15 +211,12 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
 
 cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
     for (int64_t n = 0; n < keys->count; n++) {
-        const cp_piece now = keys->items[n];
-        int64_t before = n - 1;
-        while (!begins(now) && before >= 0 && !joins(keys->items[before], now))
-            before--;
-        if (!begins(now) && before < 0)
-            return cp_refuse("exact order on GPUs takes %d keys as they lie; "
-                             "rank %d has position %ld of sequence %ld apart",
-                             CP_LEAF_BLOCK, rank, now.span.start,
-                             now.span.sequence);
+        const cp_span span = keys->items[n].span;
+        if (span.start % CP_LEAF_BLOCK != 0)
+            return cp_refuse("exact order on GPUs takes blocks of %d keys, and "
+                             "pages of whole blocks; rank %d has position %ld "
+                             "of sequence %ld apart",
+                             CP_LEAF_BLOCK, rank, span.start, span.sequence);
     }
     return CP_OK;
 }
