@@ -183,14 +183,27 @@ static void find_place(void) {
     snprintf(place, sizeof(place), "127.0.0.1:%d", ntohs(here.sin_port));
 }
 
-TEST(who_comes_in_time_hears_who_has_come) {
-    visitor all[] = {{0, 4, 0.1}, {1, 4, 0.0}, {2, 5, 0.0}, {3, 4, 0.9}};
+static void come_all(visitor *all, int count) {
     pthread_t threads[4];
     find_place();
-    for (int n = 0; n < 4; n++)
+    for (int n = 0; n < count; n++)
         pthread_create(&threads[n], NULL, come, &all[n]);
-    for (int n = 0; n < 4; n++)
+    for (int n = 0; n < count; n++)
         pthread_join(threads[n], NULL);
+}
+
+/* Whichever of two comes too late: it may not go on alone. */
+LOOP(of_two_the_late_one_ends, 0, 2) {
+    visitor all[] = {{0, 2, 0.0}, {1, 2, 0.0}};
+    all[_i].after = 0.9;
+    come_all(all, 2);
+    ck_assert_int_eq(all[_i].status, CP_BROKEN);
+    ck_assert_int_eq(all[1 - _i].status, CP_OK);
+}
+
+TEST(who_comes_in_time_hears_who_has_come) {
+    visitor all[] = {{0, 4, 0.1}, {1, 4, 0.0}, {2, 5, 0.0}, {3, 4, 0.9}};
+    come_all(all, 4);
     for (int n = 0; n < 4; n++)
         ck_assert_int_eq(all[n].status, n < 2 ? CP_OK : CP_BROKEN);
     for (int n = 0; n < 2; n++) {

@@ -139,10 +139,15 @@ static cp_status visit(int s, int rank, int ranks, double end, char *words,
                          rank);
 }
 
+/* Who comes late must not find the place free, and wait there for others that
+ * go on without it. */
+static _Thread_local int kept = -1;
+
 cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
                      void *words, int64_t bytes, bool *here) {
     double end = cp_clock() + seconds;
-    int s = reach(place, rank == 0, end), first = 0;
+    const bool ready = rank == 0 && kept >= 0;
+    int s = ready ? kept : reach(place, rank == 0, end), first = 0;
     if (s < 0 && rank > 0) {
         end += seconds;
         s = reach(place, rank == 1, end);
@@ -155,6 +160,9 @@ cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
         rank == first ? host(s, rank, ranks, end, words, bytes, here)
                       : visit(s, rank, ranks, cp_clock() + 2 * seconds, words,
                               bytes, here);
-    close(s);
+    if (rank == first)
+        kept = s;
+    else
+        close(s);
     return status;
 }
