@@ -2,6 +2,7 @@
  * for a GPU, and the same with an edge taken out. */
 #include "talk.h"
 
+#include "cuda/ring/exact.h"
 #include "cuda/ring/manifest.h"
 #include "ground/random.h"
 #include "reference/ring/threads.h"
@@ -189,6 +190,25 @@ static void converse(talk t, const char *turns) {
         went_well(&t, turn);
     }
     close_talk(&t);
+}
+
+/* Who has inherited blocks has them behind later ones. */
+TEST(blocks_of_a_leaf_are_listed_in_their_order) {
+    cp_piece items[] = {{{1, 2048, 70, 1}, 5}, {{1, 0, 64, 1}, 75}}, to[3];
+    const cp_pieces keys = {items, 2, 2};
+    const int64_t starts[] = {0, 2048, 2112}, rows[] = {75, 5, 69};
+    int64_t first[2 * CP_LEAVES + 1];
+    ck_assert_int_eq(cp_leaf_pieces(&keys), 3);
+    cp_leaf_list(&keys, 2, first, to);
+    for (int n = 0; n <= 2 * CP_LEAVES; n++)
+        ck_assert_int_eq(first[n], n <= CP_LEAVES        ? 0
+                                   : n <= CP_LEAVES + 16 ? 2
+                                                         : 3);
+    for (int n = 0; n < 3; n++) {
+        ck_assert_int_eq(to[n].span.start, starts[n]);
+        ck_assert_int_eq(to[n].row, rows[n]);
+        ck_assert_int_eq(to[n].span.count, n < 2 ? 64 : 6);
+    }
 }
 
 /* In exact order, bits depend on nothing but tokens. */
