@@ -229,7 +229,10 @@ static cp_status meet_again(cp_nccl *world, char *all, bool *here,
                       patience > GRACE ? patience + GRACE : 2 * patience, all,
                       parting_bytes(), here));
     for (int r = 0; r < us.ranks; r++) {
-        if (!here[r] && loss->count < CP_MOST_LOST)
+        if (!here[r] && loss->count == CP_MOST_LOST)
+            return cp_fail(CP_BROKEN, "more than %d ranks are lost at once",
+                           CP_MOST_LOST);
+        if (!here[r])
             loss->lost[loss->count++] = r;
         loss->sound = loss->sound && (!here[r] || parting_of(all, r)->sound);
     }

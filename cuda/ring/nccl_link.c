@@ -126,6 +126,10 @@ static cudaError_t ask_heir(const void *context) {
                                                              : cudaSuccess;
 }
 
+/* What this was built with may have it, and what it runs with not. */
+#if NCCL_VERSION_CODE >= 22700
+#pragma weak ncclCommShrink
+#endif
 static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
     bool late = false;
     ncclResult_t result = ncclInvalidUsage;
@@ -141,8 +145,13 @@ static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
 }
 
 static bool can_shrink(const cp_nccl *nccl) {
-    return NCCL_VERSION_CODE >= 22700 && !nccl->aborted &&
+#if NCCL_VERSION_CODE >= 22700
+    return ncclCommShrink != NULL && !nccl->aborted &&
            ask_nccl(nccl) == ncclSuccess;
+#else
+    (void)nccl;
+    return false;
+#endif
 }
 
 static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
