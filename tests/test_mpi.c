@@ -362,6 +362,18 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     " --most 20 --compare " options ">$X 2>&1; "                               \
     "cat $X"
 
+/* The last rank sleeps for longer than the others wait, and wakes while they
+ * still talk. */
+#define A_SLEEPER(seconds)                                                     \
+    "X=$D/slept-" seconds "; (echo one two; "                                  \
+    "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
+    "P=$(pgrep -f \"^$L chat .*--timeout " seconds "\" | tail -n 1); "         \
+    "kill -STOP $P; echo three; until grep -qs 'is lost' $X; do sleep 0.05; "  \
+    "done; kill -CONT $P; while kill -0 $P; do sleep 0.05; done; "             \
+    "echo four) 2>/dev/null | "                                                \
+    "timeout 18 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
+    " --most 20 --compare >$X 2>&1; cat $X"
+
 /* Lines in which somebody is waited for: who is silent or dead is named once
  * patience has ended, and who types is waited for longer. They wait at the same
  * time. */
@@ -393,6 +405,9 @@ static const struct {
     {A_REPAIRED_LOSS("one two", "", "tail -n 2", "2.5"), .recovery = true,
      .says = {"rank 2 is lost\n", "rank 1 is lost; its ",
               "every one of 60 tokens"}},
+    {A_SLEEPER("2.6"), .recovery = true,
+     .says = {"rank 2: the others go on without this rank",
+              "tokens are read again by 2 ranks", "every one of 60 tokens"}},
 };
 enum { WAITS = COUNT_OF(waits) };
 

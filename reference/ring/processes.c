@@ -116,19 +116,9 @@ static void note_failure(struct member *me, int rank, cp_status status,
         announce(me, silent);
 }
 
-/* Whom one holds for lost, all do; and who hears it of itself ends. */
+/* Whom one holds for lost, all do. */
 static void heed_loss(struct member *me, int from) {
     const uint64_t more = me->words[from].lost & ~me->own->lost;
-    if (more == 0)
-        return;
-    if ((more & bit_of(me, me->comm.rank)) != 0) {
-        me->outcast = true;
-        note_failure(me, me->comm.rank,
-                     cp_fail(CP_BROKEN, "the others go on without this rank, "
-                                        "which was silent for too long"),
-                     CP_NOBODY);
-        return;
-    }
     for (int r = 0; r < me->comm.ranks; r++)
         if ((more & bit_of(me, r)) != 0)
             note_failure(me, from, cp_fail(CP_BROKEN, "rank %d is silent", r),
@@ -136,9 +126,23 @@ static void heed_loss(struct member *me, int from) {
     me->own->lost |= more;
 }
 
+/* Who hears it of itself ends: before it counts itself among the lost. */
+static bool heed_exile(struct member *me, int from) {
+    if ((me->words[from].lost & bit_of(me, me->comm.rank)) == 0)
+        return false;
+    me->outcast = true;
+    note_failure(me, me->comm.rank,
+                 cp_fail(CP_BROKEN, "the others go on without this rank, "
+                                    "which was silent for too long"),
+                 CP_NOBODY);
+    return true;
+}
+
 static void heed(struct member *me, int from) {
     const struct word *word = word_of(me, from);
     const cp_status status = (cp_status)word->status;
+    if (me->options.repairs && heed_exile(me, from))
+        return;
     if (status != CP_OK && !me->failure.happened)
         note_failure(me, from, cp_fail(status, "%s", word->text), word->silent);
     if (me->options.repairs)
