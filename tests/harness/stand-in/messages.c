@@ -281,6 +281,7 @@ void meeting_complete(meeting *in) {
     }
     if (in->dropped) {
         desert(sent);
+        let_go(sent);
         return;
     }
     const double starts =
