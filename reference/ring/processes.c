@@ -130,6 +130,8 @@ static void heed_loss(struct member *me, int from) {
 static bool heed_exile(struct member *me, int from) {
     if ((me->words[from].lost & bit_of(me, me->comm.rank)) == 0)
         return false;
+    if (!me->outcast) /* whatever it complains of itself has this reason */
+        me->failure.happened = false;
     me->outcast = true;
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN, "the others go on without this rank, "
@@ -532,6 +534,10 @@ bool cp_mpi_mend(cp_comm *comm, int *lost) {
     for (int r = 0; r < comm->ranks; r++)
         heed(me, r);
     return true;
+}
+
+bool cp_mpi_is_outcast(const cp_comm *comm) {
+    return ((const struct member *)comm)->outcast;
 }
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     struct member *me = (struct member *)comm;

@@ -31,6 +31,9 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
  * call it until it says false, as it does where there is nothing to mend. */
 bool cp_mpi_mend(cp_comm *comm, int *lost);
 
+/* Do the others go on without this one? What it was to print, they print. */
+bool cp_mpi_is_outcast(const cp_comm *comm);
+
 /* Say goodbye with an exit status, hear everybody's, and free comm. Returns
  * the largest status of all, or -1 if somebody did not say goodbye in time; if
  * this one was 0 and that is not, the message is now that rank's, or names who

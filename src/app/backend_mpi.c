@@ -1,6 +1,7 @@
 /* Ranks as processes: joining and leaving a crew, and the backend. */
 #include "model/backend.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,9 +59,19 @@ static cp_status collect(void *items, int64_t bytes) {
                   world->ranks * bytes);
 }
 
+/* The others say anew what it has begun to say. */
+static void hush(void) {
+    const int nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDOUT_FILENO);
+    close(nowhere);
+}
+
 static bool mend(int *lost) {
-    if (!cp_mpi_mend(world, lost))
+    if (!cp_mpi_mend(world, lost)) {
+        if (cp_mpi_is_outcast(world))
+            hush();
         return false;
+    }
     processes.only = crew.rank = world->rank;
     crew.ranks = world->ranks;
     if (*lost == 0 && crew.rank == 0) {
