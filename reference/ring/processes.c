@@ -556,12 +556,15 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     return cp_failure_report(&me->failure);
 }
 
+/* Who may be dead may be the one who would speak. */
+static volatile sig_atomic_t all_speak;
+
 /* MPI's start waits for all processes, for ever; but not beyond an alarm. */
 static void on_late(int signal) {
     static const char text[] = "longring: not all processes have started\n";
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     (void)signal;
-    if (rank == NULL || strcmp(rank, "1") <= 0) {
+    if (all_speak || rank == NULL || strcmp(rank, "1") <= 0) {
         const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
         (void)ignored;
     }
@@ -639,6 +642,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
         options->piece > INT_MAX)
         return cp_refuse("cannot wait for %g s, or send %ld bytes",
                          options->patience, options->piece);
+    all_speak = options->repairs;
     CP_TRY(start_mpi(options->patience));
     CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;
