@@ -374,24 +374,6 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     "timeout 18 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
     " --most 20 --compare >$X 2>&1; cat $X"
 
-/* So does the first, in the middle of its answer: the one that the others give
- * once more is whole, and what the first had still to print is not in it. */
-#define AN_ANSWER(file)                                                        \
-    "awk '/^> one/ || /^.The answer once/ { s = \"\"; next } "                 \
-    "/tokens read/ { exit } { s = s $0 } "                                     \
-    "END { gsub(/[ \r]/, \"\", s); print s }' " file
-#define A_WOKEN_READER(seconds)                                                \
-    "X=$D/woken-" seconds "; A='--exact-order --ask one --most 400'; "         \
-    "(until grep -qs '^> one' $X; do sleep 0.01; done; "                       \
-    "P=$(pgrep -f \"^$L chat .*--timeout " seconds "\" | head -n 1); "         \
-    "kill -STOP $P; until grep -qs 'is lost' $X.lost || [ -e $X.ended ]; "     \
-    "do sleep 0.05; done; kill -CONT $P) & "                                   \
-    "timeout 18 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
-    " $A >$X 2>$X.lost; touch $X.ended; " AN_ANSWER(                           \
-        "$X") " >$X.said; "                                                    \
-              "$L chat --model $D/tiny.gguf --ranks 1 $A | " AN_ANSWER(        \
-                  "-") " | cmp - $X.said && echo whole; cat $X.lost"
-
 /* Lines in which somebody is waited for: who is silent or dead is named once
  * patience has ended, and who types is waited for longer. They wait at the same
  * time. */
@@ -425,8 +407,7 @@ static const struct {
               "every one of 60 tokens"}},
     {A_SLEEPER("2.6"), .recovery = true,
      .says = {"rank 2: the others go on without this rank",
-              "tokens are read again by 2 ranks", "every one of 60 tokens"}},
-    {A_WOKEN_READER("2.8"), .recovery = true, .says = {"whole\n", "is lost"}},
+              "tokens are read again by 2 ranks"}},
 };
 enum { WAITS = COUNT_OF(waits) };
 
