@@ -357,7 +357,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     "X=$D/mended-" seconds "; (echo " question "; "                            \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
     "kill -9 $(pgrep -f \"^$L chat .*--timeout " seconds "\" | " which "); "   \
-    "echo 'three four'; echo 'five') | timeout 18 mpirun "                     \
+    "echo 'three four'; echo 'five') | timeout 36 mpirun "                     \
     "--enable-recovery -n 3 " CHAT "--timeout " seconds                        \
     " --most 20 --compare " options ">$X 2>&1; "                               \
     "cat $X"
@@ -371,7 +371,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     "kill -STOP $P; echo three; until grep -qs 'is lost' $X; do sleep 0.05; "  \
     "done; kill -CONT $P; while kill -0 $P; do sleep 0.05; done; "             \
     "echo four) 2>/dev/null | "                                                \
-    "timeout 18 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
+    "timeout 36 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
     " --most 20 --compare >$X 2>&1; cat $X"
 
 /* Lines in which somebody is waited for: who is silent or dead is named once
