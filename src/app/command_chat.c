@@ -297,13 +297,13 @@ static cp_status ranks_set(chat_run *run, const char *text) {
     return CP_OK;
 }
 
-/* What follows a command's name, or NULL if the line has another. */
+/* What follows a command's name, or NULL if the line has another, or no more. */
 static const char *behind(const char *line, const char *command) {
     const size_t length = strlen(command);
     if (strncmp(line, command, length) != 0 || line[length] != ' ')
         return NULL;
-    line += length;
-    return line + strspn(line, " ");
+    line += length + strspn(line + length, " ");
+    return line[0] != '\0' ? line : NULL;
 }
 
 static cp_status plan_show(const cp_chat *chat) {

@@ -19,7 +19,7 @@ typedef struct {
     int scan;         /* 1 + a cp_scan; 0: attention */
     cp_counts states; /* heads, dimensions of keys and of values */
     int64_t state[3];
-    int64_t move; /* the ranks to which the cache then moves; 0: it stays */
+    int64_t move; /* the ranks to which the cache then moves; -1: it stays */
     cp_command_placement placement;
     cp_command_sparse sparse;
     cp_wire wire;
@@ -52,7 +52,8 @@ static cp_status plan_check(void *context) {
         return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
-    CP_TRY(cp_option_range("move", run->move, 0, CP_COMMAND_RANKS));
+    if (run->move != -1)
+        CP_TRY(cp_option_range("move", run->move, 1, CP_COMMAND_RANKS));
     if (run->move > 0 && run->scan > 0)
         return cp_refuse("--move and --scan exclude each other");
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
@@ -474,6 +475,7 @@ int cp_command_plan(int count, char *const *arguments) {
     plan_run run = {.ranks = 4,
                     .element_bytes = 4,
                     .buffers = 2,
+                    .move = -1,
                     .shape = {128, 8, 128},
                     .state = {48, 128, 128},
                     .sparse = CP_COMMAND_SPARSE};
