@@ -41,3 +41,7 @@ IGNORES(stand_in_begin, const stand_in_options *)
 void stand_in_dead_rank(int rank, int64_t n) {
     (void)rank, (void)n;
 }
+
+void stand_in_drop_message(int from, int to, int64_t n) {
+    (void)from, (void)to, (void)n;
+}
