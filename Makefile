@@ -3,6 +3,10 @@
 SHELL := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
+# All cores, unless -j says how many; several goals are made one after the other.
+ifeq ($(MAKELEVEL)$(word 2,$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
+endif
 
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O3 -march=native
@@ -41,6 +45,8 @@ FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/
              fonts-texgyre-math:share/texmf/fonts/opentype/public/tex-gyre-math/texgyrepagella-math.otf
 FOR_MPI   := libopenmpi-dev:lib/*/openmpi/include/mpi.h openmpi-bin:bin/mpirun
 FOR_LABS  := noweb:bin/noweave python3:bin/python3
+FOR_CHECK := $(FOR_LABS) g++:bin/g++ procps:bin/pgrep
+FOR_GPU   := $(FOR_BUILD) g++:bin/g++
 FOR_CI    := noweb:bin/noweave clang:bin/clang clang-format:bin/clang-format libomp-dev:lib/llvm-*/lib/clang/*/include/omp.h
 FOR_EXPLORER := clang:bin/clang lld:bin/wasm-ld wasi-libc:lib/wasm32-wasi/libc.a libclang-rt-dev-wasm32:lib/llvm-*/lib/clang/*/lib/wa*/libclang_rt.builtins*.a
 FOR_SITE  := $(FOR_BOOK) $(FOR_EXPLORER) pandoc:bin/pandoc python3:bin/python3
@@ -150,10 +156,14 @@ $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 -include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/*/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
-	@$(call install,$(FOR_BUILD))
-	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
-	@$(call install,$(FOR_LABS))
+	@echo "make check: compiles, grades the labs' answers and runs $(words $(SUITES)) suites; about $(minutes) minutes on $(cores) of this machine's cores"
+	+@$(again) packages
 	+@$(again) check-labs suites
+cores     = $(shell nproc 2>/dev/null || echo 1)
+minutes   = $(shell echo $$((8 + 8 / $(cores))))
+packages: # what check needs; a machine without MPI is built and tested without
+	@$(call install,$(FOR_BUILD) $(FOR_CHECK))
+	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/transcripts $(B)/longring
@@ -163,12 +173,18 @@ suites: all $(B)/stand-in/longring $(SUITES)
 # RUN= links and runs nothing, where the suites have been run just before.
 RUN      ?= tests/harness/run-suites
 chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with the chapters before it alone
-	@LONGRING=$(B)/longring tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
-check-gpu: all $(B)/tests/test_gpu_commands ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
-	@test -n "$(NVCC)" || { echo "check-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
-	+@$(again) gpu
+	@LONGRING=$(B)/longring SHARED="$(HARNESS) $(SHARED) $(STAND_IN)" tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
+need_nvcc = test -n "$(NVCC)" || { echo "make $@: no nvcc here; NVCC=... names it" >&2; exit 1; }
+check-gpu: ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
+	@$(need_nvcc)
+	@$(call install,$(FOR_GPU))
+	+@$(again) gpu-programs all $(B)/tests/test_gpu_commands
 	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
-gpu: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
+gpu: ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
+	@$(need_nvcc)
+	@$(call install,$(FOR_GPU))
+	+@$(again) gpu-programs
+gpu-programs: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring
 # Hopper's own instructions are for no other GPU, not even a later one.
 cards     = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 $(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu)): private cards = -gencode arch=compute_90a,code=sm_90a
@@ -199,18 +215,22 @@ first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions
 	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
 	@tests/harness/first-gpu $(B)/first-gpu
 first-gpu-pack: ## of first-gpu, what is built, to carry to a machine with a driver and Python
-	+@$(again) $(PORTABLE) gpu build/portable/tiny-model
+	@$(need_nvcc)
+	@$(call install,$(FOR_GPU))
+	+@$(again) $(PORTABLE) gpu-programs build/portable/tiny-model
 	@tests/harness/first-gpu-pack build/portable $(B)/first-gpu
-count-gpu: $(B)/tiny-model $(B)/stand-in/longring ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
-	@test -n "$(NVCC)" || { echo "count-gpu: no nvcc here (NVCC=...)" >&2; exit 1; }
+count-gpu: ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
+	@$(need_nvcc)
+	+@$(again) $(B)/tiny-model $(B)/stand-in/longring
 	@NVCC=$(NVCC) $(write)/gpu-counts.csv figures/gpu/count kernels $(B)
 	@$(write)/gpu-plans.csv figures/gpu/count plans $(B); grep -v '^#' $(data)/gpu-plans.csv
 bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
 	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
-	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL)
+	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL) || [ $$? = 1 ]
 rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)
-	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM)
-	@figures/write-bench $(data)/bench-llama.csv $(PYTHON) figures/rivals.py llama $(PROGRAM) $(MODEL)
+	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM); torch=$$?; \
+	figures/write-bench $(data)/bench-llama.csv $(PYTHON) figures/rivals.py llama $(PROGRAM) $(MODEL); \
+	case $$torch$$? in 00|01|10) ;; *) echo "make $@: a peer failed, or neither is here; PYTHON=... names one that has torch or llama_cpp" >&2; exit 1;; esac
 rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... that has torch)
 	@figures/write-bench $(data)/bench-gpu.csv $(PYTHON) figures/gpu/rivals.py prefill decode $(B)/gpu/longring
 writers: $(WRITERS)
@@ -253,20 +273,23 @@ $(B)/fuzz: $(B)/tests/fuzz/fuzz.o $(B)/tests/harness/tiny_gguf.o $(LIBRARY)
 mutants: ## put known faults into a copy of the sources, one by one; suites must see each (ONLY=name, TURN=k/n: some of them)
 	@$(call install,$(FOR_BUILD) python3:bin/python3)
 	@tests/harness/mutants $(B) $(if $(filter command,$(origin ONLY)),$(ONLY))
+# Labs as the chapters have them, whatever was written into exercises/.
+SKELETONS = build/skeletons/exercises
+skeletons = rm -rf build/skeletons; book/tangle build/skeletons book/labs/[0-9]*.nw
 warnings: ## compile everything with gcc and with clang; any warning is an error
-	@$(call install,$(FOR_BUILD) $(FOR_CI))
-	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="-O2 -Werror" && echo "$$cc: no warnings" || exit 1; done
-LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard exercises/*/*.cu))
-$(B)/exercises/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
-$(B)/stand-in/exercises/%.cu.o: private flags += -Wno-unused-parameter
-objects: $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
+	@$(call install,$(FOR_BUILD) $(FOR_CI)); $(skeletons)
+	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="$(CFLAGS) -Werror" && echo "$$cc: no warnings" || exit 1; done
+LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/grade.c $(SKELETONS)/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard $(SKELETONS)/*/*.cu))
+$(B)/exercises/%.o $(B)/$(SKELETONS)/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
+$(B)/stand-in/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
+objects: $(STAND_IN:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
-	@$(call install,$(FOR_CI))
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/*.[ch] exercises/*/*.cu)
+	@$(call install,$(FOR_CI)); $(skeletons)
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/grade.c) $(SKELETONS)/*/*
 
 CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 ONLY ?= $(CHAPTERS)
-tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one)
+tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one); labs that are answered stay
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
 	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(CHAPTERS)
@@ -319,7 +342,7 @@ install: all ## install binary, library, headers, longring.pc, manual and comple
 	  $(patsubst %,'#include "%"',$(PUBLIC:src/%=%)) '#ifdef __cplusplus' '}' '#endif' > $(DESTDIR)$(PREFIX)/include/longring/longring.h
 	@mkdir -p $(addprefix $(DESTDIR)$(PREFIX)/,lib/pkgconfig share/man/man1)
 	printf '%s\n' 'prefix=$(PREFIX)' 'Name: longring' 'Description: context-parallel attention' 'Version: $(VERSION)' \
-	  'Cflags: -I$${prefix}/include/longring $(mpi:-DCP_HAVE_MPI%=-DCP_HAVE_MPI)' 'Libs: -L$${prefix}/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
+	  'Cflags: -I$${prefix}/include/longring -fopenmp-simd $(mpi:-DCP_HAVE_MPI%=-DCP_HAVE_MPI)' 'Libs: -L$${prefix}/lib -llongring $(libraries) -fopenmp' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/longring.pc
 	tests/harness/manual $(PROGRAM) $(VERSION) > $(DESTDIR)$(PREFIX)/share/man/man1/longring.1
 	install -Dm644 src/app/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/longring
 clean: ## remove everything built
@@ -327,4 +350,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

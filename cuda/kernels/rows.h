@@ -92,8 +92,7 @@ CP_INLINE int64_t list_of(const cp_device_attention *a, int64_t sequence) {
 CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
                                   const rows_of_block *mine, int keys) {
     const int64_t sequence = list_of(a, mine->tile.span.sequence);
-    keys_of_block walk;
-    walk.left = 0;
+    keys_of_block walk = {0};
     walk.keys = keys;
     walk.last = (int)position(mine, mine->count - 1);
     if (sequence < 0 || sequence >= a->keys_of.sequences)

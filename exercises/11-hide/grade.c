@@ -63,7 +63,7 @@ static void answers(void) {
 enum { CACHED = 840 };
 
 static cp_plan *even_plan(cp_plan_builder *build, int ranks) {
-    int64_t past[16], fresh[16];
+    int64_t past[16] = {0}, fresh[16] = {0};
     for (int i = 0; i < ranks; i++) {
         past[i] = CACHED * ranks;
         fresh[i] = 1;

@@ -32,7 +32,7 @@ static inline float cp_from_bits(uint32_t bits) {
 /* 2^x for x <= 127; exactly 0 below -126, NaN for NaN. */
 static inline float cp_exp2(float x) {
     /* Split x into the nearest integer and a fraction f. */
-    const float round = 0x1.8p23f, shifted = x + round;
+    const float round = 1.5f * (1 << 23), shifted = x + round;
     const float f = x - (shifted - round);
     /* Evaluate a polynomial p for two to the fraction. */
     float p = 1.5453163e-4f;

@@ -14,7 +14,7 @@ static inline uint64_t cp_random(uint64_t *state) {
 
 /* Uniform in [0, 1). */
 static inline double cp_random_uniform(uint64_t *state) {
-    return (double)(cp_random(state) >> 11) * 0x1p-53;
+    return (double)(cp_random(state) >> 11) / (double)(UINT64_C(1) << 53);
 }
 
 /* The hash of what was hashed before (0: nothing), followed by these bytes

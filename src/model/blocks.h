@@ -29,8 +29,9 @@ CP_INLINE float cp_half_value(const unsigned char *bytes) {
     const uint32_t bits = cp_u16(bytes), fraction = bits & 0x3FF;
     const uint32_t exponent = bits >> 10 & 0x1F;
     const uint32_t sign = (bits & 0x8000) << 16;
+    const float smallest = 1.0f / (1 << 24);
     if (exponent == 0)
-        return (sign ? -0x1p-24f : 0x1p-24f) * (float)fraction;
+        return (sign ? -smallest : smallest) * (float)fraction;
     const uint32_t bias = exponent == 31 ? 255 - 31 : 127 - 15;
     return cp_float_of_bits(sign | (exponent + bias) << 23 | fraction << 13);
 }

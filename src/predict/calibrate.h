@@ -65,7 +65,7 @@ static inline double cp_calibration_work(const cp_calibration *wanted,
                                          int64_t rows, int64_t keys) {
     const double width = (double)cp_calibration_width(wanted);
     const double wide =
-        keys > 0 ? 2 * (double)keys : CP_CALIBRATE_WIDER * width;
+        keys > 0 ? 2 * (double)keys : (int)CP_CALIBRATE_WIDER * width;
     return 2 * width * wide * (double)rows;
 }
 

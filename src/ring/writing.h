@@ -53,12 +53,12 @@ CP_INLINE float cp_writing_scale(cp_writing writing, float most) {
 
 /* Exponents of e4m3 begin 120 below those of a float. */
 CP_INLINE uint32_t cp_e4m3_of(float number) {
-    return cp_upper_bits(fabsf(number) * 0x1p-120f, 20) |
+    return cp_upper_bits(fabsf(number) * ldexpf(1, -120), 20) |
            (number < 0 ? 0x80 : 0);
 }
 
 CP_INLINE float cp_e4m3_value(uint32_t code) {
-    const float size = cp_number_of_bits((code & 0x7F) << 20) * 0x1p120f;
+    const float size = cp_number_of_bits((code & 0x7F) << 20) * ldexpf(1, 120);
     return code & 0x80 ? -size : size;
 }
 
