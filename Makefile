@@ -160,7 +160,7 @@ check: ## install what is missing, build, and run every test
 	+@$(again) packages
 	+@$(again) check-labs suites
 cores     = $(shell nproc 2>/dev/null || echo 1)
-minutes   = $(shell echo $$((8 + 8 / $(cores))))
+minutes   = $(shell echo $$((4 + 10 / $(cores))))
 packages: # what check needs; a machine without MPI is built and tested without
 	@$(call install,$(FOR_BUILD) $(FOR_CHECK))
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")

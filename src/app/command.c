@@ -219,10 +219,28 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                             "--placement");
 }
 
-const char *cp_command_variants(void) {
+const char *cp_command_variants(bool all) {
     static char names[512];
-    snprintf(names, sizeof(names), "%s|off", cp_variant_names());
+    int64_t at = 0;
+    for (cp_variant n = 0; n < CP_VARIANTS; n++)
+        if (all || !cp_variant_decodes(n))
+            at += snprintf(names + at, sizeof(names) - (size_t)at, "%s|",
+                           cp_variant_name(n));
+    snprintf(names + at, sizeof(names) - (size_t)at, "off");
     return names;
+}
+
+static cp_status variant_read(cp_command_ring *ring) {
+    const char *name = ring->variant_name;
+    if (name == NULL)
+        return CP_OK;
+    if (strcmp(name, "off") == 0)
+        ring->ranks = 1;
+    else if (!cp_variant_parse(name, &ring->variant) ||
+             (cp_variant_decodes(ring->variant) && !ring->steps))
+        return cp_refuse("--variant %s: choose one of %s", name,
+                         cp_command_variants(ring->steps));
+    return CP_OK;
 }
 
 /* Exact order has a placement of its own. */
@@ -251,10 +269,7 @@ static cp_status exact_check(cp_command_ring *ring) {
 }
 
 cp_status cp_command_ring_check(cp_command_ring *ring) {
-    if ((int)ring->variant == CP_VARIANTS) {
-        ring->variant = CP_AUTO;
-        ring->ranks = 1;
-    }
+    CP_TRY(variant_read(ring));
     CP_TRY(cp_command_ranks(&ring->ranks, ring->tensor));
     CP_TRY(cp_command_placement_check(&ring->placement, ring->ranks));
     CP_TRY(exact_check(ring));
@@ -509,6 +524,11 @@ static cp_status rest_read(FILE *in, const char *name, char **text,
                          name, *bytes, strerror(errno));
 }
 
+/* Does it begin with the byte order mark of UTF-8? */
+static bool is_marked(const char *text) {
+    return strncmp(text, "\xEF\xBB\xBF", 3) == 0;
+}
+
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
     cp_status status = CP_OK;
     *text = NULL;
@@ -521,6 +541,8 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
                                bytes);
         if (in != NULL && path != NULL)
             fclose(in);
+        if (status == CP_OK && path != NULL && is_marked(*text))
+            memmove(*text, *text + 3, (size_t)((*bytes -= 3) + 1));
     }
     return cp_crew_share(status, NULL, 0, (void **)text, bytes);
 }

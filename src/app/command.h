@@ -92,8 +92,9 @@ typedef struct {
 
 cp_status cp_command_sparse_check(cp_command_sparse *sparse);
 
-/* The names of all variants, and off. */
-const char *cp_command_variants(void);
+/* The names of variants, and off: of all, or of those that can read a prompt.
+ * Valid until the next call. */
+const char *cp_command_variants(bool all);
 
 /* Read it for so many ranks. It must stay where it is, for its dealing. */
 cp_status cp_command_placement_check(cp_command_placement *placement,
@@ -102,6 +103,8 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
 /* What a command that runs a ring asks for, and what that comes to. */
 typedef struct {
     int64_t ranks, tensor;
+    const char *variant_name; /* as given, or NULL */
+    bool steps;               /* takes variants of a decode step, too */
     cp_variant variant;
     int on;
     const char *machine;
@@ -120,9 +123,10 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
     {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
-        {"variant", CP_ONE_OF, &(ring).variant, cp_command_variants(),         \
+        {"variant", CP_WORD, &(ring).variant_name,                             \
+         cp_command_variants((ring).steps),                                    \
          "which ring (default auto: by Algorithm 1); off: none, one rank"},    \
-        {"cp", CP_ONE_OF, &(ring).variant, cp_command_variants(),              \
+        {"cp", CP_WORD, &(ring).variant_name, "NAME",                          \
          "the same as --variant"},                                             \
         {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
          "let auto take the ring that is faster on this machine, as "          \
@@ -268,7 +272,8 @@ cp_status cp_scores_read(const cp_session *session, int64_t first,
                          float *logits);
 
 /* All that the file at path, or standard input if path is NULL, has to give,
- * and a zero byte after it. The caller frees *text, whatever the result. Fails
+ * and a zero byte after it. A byte order mark at the start of a file is left
+ * out. The caller frees *text, whatever the result. Fails
  * with CP_FILE, CP_MEMORY, or CP_CAPACITY where it has more than 2^28 bytes, as
  * devices do that never end. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);

@@ -480,6 +480,7 @@ static cp_status attend_work(void *context) {
 
 int cp_command_attend(int count, char *const *arguments) {
     attend_run run = {.ring = CP_COMMAND_RING, .top_k = -1};
+    run.ring.steps = true;
     const cp_option options[] = {
         {"q", CP_INPUT, &run.q, "Q.npy",
          "queries [new tokens][heads][dimension]"},

@@ -70,12 +70,7 @@ static cp_status chat_check(void *context) {
             ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
                             &run->chat.sampler));
-    CP_TRY(cp_command_ring_check(&run->ring));
-    if (cp_variant_decodes(ring->variant))
-        return cp_refuse("--variant %s: a question is read by another; answers "
-                         "are always decoded by turns",
-                         cp_variant_name(ring->variant));
-    return CP_OK;
+    return cp_command_ring_check(&run->ring);
 }
 
 /* The questions of --batch become those of --ask: one for each sequence. */
@@ -592,7 +587,8 @@ int cp_command_chat(int count, char *const *arguments) {
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
         {"file", CP_INPUT, &run.file, "TEXT",
-         "a document to put before the first question"},
+         "a document to put before the first question: its bytes as they are, "
+         "but for a byte order mark; of CRLF the CR is text"},
         {"ask", CP_WORDS, &run.asks, "QUESTION",
          "ask this; several times for several turns"},
         {"batch", CP_INPUT, &run.batch, "FILE",

@@ -39,12 +39,7 @@ static cp_status logits_check(void *context) {
     if (strcmp(run->positions, "last") != 0 &&
         strcmp(run->positions, "all") != 0)
         CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
-    CP_TRY(cp_command_ring_check(&run->ring));
-    if (cp_variant_decodes(run->ring.variant))
-        return cp_refuse("--variant %s: a prefill cannot; --history d5 decodes "
-                         "5 tokens",
-                         cp_variant_name(run->ring.variant));
-    return CP_OK;
+    return cp_command_ring_check(&run->ring);
 }
 
 /* Read the ids, and see that the options are about so many. */
