@@ -80,7 +80,7 @@ static cp_status question_add(cp_chat *chat, const char *question,
         CP_TRY(text_join(chat, question, &bytes));
     CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
                             joins ? chat->document : question, bytes,
-                            chat->system, &who->said));
+                            &who->said));
     return answer_begin(chat, sequence);
 }
 
@@ -195,12 +195,19 @@ static void time_take(cp_chat *chat, cp_speaker *who) {
     who->heard = now;
 }
 
+/* An answer ends as the template has it, whatever token the model drew. */
+static cp_status answer_end(const cp_chat *chat, cp_speaker *who) {
+    const int32_t end = chat->template.end;
+    return end >= 0 ? cp_ids_append(&who->said, end) : CP_OK;
+}
+
 static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
-    who->ended = cp_tokenizer_ends(chat->opened.tokenizer, token);
+    who->ended = cp_tokenizer_ends(chat->opened.tokenizer, token) ||
+                 token == chat->template.end;
     cp_sampler_skip(&who->sampler);
     time_take(chat, who);
     if (who->ended)
-        return cp_ids_append(&who->said, chat->template.end);
+        return answer_end(chat, who);
     who->left--;
     chat->cost.tokens++;
     if (chat->live)
@@ -217,7 +224,7 @@ static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
                     : who->answer.count < chat->most ? CP_CUT_BY_ROOM
                                                      : CP_CUT_BY_MOST]++;
     who->ended = true;
-    return cp_ids_append(&who->said, chat->template.end);
+    return answer_end(chat, who);
 }
 
 /* Take what was drawn after the tokens of a sequence, from the read-th on, as

@@ -54,15 +54,14 @@ typedef struct {
     int64_t most;       /* tokens of an answer */
     int64_t draft;      /* tokens that are guessed for each step; or 0 */
     int64_t budget;     /* tokens of a call that reads; 0: any number */
-    const char *system; /* NULL: the model's own */
     cp_sampler sampler; /* of the first; each has its own */
     bool live;          /* the answer is shown while it comes */
     bool forgives;      /* an interrupt ends the answer, and no more */
     volatile sig_atomic_t *stop;
     cp_screen screen;
     cp_progress progress;
-    cp_opened opened; /* by the caller: its path */
-    cp_template template;
+    cp_opened opened;     /* by the caller: its path */
+    cp_template template; /* by the caller */
     cp_session *session;
     char *document; /* before the next questions; owned. NULL: none */
     int64_t document_bytes;

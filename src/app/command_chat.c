@@ -14,7 +14,7 @@
 #include "predict/draw.h"
 
 typedef struct {
-    const char *file, *trace, *batch, *load, *save;
+    const char *file, *trace, *batch, *load, *save, *system, *date;
     cp_words asks;
     int64_t capacity, rows, seed;
     double temperature;
@@ -40,12 +40,33 @@ static void on_interrupt(int signal) {
     }
 }
 
+/* The time that templates may ask for: at the beginning of a day, or now. All
+ * processes take that of the one that leads, or their tokens would differ. */
+static cp_status date_set(const char *date, struct tm *now) {
+    const time_t clock = time(NULL);
+    *now = (struct tm){0};
+    if (date == NULL) {
+        localtime_r(&clock, now);
+        now->tm_zone = NULL;
+        return cp_crew_share(CP_OK, now, sizeof(*now), NULL, NULL);
+    }
+    const char *end = strptime(date, "%Y-%m-%d", now);
+    const struct tm wanted = *now;
+    if (end != NULL && *end == '\0' && timegm(now) != -1 &&
+        now->tm_mday == wanted.tm_mday)
+        return CP_OK;
+    return cp_refuse("--date %s is no day: expected YYYY-MM-DD", date);
+}
+
 static cp_status chat_check(void *context) {
     chat_run *run = context;
     const cp_command_ring *ring = &run->ring;
+    struct tm now;
+    if (run->date != NULL)
+        CP_TRY(date_set(run->date, &now));
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
-    if (run->load != NULL && run->chat.system != NULL)
+    if (run->load != NULL && run->system != NULL)
         return cp_refuse("--load and --system exclude each other: a "
                          "conversation has begun with its system message");
     if (run->batch != NULL && (run->load != NULL || run->save != NULL))
@@ -177,10 +198,13 @@ static cp_status run_open(chat_run *run) {
     }
     if (run->batch != NULL)
         CP_TRY(batch_open(run));
+    struct tm now;
+    CP_TRY(date_set(run->date, &now));
     CP_TRY(cp_opened_words(opened));
-    CP_TRY(cp_command_about(
-        cp_template_find(opened->file, opened->tokenizer, &chat->template),
-        chat->opened.path));
+    CP_TRY(
+        cp_command_about(cp_template_find(opened->file, opened->tokenizer,
+                                          run->system, &now, &chat->template),
+                         chat->opened.path));
     CP_TRY(cp_opened_weights(opened, &run->ring));
     CP_TRY(cp_chat_open(chat));
     return session_open(run, run->ring.ranks, run->ring.variant);
@@ -593,8 +617,10 @@ int cp_command_chat(int count, char *const *arguments) {
          "ask this; several times for several turns"},
         {"batch", CP_INPUT, &run.batch, "FILE",
          "a question to a line, each its own conversation, decoded together"},
-        {"system", CP_WORD, &run.chat.system, "TEXT",
+        {"system", CP_WORD, &run.system, "TEXT",
          "the system message (default: the model's own)"},
+        {"date", CP_WORD, &run.date, "YYYY-MM-DD",
+         "what the model's template takes for today (default: today)"},
         {"load", CP_WORD, &run.load, "FILE",
          "go on with a conversation that was saved, over any number of ranks"},
         {"save", CP_OUTPUT, &run.save, "FILE",

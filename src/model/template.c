@@ -1,157 +1,149 @@
-/* The form of a conversation, as token ids that no user's text can forge. */
-#define _GNU_SOURCE
+/* The form of a conversation, as token ids that no user's text can forge: words
+ * are marked before the template sees them, and control tokens are recognised
+ * only where nothing is marked. */
 #include "model/template.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    cp_template form;
-    const char *start, *end, *head_end; /* start gives the form away */
-} forms[] = {
-    {{.name = "ChatML", .after = "\n", .between = "\n"},
-     "<|im_start|>",
-     "<|im_end|>",
-     NULL},
-    {{.name = "Llama 3", .after = "\n\n", .between = "", .trims = true},
-     "<|start_header_id|>",
-     "<|eot_id|>",
-     "<|end_header_id|>"},
-};
+/* Marks of what is not the template's own text. */
+enum { WORDS = 1, ANSWER = 2 };
 
-static int64_t search(cp_gguf_string text, const char *wanted) {
-    const char *at =
-        memmem(text.bytes, (size_t)text.length, wanted, strlen(wanted));
-    return at != NULL ? at - text.bytes : -1;
+/* Render so many turns that stand in for earlier ones, then a question, whose
+ * answer is due. The last of the answers is marked as such. */
+static cp_status render(const cp_template *form, int turns,
+                        cp_gguf_string question, cp_jinja_output *output) {
+    const cp_gguf_string stand_in = cp_gguf_string_of("-");
+    cp_jinja_message messages[6];
+    cp_jinja_input input = {.messages = messages,
+                            .bos = form->bos,
+                            .eos = form->eos,
+                            .opens_answer = true,
+                            .now = form->now};
+    if (form->system != NULL)
+        messages[input.count++] = (cp_jinja_message){
+            "system", cp_gguf_string_of(form->system), WORDS};
+    for (int n = 1; n <= turns; n++) {
+        messages[input.count++] = (cp_jinja_message){"user", stand_in, WORDS};
+        messages[input.count++] = (cp_jinja_message){
+            "assistant", stand_in, n == turns ? ANSWER : WORDS};
+    }
+    messages[input.count++] = (cp_jinja_message){"user", question, WORDS};
+    return cp_jinja_render(form->source, &input, output);
 }
 
-static cp_gguf_string skip(cp_gguf_string text, int64_t bytes) {
-    return (cp_gguf_string){text.bytes + bytes, text.length - bytes};
+/* Cut off what stands before the end of the last answer. Not the text's owner. */
+static cp_jinja_output behind_answer(cp_jinja_output output) {
+    int64_t from = output.length;
+    while (from > 0 && output.marks[from - 1] != ANSWER)
+        from--;
+    return (cp_jinja_output){output.text + from, output.marks + from,
+                             output.length - from};
 }
 
-static cp_gguf_string default_system(cp_gguf_string template) {
-    const cp_gguf_string none = {NULL, 0};
-    const char *opening = "<|im_start|>system";
-    int64_t at = search(template, opening);
-    if (at < 0)
-        return none;
-    cp_gguf_string text = skip(template, at + (int64_t)strlen(opening));
-    const int64_t line_end = search(text, "\n") == 0 ? 1 : 2;
-    if (line_end == 2 && search(text, "\\n") != 0)
-        return none;
-    text = skip(text, line_end);
-    text.length = cp_max(0, search(text, "<|im_end|>"));
-    for (int64_t i = 0; i < text.length; i++)
-        if (strchr("'\"{}\\", text.bytes[i]) != NULL)
-            return none;
-    return text;
+/* The first control token between an answer and the next question. */
+static cp_status find_end(const cp_tokenizer *tokenizer, cp_jinja_output behind,
+                          int32_t *end) {
+    cp_ids ids = {0};
+    int64_t length = 0;
+    while (length < behind.length && behind.marks[length] == 0)
+        length++;
+    if (length == behind.length)
+        return cp_refuse("the chat template leaves out a question");
+    const cp_status status =
+        cp_tokenizer_encode(tokenizer, behind.text, length, true, &ids);
+    *end = -1;
+    for (int64_t n = 0; n < ids.count && *end < 0; n++)
+        if (cp_tokenizer_controls(tokenizer, ids.items[n]))
+            *end = ids.items[n];
+    free(ids.items);
+    return status;
 }
 
-static cp_status find_control(const cp_tokenizer *tokenizer, const char *name,
-                              int32_t *id) {
-    *id = name != NULL ? cp_tokenizer_find(tokenizer, name) : -1;
-    if (name != NULL && *id < 0)
-        return cp_refuse("the chat template uses %s, and the vocabulary has no "
-                         "such control token",
-                         name);
-    return CP_OK;
+/* A turn must be the same wherever it stands: it is rendered without those that
+ * came before. */
+static cp_status compare_turns(const cp_tokenizer *tokenizer,
+                               cp_jinja_output second, cp_jinja_output third,
+                               int32_t *end) {
+    const cp_jinja_output one = behind_answer(second);
+    const cp_jinja_output other = behind_answer(third);
+    if (one.length == second.length || other.length == third.length)
+        return cp_refuse("the chat template leaves out an answer");
+    if (one.length != other.length ||
+        memcmp(one.text, other.text, (size_t)one.length) != 0)
+        return cp_refuse("the chat template writes a third turn otherwise than "
+                         "a second: such a conversation cannot be continued");
+    return find_end(tokenizer, one, end);
+}
+
+static cp_status probe(const cp_tokenizer *tokenizer, cp_template *form) {
+    const cp_gguf_string question = cp_gguf_string_of("-");
+    cp_jinja_output second = {0}, third = {0};
+    cp_status status = render(form, 1, question, &second);
+    if (status == CP_OK)
+        status = render(form, 2, question, &third);
+    if (status == CP_OK)
+        status = compare_turns(tokenizer, second, third, &form->end);
+    free(second.text);
+    free(third.text);
+    return status;
+}
+
+/* The text of the token that a key names, if there is such a key. */
+static cp_status token_text(const cp_gguf *file, const cp_tokenizer *tokenizer,
+                            const char *key, cp_gguf_string *text) {
+    int64_t id;
+    if (!cp_gguf_has(file, key))
+        return CP_OK;
+    CP_TRY(cp_gguf_integer(file, key, &id));
+    *text = cp_tokenizer_bytes(tokenizer,
+                               id >= 0 && id <= INT32_MAX ? (int32_t)id : -1);
+    return text->length > 0
+               ? CP_OK
+               : cp_refuse("%s is %ld, which is no token", key, id);
 }
 
 cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
+                           const char *system, const struct tm *now,
                            cp_template *out) {
-    cp_gguf_string text = {NULL, 0};
-    int form = 0;
-    CP_TRY(cp_gguf_text(file, "tokenizer.chat_template", &text));
-    while (form < 2 && search(text, forms[form].start) < 0)
-        form++;
-    if (form == 2)
-        return cp_refuse(
-            "the chat template '%s...' is neither ChatML nor Llama 3's",
-            cp_gguf_show(text).text);
-    *out = forms[form].form;
-    out->system = default_system(text);
+    *out = (cp_template){.system = system, .now = *now};
+    CP_TRY(cp_gguf_text(file, "tokenizer.chat_template", &out->source));
+    CP_TRY(
+        token_text(file, tokenizer, "tokenizer.ggml.bos_token_id", &out->bos));
+    CP_TRY(
+        token_text(file, tokenizer, "tokenizer.ggml.eos_token_id", &out->eos));
     out->first = cp_tokenizer_first(tokenizer);
-    /* Look up the control tokens of the form. */
-    CP_TRY(find_control(tokenizer, forms[form].start, &out->start));
-    CP_TRY(find_control(tokenizer, forms[form].end, &out->end));
-    return find_control(tokenizer, forms[form].head_end, &out->head_end);
+    return probe(tokenizer, out);
 }
 
-static cp_gguf_string trim(cp_gguf_string words) {
-    static const char space[] = " \t\n\v\f\r";
-    while (words.length > 0 && memchr(space, words.bytes[0], 6) != NULL)
-        words = skip(words, 1);
-    while (words.length > 0 &&
-           memchr(space, words.bytes[words.length - 1], 6) != NULL)
-        words.length--;
-    return words;
-}
-
-typedef struct {
-    const cp_template *form;
-    const cp_tokenizer *tokenizer;
-    char *text; /* since the last control token: encoded in one piece */
-    int64_t length;
-    cp_ids *ids;
-} turn;
-
-static cp_status end_text(turn *turn) {
-    const int64_t length = turn->length;
-    turn->length = 0;
-    return cp_tokenizer_encode(turn->tokenizer, turn->text, length, false,
-                               turn->ids);
-}
-
-/* Put a control token, unless it is -1, and the text behind it. */
-static cp_status put(turn *turn, int32_t control, cp_gguf_string text) {
-    if (control >= 0) {
-        CP_TRY(end_text(turn));
-        CP_TRY(cp_ids_append(turn->ids, control));
-    }
-    if (text.length > 0)
-        memcpy(turn->text + turn->length, text.bytes, (size_t)text.length);
-    turn->length += text.length;
+/* Of a later turn, the end of the answer before it has been fed; before the
+ * first one stands the token that begins all texts, once. */
+static cp_status append(const cp_template *form, bool first, const cp_ids *turn,
+                        cp_ids *ids) {
+    int64_t from = 0;
+    if (first && form->first >= 0 &&
+        (turn->count == 0 || turn->items[0] != form->first))
+        CP_TRY(cp_ids_append(ids, form->first));
+    if (!first && form->end >= 0)
+        while (from < turn->count && turn->items[from++] != form->end)
+            continue;
+    for (; from < turn->count; from++)
+        CP_TRY(cp_ids_append(ids, turn->items[from]));
     return CP_OK;
 }
 
-static cp_status put_opening(turn *turn, const char *speaker) {
-    const cp_template *form = turn->form;
-    CP_TRY(put(turn, form->start, cp_gguf_string_of(speaker)));
-    return put(turn, form->head_end, cp_gguf_string_of(form->after));
-}
-
-static cp_status put_turn(turn *turn, const char *speaker,
-                          cp_gguf_string words) {
-    const cp_template *form = turn->form;
-    CP_TRY(put_opening(turn, speaker));
-    CP_TRY(put(turn, -1, form->trims ? trim(words) : words));
-    return put(turn, form->end, cp_gguf_string_of(form->between));
-}
-
-static cp_status put_turns(turn *turn, bool first, cp_gguf_string system,
-                           cp_gguf_string user) {
-    const cp_template *form = turn->form;
-    CP_TRY(put(turn, first ? form->first : -1,
-               cp_gguf_string_of(first ? "" : form->between)));
-    if (first && system.length > 0)
-        CP_TRY(put_turn(turn, "system", system));
-    CP_TRY(put_turn(turn, "user", user));
-    CP_TRY(put_opening(turn, "assistant"));
-    return end_text(turn);
-}
-
-cp_status cp_template_turn(const cp_template *template,
+cp_status cp_template_turn(const cp_template *form,
                            const cp_tokenizer *tokenizer, bool first,
-                           const char *user, int64_t bytes, const char *system,
-                           cp_ids *ids) {
-    enum { FORM = 64 }; /* more than a form puts between two control tokens */
-    turn turn = {.form = template, .tokenizer = tokenizer, .ids = ids};
-    const cp_gguf_string opening =
-        system != NULL ? cp_gguf_string_of(system) : template->system;
-    CP_TRY(cp_allocate(&turn.text, cp_max(bytes, opening.length) + FORM, 1,
-                       "a turn's text"));
-    const cp_status status =
-        put_turns(&turn, first, opening, (cp_gguf_string){user, bytes});
-    free(turn.text);
+                           const char *user, int64_t bytes, cp_ids *ids) {
+    cp_jinja_output output;
+    cp_ids turn = {0};
+    CP_TRY(render(form, !first, (cp_gguf_string){user, bytes}, &output));
+    const cp_jinja_output text = first ? output : behind_answer(output);
+    cp_status status = cp_tokenizer_encode_marked(
+        tokenizer, text.text, text.marks, text.length, &turn);
+    if (status == CP_OK)
+        status = append(form, first, &turn, ids);
+    free(turn.items);
+    free(output.text);
     return status;
 }

@@ -389,6 +389,15 @@ int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
     return -1;
 }
 
+bool cp_tokenizer_controls(const cp_tokenizer *tokenizer, int32_t id) {
+    return is_whole(tokenizer, id) && is_control(tokenizer, id);
+}
+
+cp_gguf_string cp_tokenizer_bytes(const cp_tokenizer *tokenizer, int32_t id) {
+    const bool known = id >= 0 && id < tokenizer->size;
+    return known ? tokenizer->tokens[id] : (cp_gguf_string){NULL, 0};
+}
+
 cp_status cp_ids_append(cp_ids *ids, int32_t id) {
     CP_TRY(cp_grow(&ids->items, &ids->room, ids->count + 1, sizeof(id), "ids"));
     ids->items[ids->count++] = id;
@@ -547,18 +556,34 @@ static cp_status encode_words(encoder *encoder, const char *text,
     return CP_OK;
 }
 
-/* The longest token that is taken whole from the beginning of a text, or -1. */
-static int32_t find_whole(const cp_tokenizer *tokenizer, const char *text,
-                          int64_t left, bool special) {
+/* A text, and where control tokens are recognised in it: where no byte is
+ * marked. marks is NULL if that is everywhere, or, not special, nowhere. */
+typedef struct {
+    const char *bytes, *marks;
+    int64_t length;
+    bool special;
+} given_text;
+
+static bool is_unmarked(const given_text *text, int64_t from, int64_t length) {
+    bool unmarked = text->special;
+    for (int64_t n = from; n < from + length && text->marks != NULL; n++)
+        unmarked = unmarked && text->marks[n] == 0;
+    return unmarked;
+}
+
+/* The longest token that is taken whole from the middle of a text, or -1. */
+static int32_t find_whole(const cp_tokenizer *tokenizer, const given_text *text,
+                          int64_t at) {
+    const char *bytes = text->bytes + at;
     int32_t longest = -1;
-    if (!tokenizer->starts[(unsigned char)text[0]])
+    if (!tokenizer->starts[(unsigned char)bytes[0]])
         return longest;
     for (int64_t n = 0, least = 1; n < tokenizer->wholes.count; n++) {
         const int32_t id = tokenizer->wholes.items[n];
         const cp_gguf_string whole = tokenizer->tokens[id];
-        if (whole.length < least || whole.length > left ||
-            memcmp(whole.bytes, text, (size_t)whole.length) != 0 ||
-            (!special && is_control(tokenizer, id)))
+        if (whole.length < least || whole.length > text->length - at ||
+            memcmp(whole.bytes, bytes, (size_t)whole.length) != 0 ||
+            (is_control(tokenizer, id) && !is_unmarked(text, at, whole.length)))
             continue;
         longest = id;
         least = whole.length + 1;
@@ -566,37 +591,48 @@ static int32_t find_whole(const cp_tokenizer *tokenizer, const char *text,
     return longest;
 }
 
-static cp_status encode_text(encoder *encoder, const char *text, int64_t length,
-                             bool special) {
+static cp_status encode_text(encoder *encoder, const given_text *text) {
     const cp_tokenizer *tokenizer = encoder->tokenizer;
     int64_t begin = 0, at = 0;
-    while (at < length) {
-        const int32_t id =
-            find_whole(tokenizer, text + at, length - at, special);
+    while (at < text->length) {
+        const int32_t id = find_whole(tokenizer, text, at);
         if (id < 0) {
             at++;
             continue;
         }
-        CP_TRY(encode_words(encoder, text + begin, at - begin));
+        CP_TRY(encode_words(encoder, text->bytes + begin, at - begin));
         CP_TRY(cp_ids_append(encoder->ids, id));
         at += tokenizer->tokens[id].length;
         begin = at;
     }
-    return encode_words(encoder, text + begin, at - begin);
+    return encode_words(encoder, text->bytes + begin, at - begin);
 }
 
-cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
-                              int64_t length, bool special, cp_ids *ids) {
+static cp_status encode(const cp_tokenizer *tokenizer, const given_text *text,
+                        cp_ids *ids) {
     encoder encoder = {.tokenizer = tokenizer,
                        .ids = ids,
                        .match = pcre2_match_data_create(1, NULL)};
     const cp_status status =
-        encoder.match != NULL ? encode_text(&encoder, text, length, special)
+        encoder.match != NULL ? encode_text(&encoder, text)
                               : cp_fail(CP_MEMORY, "no memory to match words");
     pcre2_match_data_free(encoder.match);
     free(encoder.symbols);
     free(encoder.heap);
     return status;
+}
+
+cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
+                              int64_t length, bool special, cp_ids *ids) {
+    const given_text given = {text, NULL, length, special};
+    return encode(tokenizer, &given, ids);
+}
+
+cp_status cp_tokenizer_encode_marked(const cp_tokenizer *tokenizer,
+                                     const char *text, const char *marks,
+                                     int64_t length, cp_ids *ids) {
+    const given_text given = {text, marks, length, true};
+    return encode(tokenizer, &given, ids);
 }
 
 int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,

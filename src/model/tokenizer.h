@@ -25,6 +25,12 @@ bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id);
 /* The control token of this name, "<|im_end|>"; -1 if there is none. */
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name);
 
+/* Is it one that no user's text may become? */
+bool cp_tokenizer_controls(const cp_tokenizer *tokenizer, int32_t id);
+
+/* The bytes that a token stands for; none if the id is out of range. */
+cp_gguf_string cp_tokenizer_bytes(const cp_tokenizer *tokenizer, int32_t id);
+
 /* A list of ids; items is its owner's to free. */
 typedef struct {
     int32_t *items;
@@ -40,6 +46,12 @@ cp_status cp_ids_append(cp_ids *ids, int32_t id);
  * CP_CAPACITY (a word beyond 2^30 bytes); ids are then some of them. */
 cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
                               int64_t length, bool special, cp_ids *ids);
+
+/* The same of a text that others wrote in part: control tokens are recognised
+ * where none of their bytes is marked, by a mark that is not 0. */
+cp_status cp_tokenizer_encode_marked(const cp_tokenizer *tokenizer,
+                                     const char *text, const char *marks,
+                                     int64_t length, cp_ids *ids);
 
 /* How many bytes of the text encoding drops. */
 int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,

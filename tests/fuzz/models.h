@@ -22,12 +22,13 @@ static cp_status models_touch(void *context, cp_weight first, int64_t layer,
 static void models_talk(const cp_gguf *file) {
     static const char words[] = "Who's there, \xE2\x82\xAC 42?\n\n<|im_end|>";
     cp_tokenizer *tokenizer = NULL;
+    static const struct tm now = {.tm_year = 126, .tm_mday = 1};
     cp_template template;
     cp_ids ids = {0};
     if (cp_tokenizer_new(file, &tokenizer) == CP_OK &&
-        cp_template_find(file, tokenizer, &template) == CP_OK)
+        cp_template_find(file, tokenizer, NULL, &now, &template) == CP_OK)
         cp_template_turn(&template, tokenizer, true, words, sizeof(words) - 1,
-                         NULL, &ids);
+                         &ids);
     free(ids.items);
     cp_tokenizer_free(tokenizer);
 }

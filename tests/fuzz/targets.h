@@ -11,6 +11,7 @@
 #include "descriptions.h"
 #include "launches.h"
 #include "models.h"
+#include "templates.h"
 #include "words.h"
 
 typedef struct {
@@ -26,6 +27,7 @@ static const fuzz_target fuzz_targets[] = {
     {"descriptions", fuzz_descriptions, 4000},
     {"launches", fuzz_launches, 500},
     {"models", fuzz_models, 16000},
+    {"templates", fuzz_templates, 10000},
     {"words", fuzz_words, 1000},
 };
 

@@ -1,0 +1,48 @@
+/* Chat templates: the part of the Jinja language that they are written in, run
+ * as transformers runs it (trim_blocks, lstrip_blocks, loop controls). Not a
+ * Jinja for web pages: what no chat template needs is refused by its name. */
+#ifndef CP_JINJA_H
+#define CP_JINJA_H
+
+#include <time.h>
+
+#include "model/gguf.h"
+
+/* One message of a conversation. mark is put on each byte of its content, and
+ * stays on it through slices, sums and filters; 0: none. */
+typedef struct {
+    const char *role;
+    cp_gguf_string content;
+    char mark;
+} cp_jinja_message;
+
+/* What a template sees: messages, bos_token, eos_token (undefined if they have
+ * no bytes), add_generation_prompt, and by strftime_now the time. */
+typedef struct {
+    const cp_jinja_message *messages;
+    int64_t count;
+    cp_gguf_string bos, eos;
+    bool opens_answer;
+    struct tm now;
+} cp_jinja_input;
+
+typedef struct {
+    char *text;  /* owned: free it. NULL after a failure */
+    char *marks; /* [length] of the bytes of text, in the same memory */
+    int64_t length;
+} cp_jinja_output;
+
+/* Run a template. Fails with CP_INVALID, naming line and construct, if the
+ * template is malformed, uses what is not known here, raises an exception, or
+ * takes more than CP_JINJA_DEPTH nested constructs or more steps and bytes than
+ * CP_JINJA_FUEL and CP_JINJA_FUEL_BYTE for each byte of input; CP_MEMORY. */
+enum {
+    CP_JINJA_DEPTH = 150,
+    CP_JINJA_FUEL = 1 << 26,
+    CP_JINJA_FUEL_BYTE = 256
+};
+
+cp_status cp_jinja_render(cp_gguf_string source, const cp_jinja_input *input,
+                          cp_jinja_output *output);
+
+#endif
