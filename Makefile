@@ -80,6 +80,8 @@ WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
 watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
+# A recipe whose first word is missing would begin with a dash: to make, whatever it ends with is well.
+nvcc      = $(or $(NVCC),nvcc)
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 ON_GPU    = $(addprefix $(B)/gpu/test_,kernels prefill multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu))
@@ -166,6 +168,7 @@ packages: # what check needs; a machine without MPI is built and tested without
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
+	@tests/harness/check-make
 	@tests/harness/transcripts $(B)/longring
 	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
 	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"
@@ -192,23 +195,23 @@ $(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu
 refuse    = 2>&1 | awk '{ print } /[(]C75/ { bad = 1 } END { exit bad }' >&2
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
-	$(Q)$(NVCC) -O3 -std=c++17 $(packed) $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $< $(refuse)
+	$(Q)$(nvcc) -O3 -std=c++17 $(packed) $(cards) -I. -Isrc -MD -MF $(@:.o=.d) -c -o $@ $< $(refuse)
 $(B)/gpu/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (GPU)"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(real_cuda) -MD -MP -c -o $@ $<
 $(B)/gpu/test_%: $(B)/gpu/tests/test_%.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
+	$(Q)$(nvcc) $(cudart) -o $@ $^ -Xcompiler -fopenmp $$(pkg-config --libs check) $(for_gpu) $(libraries)
 $(B)/gpu/longring: $(B)/gpu/src/app/backends.c.o $(B)/src/app/main.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(nvcc) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/gpu/measure_gpu: $(B)/gpu/figures/gpu/measure_gpu.c.o $(B)/gpu/tests/harness/on-device.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(nvcc) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
-	$(Q)$(NVCC) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+	$(Q)$(nvcc) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
 # Programs for another machine, which may be older than this one.
 PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3" cudart="-cudart shared" packed=--compress-mode=size
 first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
