@@ -4,7 +4,7 @@ SHELL := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
 # All cores, unless -j says how many; several goals are made one after the other.
-ifeq ($(MAKELEVEL)$(word 2,$(MAKECMDGOALS)),0)
+ifeq ($(MAKELEVEL)$(word 2,$(MAKECMDGOALS))$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 endif
 
