@@ -180,15 +180,13 @@ static jinja_value call_by_name(jinja *run, const jinja_callable *table,
     return call(run, callable, self, node->b);
 }
 
-/* namespace(a=1) and dict(a=1). */
-static jinja_value make_dict(jinja *run, const jinja_callable *function,
-                             const jinja_node *arguments) {
-    jinja_value made = {.kind = strcmp(function->name, "dict") == 0 ? DICT
-                                                                    : NAMESPACE,
+/* namespace(a=1) */
+static jinja_value make_namespace(jinja *run, const jinja_node *arguments) {
+    jinja_value made = {.kind = NAMESPACE,
                         .dict = jinja_room(run, 1, sizeof(jinja_dict))};
     for (; arguments != NULL; arguments = arguments->next) {
         if (arguments->kind != NODE_KEYWORD)
-            jinja_fail(run, "%s takes arguments by name", function->name);
+            jinja_fail(run, "namespace takes arguments by name");
         jinja_enter_key(run, made.dict, jinja_of_text(arguments->text),
                         evaluate(run, arguments->a));
     }
@@ -244,7 +242,7 @@ static jinja_value call_value(jinja *run, jinja_value callee,
     if (callee.kind == FUNCTION) {
         const jinja_callable *function = &jinja_functions[callee.integer];
         return function->call != NULL ? call(run, function, callee, node->b)
-                                      : make_dict(run, function, node->b);
+                                      : make_namespace(run, node->b);
     }
     if (callee.kind == UNDEFINED)
         jinja_fail(run, "function '%s' is not known",

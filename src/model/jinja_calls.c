@@ -14,8 +14,8 @@ const jinja_callable *jinja_callable_find(const jinja_callable *table,
 
 /* ---- texts ---- */
 
-/* Change the case of letters: 'U' or 'l' of all, 'T' upper at the beginning of
- * each word, 'C' of the text. */
+/* Change the case of letters: 'U' for all upper, 'l' for all lower, 'T' for
+ * upper at the beginning of each word. */
 static jinja_value change_case(jinja *run, jinja_value self, char how) {
     const jinja_text text = jinja_to_text(run, self);
     char *bytes = jinja_room(run, text.length, 1);
@@ -24,11 +24,11 @@ static jinja_value change_case(jinja *run, jinja_value self, char how) {
         const char byte = text.bytes[n];
         const char lower = (char)(byte | 0x20);
         const bool letter = lower >= 'a' && lower <= 'z';
-        const bool up = how == 'U' || (how != 'l' && begins);
+        const bool up = how == 'U' || (how == 'T' && begins);
         if ((unsigned char)byte >= 0x80)
             jinja_fail(run, "upper and lower case beyond ASCII is not known");
         bytes[n] = !letter ? byte : up ? (char)(byte & ~0x20) : lower;
-        begins = how == 'T' && !letter;
+        begins = !letter;
     }
     return jinja_of_text((jinja_text){bytes, text.marks, text.length});
 }
@@ -43,10 +43,6 @@ static jinja_value lower(jinja *run, const jinja_value *given) {
 
 static jinja_value title(jinja *run, const jinja_value *given) {
     return change_case(run, given[0], 'T');
-}
-
-static jinja_value capitalize(jinja *run, const jinja_value *given) {
-    return change_case(run, given[0], 'C');
 }
 
 static jinja_value strip_ends(jinja *run, const jinja_value *given, bool left,
@@ -92,7 +88,7 @@ static jinja_value replace(jinja *run, const jinja_value *given) {
     return jinja_of_text(jinja_sunk(&sink));
 }
 
-/* Put the pieces between separators, at most so many and the rest, into items,
+/* Put the pieces between separators, most of them and the rest, into items,
  * or count them where that is NULL. */
 static int64_t split_at(jinja *run, jinja_text text, jinja_text separator,
                         int64_t most, jinja_value *items) {
@@ -128,7 +124,7 @@ static jinja_value split(jinja *run, const jinja_value *given) {
     jinja_spend(run, text.length);
     if (given[1].kind == UNDEFINED || given[1].kind == NONE) {
         if (given[2].kind != UNDEFINED)
-            jinja_fail(run, "split into so many words is not known");
+            jinja_fail(run, "split into a number of words is not known");
         list = jinja_new_list(run, split_words(text, NULL));
         split_words(text, list.list->items);
         return list;
@@ -350,7 +346,6 @@ static jinja_value tojson(jinja *run, const jinja_value *given) {
 }
 
 const jinja_callable jinja_filters[] = {
-    {"capitalize", "", 0, capitalize},
     {"count", "", 0, length},
     {"d", "default_value boolean", 0, otherwise},
     {"default", "default_value boolean", 0, otherwise},
@@ -373,7 +368,6 @@ const jinja_callable jinja_filters[] = {
     {0}};
 
 const jinja_callable jinja_text_methods[] = {
-    {"capitalize", "", 0, capitalize},
     {"endswith", "suffix", 1, endswith},
     {"join", "items", 1, join_method},
     {"lower", "", 0, lower},
@@ -420,8 +414,6 @@ TEST_IF(is_iterable, has_items(is) || is.kind == LOOP)
 TEST_IF(is_sequence, has_items(is))
 TEST_IF(is_true, is.kind == BOOLEAN && is.integer == 1)
 TEST_IF(is_false, is.kind == BOOLEAN && is.integer == 0)
-TEST_IF(is_odd, jinja_to_integer(run, is, "odd") % 2 != 0)
-TEST_IF(is_even, jinja_to_integer(run, is, "even") % 2 == 0)
 TEST_IF(is_equal, jinja_equal(run, is, given[1]))
 TEST_IF(is_unequal, !jinja_equal(run, is, given[1]))
 TEST_IF(is_in, jinja_contains(run, given[1], is))
@@ -430,7 +422,6 @@ const jinja_callable jinja_tests[] = {{"boolean", "", 0, is_boolean},
                                       {"defined", "", 0, is_defined},
                                       {"eq", "other", 1, is_equal},
                                       {"equalto", "other", 1, is_equal},
-                                      {"even", "", 0, is_even},
                                       {"false", "", 0, is_false},
                                       {"float", "", 0, is_float},
                                       {"in", "seq", 1, is_in},
@@ -440,7 +431,6 @@ const jinja_callable jinja_tests[] = {{"boolean", "", 0, is_boolean},
                                       {"ne", "other", 1, is_unequal},
                                       {"none", "", 0, is_none},
                                       {"number", "", 0, is_number},
-                                      {"odd", "", 0, is_odd},
                                       {"sequence", "", 0, is_sequence},
                                       {"string", "", 0, is_string},
                                       {"true", "", 0, is_true},
@@ -489,6 +479,5 @@ const jinja_callable jinja_functions[] = {
     {"raise_exception", "message", 1, raise_exception},
     {"range", "start stop step", 1, range},
     {"strftime_now", "format", 1, strftime_now},
-    {"namespace", NULL, 0, NULL}, /* any keywords: the run knows them */
-    {"dict", NULL, 0, NULL},
+    {"namespace", NULL, 0, NULL}, /* takes any names: the run knows it */
     {0}};

@@ -22,7 +22,7 @@ typedef enum {
 
 typedef struct {
     token_kind kind;
-    jinja_text text; /* as it stands; of data, what is left of it */
+    jinja_text text; /* as it stands, or data without white space cut off */
     jinja_value value;
 } token;
 
@@ -45,7 +45,7 @@ static char character(const parser *parser, int64_t at) {
     return at < parser->source.length ? parser->source.bytes[at] : '\0';
 }
 
-/* Go on by so many bytes, and count the lines. */
+/* Take bytes, and count the lines. */
 static jinja_text skip(parser *parser, int64_t bytes) {
     const int64_t from = parser->at;
     for (parser->at += bytes; bytes > 0; bytes--)
@@ -347,17 +347,16 @@ static void expect_close(parser *parser) {
 }
 
 static jinja_node *make(parser *parser, jinja_node_kind kind, jinja_node *a,
-                        jinja_node *b, jinja_node *c) {
+                        jinja_node *b) {
     jinja_node *node = jinja_room(parser->run, 1, sizeof(*node));
-    *node = (jinja_node){
-        .kind = kind, .line = parser->run->line, .a = a, .b = b, .c = c};
+    *node =
+        (jinja_node){.kind = kind, .line = parser->run->line, .a = a, .b = b};
     return node;
 }
 
 /* ---- expressions, the loosest first ---- */
 
 static jinja_node *parse_expression(parser *parser);
-static jinja_node *parse_unary(parser *parser, bool filters);
 
 /* The rest of "(a, b, name=c)" or of "[a, b]", up to its end. */
 static jinja_node *parse_items(parser *parser, const char *end, bool keywords) {
@@ -366,8 +365,7 @@ static jinja_node *parse_items(parser *parser, const char *end, bool keywords) {
         jinja_node *item = parse_expression(parser);
         if (keywords && item->kind == NODE_NAME && takes(parser, "=")) {
             const jinja_text name = item->text;
-            item = make(parser, NODE_KEYWORD, parse_expression(parser), NULL,
-                        NULL);
+            item = make(parser, NODE_KEYWORD, parse_expression(parser), NULL);
             item->text = name;
         }
         *last = item;
@@ -388,7 +386,7 @@ static jinja_node *parse_dict(parser *parser) {
         if (!at(parser, "}"))
             expect(parser, ",");
     }
-    return make(parser, NODE_DICT, first, NULL, NULL);
+    return make(parser, NODE_DICT, first, NULL);
 }
 
 /* After "(": an expression in parentheses, or a tuple. */
@@ -401,11 +399,11 @@ static jinja_node *parse_tuple(parser *parser) {
         first->next = parse_items(parser, ")", false);
     } else
         expect(parser, ")");
-    return make(parser, NODE_LIST, first, NULL, NULL);
+    return make(parser, NODE_LIST, first, NULL);
 }
 
 static jinja_node *make_value(parser *parser, jinja_value value) {
-    jinja_node *node = make(parser, NODE_VALUE, NULL, NULL, NULL);
+    jinja_node *node = make(parser, NODE_VALUE, NULL, NULL);
     node->value = value;
     return node;
 }
@@ -422,7 +420,7 @@ static jinja_node *parse_literal(parser *parser) {
 static jinja_node *parse_name(parser *parser) {
     static const char *const constants[] = {"false", "False", "true",
                                             "True",  "none",  "None"};
-    jinja_node *node = make(parser, NODE_NAME, NULL, NULL, NULL);
+    jinja_node *node = make(parser, NODE_NAME, NULL, NULL);
     node->text = advance(parser).text;
     for (int n = 0; n < 6; n++)
         if (jinja_is(node->text, constants[n]))
@@ -439,8 +437,7 @@ static jinja_node *parse_primary(parser *parser) {
     if (takes(parser, "("))
         return parse_tuple(parser);
     if (takes(parser, "["))
-        return make(parser, NODE_LIST, parse_items(parser, "]", false), NULL,
-                    NULL);
+        return make(parser, NODE_LIST, parse_items(parser, "]", false), NULL);
     if (takes(parser, "{"))
         return parse_dict(parser);
     unexpected(parser, "an expression");
@@ -458,8 +455,9 @@ static jinja_node *parse_subscript(parser *parser, jinja_node *container) {
             bounds[count] = parse_expression(parser);
     }
     expect(parser, "]");
-    jinja_node *node = make(parser, count > 0 ? NODE_SLICE : NODE_INDEX,
-                            container, bounds[0], bounds[1]);
+    jinja_node *node =
+        make(parser, count > 0 ? NODE_SLICE : NODE_INDEX, container, bounds[0]);
+    node->c = bounds[1];
     node->body = bounds[2];
     return node;
 }
@@ -470,17 +468,16 @@ static jinja_node *parse_postfix(parser *parser, jinja_node *node) {
         if (takes(parser, ".")) {
             if (parser->token.kind == TOKEN_LITERAL &&
                 parser->token.value.kind == INTEGER) {
-                node =
-                    make(parser, NODE_INDEX, node, parse_literal(parser), NULL);
+                node = make(parser, NODE_INDEX, node, parse_literal(parser));
                 continue;
             }
-            node = make(parser, NODE_ATTRIBUTE, node, NULL, NULL);
+            node = make(parser, NODE_ATTRIBUTE, node, NULL);
             node->text = expect_name(parser);
         } else if (takes(parser, "["))
             node = parse_subscript(parser, node);
         else if (takes(parser, "("))
-            node = make(parser, NODE_CALL, node, parse_items(parser, ")", true),
-                        NULL);
+            node =
+                make(parser, NODE_CALL, node, parse_items(parser, ")", true));
         else
             return node;
     }
@@ -501,14 +498,14 @@ static jinja_node *parse_test_arguments(parser *parser) {
 
 static jinja_node *parse_test(parser *parser, jinja_node *subject) {
     const bool negated = takes(parser, "not");
-    jinja_node *test = make(parser, NODE_TEST, subject, NULL, NULL);
+    jinja_node *test = make(parser, NODE_TEST, subject, NULL);
     test->text = expect_name(parser);
     test->b = parse_test_arguments(parser);
-    return negated ? make(parser, NODE_NOT, test, NULL, NULL) : test;
+    return negated ? make(parser, NODE_NOT, test, NULL) : test;
 }
 
 static jinja_node *parse_filter(parser *parser, jinja_node *subject) {
-    jinja_node *filter = make(parser, NODE_FILTER, subject, NULL, NULL);
+    jinja_node *filter = make(parser, NODE_FILTER, subject, NULL);
     filter->text = expect_name(parser);
     filter->b = takes(parser, "(") ? parse_items(parser, ")", true) : NULL;
     return filter;
@@ -521,9 +518,6 @@ static jinja_node *parse_filters(parser *parser, jinja_node *node) {
             node = parse_filter(parser, node);
         else if (takes(parser, "is"))
             node = parse_test(parser, node);
-        else if (takes(parser, "("))
-            node = make(parser, NODE_CALL, node, parse_items(parser, ")", true),
-                        NULL);
         else
             return node;
     }
@@ -534,7 +528,7 @@ static jinja_node *parse_unary(parser *parser, bool filters) {
     jinja_node *node;
     jinja_enter(parser->run);
     if (takes(parser, "-"))
-        node = make(parser, NODE_MINUS, parse_unary(parser, false), NULL, NULL);
+        node = make(parser, NODE_MINUS, parse_unary(parser, false), NULL);
     else
         node = parse_primary(parser);
     node = parse_postfix(parser, node);
@@ -557,7 +551,7 @@ static jinja_node *parse_binary(parser *parser, int level) {
             const jinja_text symbol = advance(parser).text;
             jinja_enter(parser->run);
             left = make(parser, NODE_BINARY, left,
-                        parse_binary(parser, level + 1), NULL);
+                        parse_binary(parser, level + 1));
             left->text = symbol;
             n = -1; /* and once more, from the left */
         }
@@ -589,9 +583,9 @@ static jinja_node *parse_comparison(parser *parser) {
     while (take_comparison(parser, &symbol)) {
         jinja_enter(parser->run);
         jinja_node *right = parse_binary(parser, 0);
-        jinja_node *one = make(parser, NODE_BINARY, left, right, NULL);
+        jinja_node *one = make(parser, NODE_BINARY, left, right);
         one->text = symbol;
-        all = all == NULL ? one : make(parser, NODE_AND, all, one, NULL);
+        all = all == NULL ? one : make(parser, NODE_AND, all, one);
         left = right;
     }
     parser->run->depth = depth;
@@ -602,25 +596,25 @@ static jinja_node *parse_not(parser *parser) {
     if (!takes(parser, "not"))
         return parse_comparison(parser);
     jinja_enter(parser->run);
-    jinja_node *node = make(parser, NODE_NOT, parse_not(parser), NULL, NULL);
+    jinja_node *node = make(parser, NODE_NOT, parse_not(parser), NULL);
     parser->run->depth--;
     return node;
 }
 
 static jinja_node *parse_and(parser *parser) {
-    jinja_node *left = parse_not(parser);
     const int depth = parser->run->depth;
+    jinja_node *left = parse_not(parser);
     for (; takes(parser, "and"); jinja_enter(parser->run))
-        left = make(parser, NODE_AND, left, parse_not(parser), NULL);
+        left = make(parser, NODE_AND, left, parse_not(parser));
     parser->run->depth = depth;
     return left;
 }
 
 static jinja_node *parse_or(parser *parser) {
-    jinja_node *left = parse_and(parser);
     const int depth = parser->run->depth;
+    jinja_node *left = parse_and(parser);
     for (; takes(parser, "or"); jinja_enter(parser->run))
-        left = make(parser, NODE_OR, left, parse_and(parser), NULL);
+        left = make(parser, NODE_OR, left, parse_and(parser));
     parser->run->depth = depth;
     return left;
 }
@@ -631,7 +625,7 @@ static jinja_node *parse_expression(parser *parser) {
     jinja_node *node = parse_or(parser);
     while (takes(parser, "if")) {
         jinja_node *condition = parse_or(parser);
-        node = make(parser, NODE_CHOICE, condition, node, NULL);
+        node = make(parser, NODE_CHOICE, condition, node);
         if (takes(parser, "else"))
             node->c = parse_expression(parser);
         jinja_enter(parser->run);
@@ -654,8 +648,7 @@ static jinja_node *parse_until(parser *parser, const char *end) {
 /* The rest of "if" or "elif". */
 static jinja_node *parse_if(parser *parser) {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
-    jinja_node *node =
-        make(parser, NODE_IF, parse_expression(parser), NULL, NULL);
+    jinja_node *node = make(parser, NODE_IF, parse_expression(parser), NULL);
     expect_close(parser);
     node->body = parse_body(parser, ends);
     jinja_enter(parser->run); /* an elif is run inside of its if */
@@ -675,11 +668,11 @@ static jinja_node *parse_targets(parser *parser) {
     jinja_node *first = NULL, **last = &first;
     const bool parentheses = takes(parser, "(");
     do {
-        jinja_node *name = make(parser, NODE_NAME, NULL, NULL, NULL);
+        jinja_node *name = make(parser, NODE_NAME, NULL, NULL);
         name->text = expect_name(parser);
         *last = name;
         if (takes(parser, ".")) {
-            *last = make(parser, NODE_ATTRIBUTE, name, NULL, NULL);
+            *last = make(parser, NODE_ATTRIBUTE, name, NULL);
             (*last)->text = expect_name(parser);
         }
         last = &(*last)->next;
@@ -691,8 +684,7 @@ static jinja_node *parse_targets(parser *parser) {
 
 static jinja_node *parse_for(parser *parser) {
     static const char *const ends[] = {"else", "endfor", NULL};
-    jinja_node *node =
-        make(parser, NODE_FOR, parse_targets(parser), NULL, NULL);
+    jinja_node *node = make(parser, NODE_FOR, parse_targets(parser), NULL);
     expect(parser, "in");
     node->b = parse_or(parser);
     if (takes(parser, "if"))
@@ -710,8 +702,7 @@ static jinja_node *parse_for(parser *parser) {
 }
 
 static jinja_node *parse_set(parser *parser) {
-    jinja_node *node =
-        make(parser, NODE_SET, parse_targets(parser), NULL, NULL);
+    jinja_node *node = make(parser, NODE_SET, parse_targets(parser), NULL);
     if (takes(parser, "=")) {
         node->b = parse_expression(parser);
         if (takes(parser, ",")) {
@@ -719,7 +710,7 @@ static jinja_node *parse_set(parser *parser) {
             for (jinja_node *last = node->b->next; takes(parser, ",");
                  last = last->next)
                 last->next = parse_expression(parser);
-            node->b = make(parser, NODE_LIST, node->b, NULL, NULL);
+            node->b = make(parser, NODE_LIST, node->b, NULL);
         }
         return node;
     }
@@ -729,7 +720,7 @@ static jinja_node *parse_set(parser *parser) {
 }
 
 static jinja_node *parse_macro(parser *parser) {
-    jinja_node *node = make(parser, NODE_MACRO, NULL, NULL, NULL);
+    jinja_node *node = make(parser, NODE_MACRO, NULL, NULL);
     node->text = expect_name(parser);
     expect(parser, "(");
     node->a = parse_items(parser, ")", true);
@@ -754,9 +745,9 @@ static jinja_node *parse_statement(parser *parser) {
     if (jinja_is(name, "macro"))
         return parse_macro(parser);
     if (jinja_is(name, "break"))
-        return make(parser, NODE_BREAK, NULL, NULL, NULL);
+        return make(parser, NODE_BREAK, NULL, NULL);
     if (jinja_is(name, "continue"))
-        return make(parser, NODE_CONTINUE, NULL, NULL, NULL);
+        return make(parser, NODE_CONTINUE, NULL, NULL);
     if (jinja_is(name, "generation") || jinja_is(name, "endgeneration"))
         return NULL;
     jinja_fail(parser->run, "statement '%s' is not known",
@@ -775,13 +766,13 @@ static jinja_node *parse_body(parser *parser, const char *const *ends) {
                     return first;
                 }
         if (taken.kind == TOKEN_DATA) {
-            *last = make(parser, NODE_DATA, NULL, NULL, NULL);
+            *last = make(parser, NODE_DATA, NULL, NULL);
             (*last)->text = taken.text;
         } else {
-            *last = taken.kind == TOKEN_TAG_OPEN
-                        ? parse_statement(parser)
-                        : make(parser, NODE_PRINT, parse_expression(parser),
-                               NULL, NULL);
+            *last =
+                taken.kind == TOKEN_TAG_OPEN
+                    ? parse_statement(parser)
+                    : make(parser, NODE_PRINT, parse_expression(parser), NULL);
             expect_close(parser);
         }
         if (*last != NULL)

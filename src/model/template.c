@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Marks of what is not the template's own text. */
+/* Marks of bytes that are not the template's own; those are 0. */
 enum { WORDS = 1, ANSWER = 2 };
 
-/* Render so many turns that stand in for earlier ones, then a question, whose
- * answer is due. The last of the answers is marked as such. */
+/* Render a question behind a number of turns that stand in for earlier ones, up
+ * to where its answer begins. The last earlier answer is marked ANSWER. */
 static cp_status render(const cp_template *form, int turns,
                         cp_gguf_string question, cp_jinja_output *output) {
     const cp_gguf_string stand_in = cp_gguf_string_of("-");
@@ -32,7 +32,7 @@ static cp_status render(const cp_template *form, int turns,
     return cp_jinja_render(form->source, &input, output);
 }
 
-/* Cut off what stands before the end of the last answer. Not the text's owner. */
+/* The output behind the last answer; the memory stays the whole output's. */
 static cp_jinja_output behind_answer(cp_jinja_output output) {
     int64_t from = output.length;
     while (from > 0 && output.marks[from - 1] != ANSWER)
@@ -60,8 +60,8 @@ static cp_status find_end(const cp_tokenizer *tokenizer, cp_jinja_output behind,
     return status;
 }
 
-/* A turn must be the same wherever it stands: it is rendered without those that
- * came before. */
+/* A turn must be the same wherever it stands, since it is rendered without the
+ * turns before it. */
 static cp_status compare_turns(const cp_tokenizer *tokenizer,
                                cp_jinja_output second, cp_jinja_output third,
                                int32_t *end) {
@@ -116,8 +116,9 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     return probe(tokenizer, out);
 }
 
-/* Of a later turn, the end of the answer before it has been fed; before the
- * first one stands the token that begins all texts, once. */
+/* Append a turn's ids. A first turn begins with the token that begins all texts,
+ * whether the template has put it or not. A later one loses what leads up to the
+ * end of the answer before it: that was fed with the answer. */
 static cp_status append(const cp_template *form, bool first, const cp_ids *turn,
                         cp_ids *ids) {
     int64_t from = 0;

@@ -18,24 +18,23 @@ typedef struct {
 
 /* Take a file's template, and try it on a short conversation, so that it does
  * not fail in the middle of a longer one. file and system must outlive the
- * result, which needs no freeing. Fails with CP_INVALID if there is none, as
- * cp_jinja_render does, or, in so many words, if it leaves messages out or
- * writes the third turn otherwise than the second; CP_MEMORY. */
+ * result, which needs no freeing. Fails with CP_INVALID if the file has no
+ * template, or if it leaves messages out or writes the third turn otherwise
+ * than the second; as cp_jinja_render does; with CP_MEMORY. */
 cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
                            const char *system, const struct tm *now,
                            cp_template *out);
 
-/* The ids of a user's turn and of the opening of the answer's.
- *   first    of the conversation: what the template puts before it is there too
+/* Append to *ids the ids of a user's turn and of the opening of the answer.
+ *   first    the conversation begins here, with what the template puts before
  *   user     the user's words, bytes of them, never read as control tokens
- * If not first, they are what the template puts behind the end of an answer,
- * which is a short one that stands in for all that was said: so they do not
- * depend on it, and the tokens in a cache stay what they were, also where a
- * template would now write them otherwise (without an old answer's thoughts,
- * for instance). The token that ends an answer, form->end, is the model's to
- * say; when an answer was cut off before it, or its end was not yet fed back,
- * feed form->end, unless it is -1, before these ids. They are appended to *ids.
- * Fails as cp_jinja_render and cp_tokenizer_encode do. */
+ * A later turn is what the template puts behind an answer. It is rendered with
+ * a short answer in place of the history, and does not depend on that. Tokens
+ * in a cache stay as they were fed, even if a template would now write them
+ * otherwise: without an old answer's thoughts, for instance.
+ * The caller feeds form->end, unless it is -1, between an answer and these ids,
+ * whether the model has ended the answer so or was cut off. Fails as
+ * cp_jinja_render and cp_tokenizer_encode do. */
 cp_status cp_template_turn(const cp_template *form,
                            const cp_tokenizer *tokenizer, bool first,
                            const char *user, int64_t bytes, cp_ids *ids);
