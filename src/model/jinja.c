@@ -273,7 +273,8 @@ static jinja_value call_method(jinja *run, const jinja_node *node) {
 
 /* ---- expressions ---- */
 
-static jinja_value loop_attribute(const jinja_loop *loop, jinja_text name) {
+static jinja_value loop_attribute(jinja *run, const jinja_loop *loop,
+                                  jinja_text name) {
     const int64_t index = loop->index, count = loop->list->count;
     const struct {
         const char *name;
@@ -290,11 +291,13 @@ static jinja_value loop_attribute(const jinja_loop *loop, jinja_text name) {
         return jinja_of_bool(index == 0);
     if (jinja_is(name, "last"))
         return jinja_of_bool(index == count - 1);
-    if (jinja_is(name, "previtem") && index > 0)
-        return loop->list->items[index - 1];
-    if (jinja_is(name, "nextitem") && index < count - 1)
-        return loop->list->items[index + 1];
-    return (jinja_value){.kind = UNDEFINED, .text = name};
+    const bool previous = jinja_is(name, "previtem");
+    if (!previous && !jinja_is(name, "nextitem"))
+        jinja_fail(run, "loop.%s is not known", jinja_show(name).text);
+    const int64_t neighbour = previous ? index - 1 : index + 1;
+    return neighbour >= 0 && neighbour < count
+               ? loop->list->items[neighbour]
+               : (jinja_value){.kind = UNDEFINED, .text = name};
 }
 
 static void refuse_undefined(jinja *run, jinja_value value) {
@@ -305,7 +308,7 @@ static void refuse_undefined(jinja *run, jinja_value value) {
 static jinja_value attribute(jinja *run, jinja_value of, jinja_text name) {
     refuse_undefined(run, of);
     if (of.kind == LOOP)
-        return loop_attribute(of.loop, name);
+        return loop_attribute(run, of.loop, name);
     const jinja_value *found = NULL;
     if (of.kind == DICT || of.kind == NAMESPACE)
         found = jinja_find(run, of.dict, jinja_of_text(name));
