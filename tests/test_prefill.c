@@ -1,4 +1,4 @@
-/* The rungs of chapter 14 against the oracle, on what stands in for Hopper or
+/* The kernels of chapter 14 against the oracle, on what stands in for Hopper or
  * on one, and on no other GPU: bf16 queries, keys and values, whatever lies
  * around them NaN. */
 #include "device.h"
@@ -64,7 +64,7 @@ static void *before(const void *there, int64_t bytes) {
     return (void *)((uintptr_t)there - (uintptr_t)bytes);
 }
 
-static int rung;
+static int which;
 
 static void attend(problem *p) {
     const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
@@ -73,6 +73,8 @@ static void attend(problem *p) {
     const int64_t far = p->far ? (INT64_C(1) << 32) / width : 0;
     float *output = upload(p->output, rows * dim * 4);
     float *lse = upload(p->lse, rows * 4);
+    const int32_t no_tickets[2] = {0, 0};
+    int32_t *tickets = upload(no_tickets, sizeof no_tickets);
     const void *queries = stored(p->queries, rows * dim);
     const void *keys = stored(p->keys, p->key_rows * width);
     const void *values = stored(p->values, p->key_rows * width);
@@ -88,10 +90,13 @@ static void attend(problem *p) {
         .key_rows = p->key_pieces.count > 0 ? far + p->key_rows : 0,
         .merge = p->merge,
         .splits = 1,
+        .tickets = tickets,
         .rows = far + p->query_rows,
         .output = before(output, far * heads * dim * 4),
         .lse = before(lse, far * heads * 4)};
-    must(cp_device_prefill(&call, rung, NULL));
+    must(cp_device_prefill(&call, which, NULL));
+    ck_assert_mem_eq(fetch(tickets, sizeof no_tickets), no_tickets,
+                     sizeof no_tickets);
     p->output = fetch(output, rows * dim * 4);
     p->lse = fetch(lse, rows * 4);
 }
@@ -184,8 +189,8 @@ static bool is_hopper(void) {
     return false;
 }
 
-LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_RUNGS *COUNT_OF(problems)) {
-    rung = 1 + _i / COUNT_OF(problems);
+LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_FAST *COUNT_OF(problems)) {
+    which = CP_PREFILL_PLAIN + _i / COUNT_OF(problems);
     begin(_i + 1);
     stand_in_pretend_hopper(true);
     if (is_hopper())

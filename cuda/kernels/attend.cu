@@ -262,7 +262,7 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
     cp_device_attention full = *call;
     full.key_heads = cp_max(call->key_heads, heads);
     if (call->kernel == CP_ATTEND_HOPPER)
-        return cp_device_prefill(&full, CP_PREFILL_RUNGS, stream);
+        return cp_device_prefill(&full, CP_PREFILL_FAST, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
         return cp_attend_tiles(&full, stream);
     if (cp_device_uneven(&call->shape) || call->chosen != NULL)

@@ -28,6 +28,14 @@ CP_ALWAYS void barrier_arrive(uint64_t *barrier) {
                  : "memory");
 }
 
+/* Arrive, but not before a weight is there, which is not negative: its sign,
+ * 0, is part of the address. */
+CP_ALWAYS void barrier_arrive_after(uint64_t *barrier, float weight) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
+                     shared_address(barrier) + (__float_as_uint(weight) >> 31))
+                 : "memory");
+}
+
 /* Arrive; the phase does not end before so many bytes have come. */
 CP_ALWAYS void barrier_expect(uint64_t *barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
@@ -154,8 +162,61 @@ CP_ALWAYS void multiply_values_64(float *sums, const uint32_t *a, uint64_t b) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+CP_ALWAYS int from_lane(int x, int lane) {
+    return __shfl_sync(0xffffffffu, x, lane);
+}
+
 CP_ALWAYS int uniform(int x) {
-    return __shfl_sync(0xffffffffu, x, 0);
+    return from_lane(x, 0);
+}
+
+/* A number that the compiler keeps, and does not compute anew. */
+CP_ALWAYS uint64_t keep(uint64_t x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
+/* x, but not before a weight is there. */
+CP_ALWAYS float after(float x, float weight) {
+    return __uint_as_float(__float_as_uint(x) +
+                           (__float_as_uint(weight) >> 31));
+}
+
+/* Two numbers, from memory past the first cache; and stores by those lanes that
+ * say so, without a branch. */
+CP_ALWAYS float2 load_pair(const float *from) {
+    return __ldcg((const float2 *)(const void *)from);
+}
+
+CP_ALWAYS void store_pair(float *to, float x, float y, bool there) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t"
+                 "@p st.global.v2.f32 [%0], {%1, %2};\n\t}" ::"l"(to),
+                 "f"(x), "f"(y), "r"((int)there)
+                 : "memory");
+}
+
+CP_ALWAYS void store_one(float *to, float x, bool there) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t"
+                 "@p st.global.f32 [%0], %1;\n\t}" ::"l"(to),
+                 "f"(x), "r"((int)there)
+                 : "memory");
+}
+
+/* The counter's number, and one more is there; orders nothing else. */
+CP_ALWAYS int take_number(int32_t *counter) {
+    return atomicAdd(counter, 1);
+}
+
+CP_ALWAYS float fast_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+CP_ALWAYS float fast_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 CP_ALWAYS float fast_exp2(float x) {

@@ -54,7 +54,8 @@ typedef enum {
  *   output, lse   [rows][N_H][D_H], [rows][N_H]
  *   unfinished    with more than one split: outputs [splits][rows][N_H][D_H],
  *                 then LSEs [splits][rows][N_H]; overwritten
- *   tickets       then also [rows][N_H], all 0; and so they are left */
+ *   tickets       then also [rows][N_H], and two for Hopper's kernel: all 0;
+ *                 and so they are left */
 typedef struct {
     cp_attend_kernel kernel;
     cp_shape shape;
@@ -77,6 +78,7 @@ typedef struct {
                            32 bits, aligned to 2 bytes; by the loops, in one
                            split. NULL: to all that it sees */
     int64_t top_k;
+    int spared; /* multiprocessors that Hopper's kernel leaves to messages */
     uint32_t leaves; /* in exact order (chapter 17): these alone, whose keys are
                         a list each in keys_of. Unfinished, in one split, is
                         then a partial of each: output, then LSE. 0: all keys */
@@ -157,10 +159,10 @@ cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
-/* Hopper's kernels for prompts, a rung each, from 1 on: as cp_device_attend, in
- * one split. They are of the next chapter; without it this is NULL. */
-enum { CP_PREFILL_RUNGS = 5 };
-cudaError_t cp_device_prefill(const cp_device_attention *, int rung,
+/* Hopper's kernels for prompts, as cp_device_attend, in one split: the plain one
+ * or the fast one. They are of the next chapter; without it this is NULL. */
+enum { CP_PREFILL_PLAIN = 1, CP_PREFILL_FAST };
+cudaError_t cp_device_prefill(const cp_device_attention *, int which,
                               cudaStream_t) __attribute__((weak));
 
 #endif

@@ -13,6 +13,7 @@
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
 #define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 #define CP_UNROLL _Pragma("unroll")
+#define CP_NO_UNROLL _Pragma("unroll 1")
 
 static inline cudaError_t launch(const void *kernel, dim3 grid,
                                  unsigned threads, size_t bytes,
@@ -35,6 +36,7 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 
 #ifndef CP_UNROLL
 #define CP_UNROLL
+#define CP_NO_UNROLL
 #endif
 
 /* For i from 0 to count - 1, a constant: no loop is left. */

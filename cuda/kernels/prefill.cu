@@ -1,6 +1,6 @@
 /* Tangled from book/14-hopper.nw; edit the chapter. */
-/* Attention for many queries on Hopper: five rungs, from products and copies
- * that run on their own to blocks that stay. For sm_90a. */
+/* Attention for many queries on Hopper: a plain kernel, and the fast one, in
+ * which three kinds of warps hand work to each other. For sm_90a. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ enum {
     ROWS = 128,       /* of a tile of queries: tokens times heads */
     KEYS = 128,       /* of a tile of keys */
     BOX = ROWS * 128, /* bytes of 64 dimensions of a tile */
-    STAGES = 2,       /* tiles of keys, and of values, at hand */
+    STAGES = 2,       /* tiles of keys, of values, of queries; and of lists */
     CONSUMERS = 2,    /* warpgroups that multiply, 64 rows each */
     GROUP = 128,      /* threads of a warpgroup */
     WITHOUT_PRODUCER = CONSUMERS * GROUP,
@@ -26,132 +26,114 @@ enum {
 
 typedef struct {
     cp_device_attention call;
-    int64_t items; /* tiles of queries times key heads */
+    int64_t items;     /* tiles of queries times key heads */
+    uint32_t together; /* key heads */
     CUtensorMap queries, keys, values;
 } prefill_call;
 
-/* Barriers of a block. Full: bytes have come; empty: those that read are
- * done. */
+/* Tiles of keys that follow one another in a piece, for one item. */
 typedef struct {
-    uint64_t queries_full[2], queries_empty[2];
+    int tiles, flags;
+    int row, count; /* of the first key in the tensor; keys from there to the
+                       end of the piece */
+    int head;       /* of keys */
+    int query_head, query_row; /* where the item's queries lie */
+    int seen[ROWS];            /* how many keys from there on each row sees */
+} run_of_keys;
+
+/* Some rows do not see all of a run; it is an item's first; there are no more. */
+enum { MASKED = 1, BEGINS = 2, OVER = 4 };
+
+/* Barriers of a block. Full: what is guarded has come; empty: those that read
+ * it are done. */
+typedef struct {
+    uint64_t runs_full[STAGES], runs_empty[STAGES];
+    uint64_t items_full[STAGES], items_empty[STAGES];
     uint64_t keys_full[STAGES], keys_empty[STAGES];
     uint64_t values_full[STAGES], values_empty[STAGES];
     uint64_t tail; /* values that a warp has to clean first */
-} gates_of_block;
+} block_barriers;
 
-/* Where a block's tiles lie. */
+/* What a block shares. An item has a tile of queries, and the index
+ * [row][head] of each of its rows: -1 behind its end. */
 typedef struct {
     unsigned char *queries, *keys, *values;
-    gates_of_block *gates;
-    int boxes; /* of 64 dimensions */
-} room_of_block;
+    block_barriers *barriers;
+    run_of_keys *runs;
+    int64_t *indices; /* [STAGES][ROWS] */
+    int boxes;        /* of 64 dimensions */
+} block_memory;
 
-/* Where the n-th tile goes in a ring of two, and which phase of that place's
- * barriers it is: they come in turns of 0 and 1. */
-CP_ALWAYS int stage(uint32_t n) {
-    return (int)(n & 1);
+/* A place in a ring of two stages, and which phase of that stage's barriers it
+ * is: they come in turns of 0 and 1. */
+typedef struct {
+    int stage, phase;
+} cursor;
+
+CP_ALWAYS void advance(cursor *c) {
+    c->stage ^= 1;
+    c->phase ^= c->stage == 0;
 }
 
-CP_ALWAYS int phase(uint32_t n) {
-    return (int)(n >> 1 & 1);
-}
-
-CP_ALWAYS room_of_block lay_out(unsigned char *room, int dim, int buffers) {
-    room_of_block parts;
+CP_ALWAYS block_memory lay_out(unsigned char *memory, int dim) {
+    block_memory parts;
     const int tile = dim / 64 * BOX;
     parts.boxes = dim / 64;
-    parts.queries = room;
-    parts.keys = parts.queries + buffers * tile;
+    parts.queries = memory;
+    parts.keys = parts.queries + STAGES * tile;
     parts.values = parts.keys + STAGES * tile;
-    parts.gates = (gates_of_block *)(void *)(parts.values + STAGES * tile);
+    parts.indices = (int64_t *)(void *)(parts.values + STAGES * tile);
+    parts.runs = (run_of_keys *)(void *)(parts.indices + STAGES * ROWS);
+    parts.barriers = (block_barriers *)(void *)(parts.runs + STAGES);
     return parts;
 }
 
-static size_t room_for_tiles(int64_t dim, int buffers) {
-    const int64_t tile = dim / 64 * BOX;
-    return (size_t)((buffers + 2 * STAGES) * tile) + sizeof(gates_of_block);
+static size_t shared_bytes(int64_t dim) {
+    return (size_t)(3 * STAGES * dim / 64 * BOX + STAGES * ROWS * 8) +
+           STAGES * sizeof(run_of_keys) + sizeof(block_barriers);
 }
 
 /* One thread begins all barriers. Each warp that reads says when it is done. */
-CP_ALWAYS void begin_gates(gates_of_block *gates) {
-    const int readers = CONSUMERS * GROUP / 32;
-    barrier_init(&gates->tail, 1);
-    for (int i = 0; i < 2; i++) {
-        barrier_init(&gates->queries_full[i], 1);
-        barrier_init(&gates->queries_empty[i], readers);
-        barrier_init(&gates->keys_full[i], 1);
-        barrier_init(&gates->keys_empty[i], readers);
-        barrier_init(&gates->values_full[i], 1);
-        barrier_init(&gates->values_empty[i], readers);
+CP_ALWAYS void begin_barriers(block_barriers *b) {
+    const int readers = WITHOUT_PRODUCER / 32;
+    barrier_init(&b->tail, 1);
+    for (int i = 0; i < STAGES; i++) {
+        barrier_init(&b->runs_full[i], 1);
+        barrier_init(&b->runs_empty[i], readers + 1);
+        barrier_init(&b->items_full[i], 1);
+        barrier_init(&b->items_empty[i], readers);
+        barrier_init(&b->keys_full[i], 1);
+        barrier_init(&b->keys_empty[i], readers);
+        barrier_init(&b->values_full[i], 1);
+        barrier_init(&b->values_empty[i], readers);
     }
     barriers_ready();
-}
-
-/* A tile of queries under one key head. */
-typedef struct {
-    rows_of_block rows;
-    int head; /* of keys */
-} item_of_work;
-
-CP_ALWAYS int64_t heads_in_box(int64_t group) {
-    return group < ROWS ? group : ROWS;
-}
-
-/* Items come by tiles, the latest first, and by heads within a tile; a group
- * of more than 128 heads takes several items. */
-CP_ALWAYS item_of_work find_item(const cp_device_attention *a, uint32_t n) {
-    item_of_work item;
-    const uint32_t heads = (uint32_t)a->shape.kv_heads;
-    const uint32_t group = (uint32_t)a->shape.query_heads / heads;
-    const uint32_t rows = ROWS, chunks = (group + rows - 1) / rows;
-    const int64_t tile = *a->queries_of.count - 1 - n / heads / chunks;
-    item.head = (int)(n % heads);
-    item.rows.group = (int)group;
-    item.rows.count = 0;
-    if (tile >= 0) {
-        item.rows.tile = a->queries_of.items[tile];
-        item.rows.first = (int)(n / heads % chunks * rows);
-        const int64_t left =
-            item.rows.tile.span.count * group - item.rows.first;
-        item.rows.count = (int)(left < ROWS ? left : ROWS);
-    }
-    return item;
-}
-
-/* The index [row][head] of an item's r-th row. */
-CP_ALWAYS int64_t row_at(const cp_device_attention *a, const item_of_work *item,
-                         int r) {
-    const int64_t n = item->rows.first + r, group = item->rows.group;
-    return (item->rows.tile.row + n / group) * a->shape.query_heads +
-           item->head * group + n % group;
 }
 
 /* Values of a tile from this row on become zeros; threads share the work. */
 CP_ALWAYS void clean_values(unsigned char *values, int boxes, int row,
                             int thread, int threads) {
+    const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int box = 0; box < boxes; box++)
-        for (int i = row * 32 + thread; i < KEYS * 32; i += threads)
-            ((uint32_t *)(void *)(values + box * BOX))[i] = 0;
+        for (int i = row * 8 + thread; i < KEYS * 8; i += threads)
+            ((float4 *)(void *)(values + box * BOX))[i] = zero;
     async_fence();
 }
 
-/* How many rows of the tile that was just handed out belong to its span. */
-CP_ALWAYS int rows_of_tile(const keys_of_block *walk) {
-    const int64_t left = walk->piece->span.count - (walk->tile - 1) * KEYS;
-    return (int)(left < KEYS ? left : KEYS);
+CP_ALWAYS int heads_in_box(int group) {
+    return group < ROWS ? group : ROWS;
 }
 
-CP_ALWAYS void load_queries(const prefill_call *a, const room_of_block *room,
-                            const item_of_work *item, int buffer) {
-    const int64_t heads = heads_in_box(item->rows.group);
-    const int rows = (int)(ROWS / heads * heads);
-    uint64_t *full = &room->gates->queries_full[buffer];
-    unsigned char *to = room->queries + buffer * room->boxes * BOX;
-    const int64_t head = item->head * item->rows.group + item->rows.first;
-    barrier_expect(full, room->boxes * rows * 128);
-    for (int box = 0; box < room->boxes; box++)
-        load_box(to + box * BOX, &a->queries, 64 * box, (int)head,
-                 (int)item->rows.tile.row, full);
+CP_ALWAYS void load_queries(const prefill_call *a, const block_memory *block,
+                            int head, int row, int buffer) {
+    const int heads =
+        heads_in_box((int)(a->call.shape.query_heads / a->call.shape.kv_heads));
+    const int rows = ROWS / heads * heads;
+    uint64_t *full = &block->barriers->items_full[buffer];
+    unsigned char *to = block->queries + buffer * block->boxes * BOX;
+    barrier_expect(full, block->boxes * rows * 128);
+    for (int box = 0; box < block->boxes; box++)
+        load_box(to + box * BOX, &a->queries, 64 * box, head, row, full);
 }
 
 CP_ALWAYS void load_tile(unsigned char *to, const CUtensorMap *map, int boxes,
@@ -161,32 +143,21 @@ CP_ALWAYS void load_tile(unsigned char *to, const CUtensorMap *map, int boxes,
         load_box(to + box * BOX, map, 64 * box, head, row, full);
 }
 
-CP_ALWAYS void load_both(const prefill_call *a, const room_of_block *room,
-                         const item_of_work *item, int row, int place) {
-    const int tile = room->boxes * BOX;
-    load_tile(room->keys + place * tile, &a->keys, room->boxes, item->head, row,
-              &room->gates->keys_full[place]);
-    load_tile(room->values + place * tile, &a->values, room->boxes, item->head,
-              row, &room->gates->values_full[place]);
-}
-
-CP_ALWAYS void score_tile(float *scores, const unsigned char *queries,
-                          const unsigned char *keys, int boxes) {
-    const uint64_t a = matrix_at(queries, 0), b = matrix_at(keys, 0);
+CP_ALWAYS void score_tile(float *scores, uint64_t queries, uint64_t keys,
+                          int boxes) {
     products_begin();
     CP_UNROLL for (int k = 0; k < 4 * boxes; k++) {
         const uint64_t along = (uint64_t)(k / 4 * (BOX / 16) + k % 4 * 2);
-        multiply_scores(scores, a + along, b + along, k > 0);
+        multiply_scores(scores, queries + along, keys + along, k > 0);
     }
     products_commit();
 }
 
-CP_ALWAYS void add_values(float *sums, const uint32_t *weights,
-                          const unsigned char *values, int boxes) {
-    const uint64_t b = matrix_at(values, BOX);
+CP_ALWAYS void add_values(float *sums, const uint32_t *weights, uint64_t values,
+                          int boxes) {
     products_begin();
     CP_UNROLL for (int k = 0; k < KEYS / 16; k++) {
-        const uint64_t down = b + (uint64_t)(k * 16 * 128 / 16);
+        const uint64_t down = values + (uint64_t)(k * 16 * 128 / 16);
         if (boxes == 2)
             multiply_values_128(sums, weights + 4 * k, down);
         else
@@ -201,73 +172,25 @@ CP_ALWAYS void let_go(uint64_t *empty) {
         barrier_arrive(empty);
 }
 
+/* The row of an item of which a thread keeps two, 8 apart. */
+CP_ALWAYS int row_of_thread(int h) {
+    const int thread = (int)threadIdx.x % WITHOUT_PRODUCER;
+    return thread / 32 * 16 + thread % 32 / 4 + 8 * h;
+}
+
 /* What a thread keeps of its two rows. */
 typedef struct {
-    float level[2], total[2], factor[2]; /* factor: what the last tile did */
-    int row[2];      /* of the item; may be behind its end */
-    int position[2]; /* of their queries */
-    int first;       /* position of the warpgroup's first query */
-    float scale;     /* of scores, to base 2 */
-} rows_of_thread;
+    float level[2], total[2];
+} row_sums;
 
-/* Rows behind an item's end stand where its last one does. */
-CP_ALWAYS int position_of(const item_of_work *item, int row) {
-    const int last = item->rows.count - 1;
-    return (int)position(&item->rows, row < last ? row : last);
-}
-
-CP_ALWAYS rows_of_thread begin_rows(const item_of_work *item, int dim) {
-    rows_of_thread mine;
-    const int thread = (int)threadIdx.x % WITHOUT_PRODUCER;
-    mine.scale = 1.44269504f / sqrtf((float)dim);
-    mine.first = position_of(item, thread / GROUP * 64);
-    CP_UNROLL for (int h = 0; h < 2; h++) {
-        mine.row[h] = thread / 32 * 16 + thread % 32 / 4 + 8 * h;
-        mine.position[h] = position_of(item, mine.row[h]);
-        mine.level[h] = -INFINITY;
-        mine.total[h] = 0.0f;
-    }
-    return mine;
-}
-
-CP_ALWAYS void weigh_scores(float *scores, rows_of_thread *mine) {
-    CP_UNROLL for (int h = 0; h < 2; h++) {
-        float top = mine->level[h];
-        CP_UNROLL for (int g = 0; g < 16; g++) top =
-            fmaxf(top, fmaxf(scores[4 * g + 2 * h], scores[4 * g + 2 * h + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        const float now = __fmul_rn(top, mine->scale);
-        const float base = top == -INFINITY ? 0.0f : now;
-        const float before = __fmul_rn(mine->level[h], mine->scale);
-        mine->factor[h] = fast_exp2(before - base);
-        mine->level[h] = top;
-        float sum = 0.0f;
-        /* Replace the scores of the row by their weights. */
-        CP_UNROLL for (int g = 0; g < 16; g++)
-            CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
-            scores[i] = fast_exp2(fmaf(scores[i], mine->scale, -base));
-            sum += scores[i];
-        }
-        mine->total[h] = fmaf(mine->total[h], mine->factor[h], sum);
-    }
-}
-
-CP_ALWAYS void mask_scores(float *scores, const rows_of_thread *mine,
-                           cp_span keys) {
+/* Keys from the limit on are behind what a row sees of a tile. */
+CP_ALWAYS void mask_scores(float *scores, const int *limit) {
     const int lane = (int)threadIdx.x % 4;
-    int reach[2];
-    CP_UNROLL for (int h = 0; h < 2; h++) reach[h] =
-        (int)keys_seen(keys, mine->position[h]);
     CP_UNROLL for (int i = 0; i < 64; i++) {
         const int column = 8 * (i / 4) + 2 * lane + i % 2;
-        if (column >= reach[i / 2 % 2])
+        if (column >= limit[i / 2 % 2])
             scores[i] = -INFINITY;
     }
-}
-
-CP_ALWAYS bool sees_all(const rows_of_thread *mine, cp_span keys) {
-    return keys.count == KEYS && keys_seen(keys, mine->first) == KEYS;
 }
 
 CP_ALWAYS void pair_weights(uint32_t *weights, const float *scores) {
@@ -275,437 +198,658 @@ CP_ALWAYS void pair_weights(uint32_t *weights, const float *scores) {
         bf16_pair(scores[2 * i], scores[2 * i + 1]);
 }
 
-CP_ALWAYS void rescale(float *sums, const rows_of_thread *mine, int boxes) {
-    CP_UNROLL for (int i = 0; i < 32 * boxes; i++) sums[i] *=
-        mine->factor[i / 2 % 2];
+CP_ALWAYS void rescale(float *sums, const float *factor, int boxes) {
+    CP_UNROLL for (int i = 0; i < 32 * boxes; i++) sums[i] *= factor[i / 2 % 2];
 }
 
-CP_ALWAYS void write_rows(const cp_device_attention *a,
-                          const item_of_work *item, rows_of_thread *mine,
+CP_ALWAYS float score_scale(int dim) {
+    return 1.44269504f / sqrtf((float)dim);
+}
+
+/* Two rows of a thread, at these indices; or -1: not there. The first row of
+ * the item always is. */
+CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
+                          int64_t first, const row_sums *rows,
                           const float *sums, int dim) {
     CP_UNROLL for (int h = 0; h < 2; h++) {
-        float total = mine->total[h];
+        float total = rows->total[h];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        const bool there = mine->row[h] < item->rows.count;
-        const int64_t at = there ? row_at(a, item, mine->row[h]) : 0;
-        /* Weigh what is new against what is there. */
+        const bool there = index[h] >= 0;
+        const int64_t at = there ? index[h] : first;
+        float *to = a->output + at * dim + 2 * (threadIdx.x % 4);
         const bool empty = !(total > 0.0f || total != total);
-        const float found = there && a->merge ? a->lse[at] : -INFINITY;
+        const float found = a->merge ? a->lse[at] : -INFINITY;
         const float fresh =
             empty ? -INFINITY
-                  : mine->level[h] * mine->scale * 0.693147181f + logf(total);
+                  : 0.693147181f * fmaf(rows->level[h], score_scale(dim),
+                                        fast_log2(total));
         const float larger = fmaxf(found, fresh);
-        const float old = found == -INFINITY ? 0.0f : expf(found - larger);
-        const float add = empty ? 0.0f : expf(fresh - larger);
-        const float kept = old == 0.0f ? 0.0f : old / (old + add);
-        const float factor = empty ? 0.0f : add / (old + add) / total;
+        const float old = found == -INFINITY
+                              ? 0.0f
+                              : fast_exp2(1.44269504f * (found - larger));
+        const float add =
+            empty ? 0.0f : fast_exp2(1.44269504f * (fresh - larger));
+        const float inverse = fast_inverse(old + add);
+        const float kept = old == 0.0f ? 0.0f : old * inverse;
+        const float factor = empty ? 0.0f : add * inverse * fast_inverse(total);
         __syncwarp();
-        if (!there)
-            continue;
-        if (threadIdx.x % 4 == 0)
-            a->lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
-        /* Write the row's numbers. */
-        CP_UNROLL for (int g = 0; g < dim / 8; g++)
-            CP_UNROLL for (int i = 0; i < 2; i++) {
-            float *to =
-                a->output + at * dim + 8 * g + 2 * (threadIdx.x % 4) + i;
-            const float mean = empty ? 0.0f : sums[4 * g + 2 * h + i] * factor;
-            *to = kept == 0.0f ? mean : fmaf(kept, *to, mean);
+        store_one(a->lse + at,
+                  old == 0.0f
+                      ? fresh
+                      : fmaf(0.693147181f, fast_log2(old + add), larger),
+                  there && threadIdx.x % 4 == 0);
+        if (a->merge) {
+            float2 was[16];
+            CP_UNROLL for (int g = 0; g < dim / 8; g++) was[g] =
+                load_pair(to + 8 * g);
+            CP_UNROLL for (int g = 0; g < dim / 8; g++) {
+                const float x = empty ? 0.0f : sums[4 * g + 2 * h] * factor;
+                const float y = empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor;
+                store_pair(to + 8 * g,
+                           kept == 0.0f ? x : fmaf(kept, was[g].x, x),
+                           kept == 0.0f ? y : fmaf(kept, was[g].y, y), there);
+            }
+        } else {
+            CP_UNROLL for (int g = 0; g < dim / 8; g++) store_pair(
+                to + 8 * g, empty ? 0.0f : sums[4 * g + 2 * h] * factor,
+                empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor, there);
         }
     }
 }
 
-CP_ALWAYS void rung_1(const prefill_call *a, int dim) {
+CP_ALWAYS void weigh_plainly(float *scores, row_sums *rows, float *factor,
+                             float scale) {
+    CP_UNROLL for (int h = 0; h < 2; h++) {
+        float top = rows->level[h];
+        CP_UNROLL for (int g = 0; g < 16; g++) top =
+            fmaxf(top, fmaxf(scores[4 * g + 2 * h], scores[4 * g + 2 * h + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
+        const float before = __fmul_rn(rows->level[h], scale);
+        factor[h] = fast_exp2(before - base);
+        rows->level[h] = top;
+        float sum = 0.0f;
+        CP_UNROLL for (int g = 0; g < 16; g++)
+            CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
+            scores[i] = fast_exp2(fmaf(scores[i], scale, -base));
+            sum += scores[i];
+        }
+        rows->total[h] = fmaf(rows->total[h], factor[h], sum);
+    }
+}
+
+/* How many rows of the tile that was just handed out belong to its span. */
+CP_ALWAYS int rows_of_tile(const keys_of_block *walk) {
+    const int64_t left = walk->piece->span.count - (walk->tile - 1) * KEYS;
+    return (int)(left < KEYS ? left : KEYS);
+}
+
+CP_ALWAYS void load_both(const prefill_call *a, const block_memory *block,
+                         int head, int row, int n) {
+    const int tile = block->boxes * BOX;
+    load_tile(block->keys + n * tile, &a->keys, block->boxes, head, row,
+              &block->barriers->keys_full[n]);
+    load_tile(block->values + n * tile, &a->values, block->boxes, head, row,
+              &block->barriers->values_full[n]);
+}
+
+CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     CP_DYNAMIC(shared);
-    const room_of_block room = lay_out(shared, dim, 1);
-    const item_of_work item = find_item(&a->call, blockIdx.x);
-    if (item.rows.count <= 0)
+    const block_memory block = lay_out(shared, dim);
+    const rows_of_block mine = find_rows(&a->call, ROWS);
+    const int head = (int)blockIdx.y;
+    if (mine.count <= 0)
         return;
     /* Begin the block's barriers. */
     if (threadIdx.x == 0)
-        begin_gates(room.gates);
+        begin_barriers(block.barriers);
     __syncthreads();
-    /* Begin an item. */
-    float scores[64], sums[64] = {0.0f};
+    /* Begin an item plainly. */
+    float scores[64], sums[64] = {0.0f}, factor[2];
     uint32_t weights[32];
-    keys_of_block walk = find_keys(&a->call, &item.rows, KEYS);
+    row_sums rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    keys_of_block walk = find_keys(&a->call, &mine, KEYS);
     cp_piece keys;
-    rows_of_thread mine = begin_rows(&item, dim);
-    const int group = uniform((int)threadIdx.x / GROUP % CONSUMERS);
-    const unsigned char *queries = room.queries + group * 64 * 128;
-    const int boxes = room.boxes, tile = boxes * BOX;
-    uint32_t at = 0;
+    const int group = uniform((int)threadIdx.x / GROUP);
+    const unsigned char *queries = block.queries + group * 64 * 128;
+    const int boxes = block.boxes, tile = boxes * BOX;
+    cursor at = {0, 0}, next = {1, 0};
     bool more = next_keys(&walk, &keys);
     if (more && threadIdx.x == 0) {
-        load_queries(a, &room, &item, 0);
-        load_both(a, &room, &item, (int)keys.row, 0);
+        load_queries(a, &block, head * mine.group + mine.first,
+                     (int)mine.tile.row, 0);
+        load_both(a, &block, head, (int)keys.row, 0);
     }
     for (bool first = true; more; first = false) {
         const cp_piece here = keys;
-        const int rows = rows_of_tile(&walk);
+        const int present = rows_of_tile(&walk);
         /* Begin to copy the tile after this one. */
         __syncthreads();
         more = next_keys(&walk, &keys);
         if (more && threadIdx.x == 0)
-            load_both(a, &room, &item, (int)keys.row, stage(at + 1));
+            load_both(a, &block, head, (int)keys.row, next.stage);
         /* Attend to this tile. */
         if (first)
-            barrier_wait(&room.gates->queries_full[0], 0);
-        barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-        score_tile(scores, queries, room.keys + stage(at) * tile, boxes);
+            barrier_wait(&block.barriers->items_full[0], 0);
+        barrier_wait(&block.barriers->keys_full[at.stage], at.phase);
+        score_tile(scores, matrix_at(queries, 0),
+                   matrix_at(block.keys + at.stage * tile, 0), boxes);
         PRODUCTS_WAIT(0);
         hold_registers(scores, 64);
-        if (!sees_all(&mine, here.span))
-            mask_scores(scores, &mine, here.span);
-        weigh_scores(scores, &mine);
+        int seen[2];
+        CP_UNROLL for (int h = 0; h < 2; h++) {
+            const int r = row_of_thread(h), last = mine.count - 1;
+            seen[h] =
+                (int)keys_seen(here.span, position(&mine, r < last ? r : last));
+        }
+        mask_scores(scores, seen);
+        weigh_plainly(scores, &rows, factor, score_scale(dim));
         pair_weights(weights, scores);
-        rescale(sums, &mine, boxes);
-        barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-        if (rows < KEYS) {
-            clean_values(room.values + stage(at) * tile, boxes, rows,
+        rescale(sums, factor, boxes);
+        barrier_wait(&block.barriers->values_full[at.stage], at.phase);
+        if (present < KEYS) {
+            clean_values(block.values + at.stage * tile, boxes, present,
                          (int)threadIdx.x, WITHOUT_PRODUCER);
             __syncthreads();
         }
-        add_values(sums, weights, room.values + stage(at) * tile, boxes);
+        add_values(sums, weights,
+                   matrix_at(block.values + at.stage * tile, BOX), boxes);
         PRODUCTS_WAIT(0);
         hold_registers(sums, 32 * boxes);
-        at++;
+        at = next;
+        advance(&next);
     }
-    write_rows(&a->call, &item, &mine, sums, dim);
+    /* Write the rows of the plain kernel. */
+    int64_t index[2];
+    CP_UNROLL for (int h = 0; h < 2; h++) index[h] =
+        row_of_thread(h) < mine.count ? place(&a->call, &mine, row_of_thread(h))
+                                      : -1;
+    write_rows(&a->call, index, place(&a->call, &mine, 0), &rows, sums, dim);
 }
 
-CP_ALWAYS void feed_values(const prefill_call *a, const room_of_block *room,
-                           int head, int row, int rows, int place,
-                           uint32_t *tails) {
-    const int lane = (int)threadIdx.x % 32;
-    unsigned char *to = room->values + place * room->boxes * BOX;
-    uint64_t *full = &room->gates->values_full[place];
-    uint64_t *arrives = rows < KEYS ? &room->gates->tail : full;
-    if (lane == 0)
-        load_tile(to, &a->values, room->boxes, head, row, arrives);
-    if (rows == KEYS)
+/* A tile of queries under one key head: rows [token][head of the group] from
+ * the first on. Numbers of 32 bits are enough for what one device holds. */
+typedef struct {
+    int sequence, start, step, row; /* of the tile */
+    int head, group, first, count;
+} item_of_work;
+
+/* Items come by some key heads together, whose keys stay in the second cache;
+ * then by tiles, the latest first; then by head. A group of more than 128 heads
+ * takes several items. */
+CP_ALWAYS item_of_work find_item(const prefill_call *call, uint32_t n) {
+    const cp_device_attention *a = &call->call;
+    item_of_work item = {0};
+    const uint32_t heads = (uint32_t)a->shape.kv_heads;
+    item.group = (int)((uint32_t)a->shape.query_heads / heads);
+    const uint32_t chunks = (uint32_t)(item.group + ROWS - 1) / ROWS;
+    const uint32_t of_head = (uint32_t)a->queries_of.room * chunks;
+    const uint32_t before = n / (of_head * call->together) * call->together;
+    const uint32_t together =
+        heads - before < call->together ? heads - before : call->together;
+    n -= before * of_head;
+    item.head = (int)(before + n % together);
+    n /= together;
+    const int tile = (int)*a->queries_of.count - 1 - (int)(n / chunks);
+    if (tile < 0)
+        return item;
+    const cp_piece *piece = &a->queries_of.items[tile];
+    item.sequence = (int)piece->span.sequence;
+    item.start = (int)piece->span.start;
+    item.step = (int)piece->span.step;
+    item.row = (int)piece->row;
+    item.first = (int)(n % chunks) * ROWS;
+    item.count = (int)piece->span.count * item.group - item.first;
+    item.count = item.count < ROWS ? item.count : ROWS;
+    return item;
+}
+
+/* How many keys of a piece a query sees. */
+CP_ALWAYS int seen_from(int position, const cp_piece *keys) {
+    const int past = position - (int)keys->span.start;
+    const int step = (int)keys->span.step, count = (int)keys->span.count;
+    if (past < 0)
+        return 0;
+    const int seen =
+        (step == 1 ? past : (int)((uint32_t)past / (uint32_t)step)) + 1;
+    return seen < count ? seen : count;
+}
+
+/* An item that sees nothing: O = 0 and LSE = -inf, unless its rows are merged
+ * with something. A lane takes whole rows. */
+CP_ALWAYS void write_nothing(const cp_device_attention *a,
+                             const int64_t *indices, int count, int dim) {
+    const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
+    CP_NO_UNROLL for (int r = (int)threadIdx.x % 32; r < count; r += 32) {
+        const int64_t at = indices[r];
+        float4 *to = (float4 *)(void *)(a->output + at * dim);
+        if (a->merge && a->lse[at] != -INFINITY)
+            continue;
+        a->lse[at] = -INFINITY;
+        for (int d = 0; d < dim / 4; d++)
+            to[d] = zero;
+    }
+}
+
+/* Where the next run and the next item go; of the item that is handed on, the
+ * positions of its first row and its last, those of the lane's rows, and what
+ * the next run of it is. */
+enum { LANE_ROWS = ROWS / 32 };
+typedef struct {
+    cursor run, item;
+    int from, to, position[LANE_ROWS];
+    int begins;
+} handed_on;
+
+/* The tiles of a piece that are masked, or those that are not. */
+CP_ALWAYS void hand_on_run(const block_memory *block, const item_of_work *item,
+                           const cp_piece *piece, int masked, handed_on *done) {
+    const int lane = (int)threadIdx.x % 32, n = done->run.stage;
+    const int full = seen_from(done->from, piece) / KEYS;
+    const int all = (seen_from(done->to, piece) + KEYS - 1) / KEYS;
+    const int first = masked ? full : 0, tiles = (masked ? all : full) - first;
+    run_of_keys *run = &block->runs[n];
+    if (tiles == 0)
         return;
-    barrier_wait(arrives, (int)((*tails)++ & 1));
-    clean_values(to, room->boxes, rows, lane, 32);
+    barrier_wait(&block->barriers->runs_empty[n], done->run.phase ^ 1);
+    if (lane == 0) {
+        run->tiles = tiles;
+        run->flags = masked | done->begins;
+        run->row = (int)piece->row + first * KEYS;
+        run->count = (int)piece->span.count - first * KEYS;
+        run->head = item->head;
+        run->query_head = item->head * item->group + item->first;
+        run->query_row = item->row;
+    }
+    CP_EACH(i, LANE_ROWS)
+        run->seen[lane + 32 * i] =
+            seen_from(done->position[i], piece) - first * KEYS;
     __syncwarp();
-    if (lane == 0)
-        barrier_arrive(full);
+    let_go(&block->barriers->runs_full[n]);
+    advance(&done->run);
+    done->begins = 0;
 }
 
-CP_ALWAYS void feed(const prefill_call *a, const room_of_block *room,
-                    const item_of_work *item, int buffer, uint32_t *at,
-                    uint32_t *tails) {
-    keys_of_block walk = find_keys(&a->call, &item->rows, KEYS);
-    cp_piece keys;
-    const int lane = (int)threadIdx.x % 32, head = item->head;
-    if (lane == 0)
-        load_queries(a, room, item, buffer);
-    for (; next_keys(&walk, &keys); ++*at) {
-        barrier_wait(&room->gates->keys_empty[stage(*at)], phase(*at) ^ 1);
-        if (lane == 0)
-            load_tile(room->keys + stage(*at) * room->boxes * BOX, &a->keys,
-                      room->boxes, head, (int)keys.row,
-                      &room->gates->keys_full[stage(*at)]);
-        barrier_wait(&room->gates->values_empty[stage(*at)], phase(*at) ^ 1);
-        feed_values(a, room, head, (int)keys.row, rows_of_tile(&walk),
-                    stage(*at), tails);
+/* The indices of an item's rows, -1 behind its end, where rows stand as the
+ * last one does. */
+CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
+                          const item_of_work *item, handed_on *done) {
+    const int lane = (int)threadIdx.x % 32;
+    const int heads = (int)a->call.shape.query_heads;
+    int64_t *indices = block->indices + done->item.stage * ROWS;
+    CP_EACH(i, LANE_ROWS) {
+        const int r = lane + 32 * i, last = item->count - 1;
+        const int n = item->first + (r < last ? r : last);
+        const int token = n / item->group;
+        const int head = item->head * item->group + n - token * item->group;
+        done->position[i] = item->start + token * item->step;
+        indices[r] =
+            r > last ? -1 : (int64_t)(item->row + token) * heads + head;
     }
+    done->from = uniform(done->position[0]);
+    done->to = from_lane(done->position[LANE_ROWS - 1], 31);
+    done->begins = BEGINS;
 }
 
-CP_ALWAYS void rung_2(const prefill_call *a, int dim) {
-    CP_DYNAMIC(shared);
-    const room_of_block room = lay_out(shared, dim, 1);
-    const item_of_work item = find_item(&a->call, blockIdx.x);
-    if (item.rows.count <= 0)
-        return;
-    /* Begin the block's barriers. */
-    if (threadIdx.x == 0)
-        begin_gates(room.gates);
-    __syncthreads();
-    if (uniform((int)threadIdx.x / GROUP) == CONSUMERS) {
-        REGISTERS_DOWN(56);
-        uint32_t at = 0, tails = 0;
-        if (threadIdx.x % GROUP < 32)
-            feed(a, &room, &item, 0, &at, &tails);
-    } else {
-        REGISTERS_UP(224);
-        uint32_t at = 0;
-        /* Begin an item. */
-        float scores[64], sums[64] = {0.0f};
-        uint32_t weights[32];
-        keys_of_block walk = find_keys(&a->call, &item.rows, KEYS);
-        cp_piece keys;
-        rows_of_thread mine = begin_rows(&item, dim);
-        const int group = uniform((int)threadIdx.x / GROUP % CONSUMERS);
-        const unsigned char *queries = room.queries + group * 64 * 128;
-        const int boxes = room.boxes, tile = boxes * BOX;
-        barrier_wait(&room.gates->queries_full[0], 0);
-        while (next_keys(&walk, &keys)) {
-            /* Score this tile, and let its keys go. */
-            barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-            score_tile(scores, queries, room.keys + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(scores, 64);
-            let_go(&room.gates->keys_empty[stage(at)]);
-            if (!sees_all(&mine, keys.span))
-                mask_scores(scores, &mine, keys.span);
-            weigh_scores(scores, &mine);
-            /* Add this tile's values, and let them go. */
-            pair_weights(weights, scores);
-            rescale(sums, &mine, boxes);
-            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            add_values(sums, weights, room.values + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(sums, 32 * boxes);
-            let_go(&room.gates->values_empty[stage(at)]);
-            at++;
-        }
-        write_rows(&a->call, &item, &mine, sums, dim);
+/* First the masked tiles of all pieces, then those that are not. */
+CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
+                            const item_of_work *item, int dim,
+                            handed_on *done) {
+    const cp_device_keys *lists = &a->call.keys_of;
+    const bool known =
+        item->sequence >= 0 && item->sequence < (int)lists->sequences;
+    const int end = known ? (int)lists->first[item->sequence + 1] : 0;
+    const int first = known ? (int)lists->first[item->sequence] : 0;
+    begin_item(a, block, item, done);
+    CP_NO_UNROLL for (int masked = MASKED; masked >= 0; masked--)
+        CP_NO_UNROLL for (int n = first; n < end; n++)
+            hand_on_run(block, item, &lists->items[n], masked, done);
+    if (done->begins == 0)
+        advance(&done->item);
+    else
+        write_nothing(&a->call, block->indices + done->item.stage * ROWS,
+                      item->count, dim);
+}
+
+/* Items go to the blocks that have time for them: a counter says which is next.
+ * The last block to ask for one that is not there sets it back. */
+CP_ALWAYS uint32_t next_item(const prefill_call *a) {
+    int n = 0;
+    if (threadIdx.x % 32 == 0) {
+        n = take_number(&a->call.tickets[0]) + (int)gridDim.x;
+        if (n >= a->items &&
+            take_number(&a->call.tickets[1]) == (int)gridDim.x - 1)
+            a->call.tickets[0] = a->call.tickets[1] = 0;
     }
+    return (uint32_t)uniform(n);
 }
 
-CP_ALWAYS void rung_3(const prefill_call *a, int dim) {
-    CP_DYNAMIC(shared);
-    const room_of_block room = lay_out(shared, dim, 1);
-    const item_of_work item = find_item(&a->call, blockIdx.x);
-    if (item.rows.count <= 0)
-        return;
-    /* Begin the block's barriers. */
-    if (threadIdx.x == 0)
-        begin_gates(room.gates);
-    __syncthreads();
-    if (uniform((int)threadIdx.x / GROUP) == CONSUMERS) {
-        REGISTERS_DOWN(56);
-        uint32_t at = 0, tails = 0;
-        if (threadIdx.x % GROUP < 32)
-            feed(a, &room, &item, 0, &at, &tails);
-    } else {
-        REGISTERS_UP(224);
-        uint32_t at = 0;
-        /* Begin an item. */
-        float scores[64], sums[64] = {0.0f};
-        uint32_t weights[32];
-        keys_of_block walk = find_keys(&a->call, &item.rows, KEYS);
-        cp_piece keys;
-        rows_of_thread mine = begin_rows(&item, dim);
-        const int group = uniform((int)threadIdx.x / GROUP % CONSUMERS);
-        const unsigned char *queries = room.queries + group * 64 * 128;
-        const int boxes = room.boxes, tile = boxes * BOX;
-        barrier_wait(&room.gates->queries_full[0], 0);
-        /* The first consumer has the first turn. */
-        if (group == 1)
-            named_arrive(TURN, WITHOUT_PRODUCER);
-        while (next_keys(&walk, &keys)) {
-            /* Score this tile, and let its keys go. */
-            barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-            score_tile(scores, queries, room.keys + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(scores, 64);
-            let_go(&room.gates->keys_empty[stage(at)]);
-            if (!sees_all(&mine, keys.span))
-                mask_scores(scores, &mine, keys.span);
-            /* A turn. */
-            named_wait(TURN + group, WITHOUT_PRODUCER);
-            weigh_scores(scores, &mine);
-            named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
-            /* Add this tile's values, and let them go. */
-            pair_weights(weights, scores);
-            rescale(sums, &mine, boxes);
-            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            add_values(sums, weights, room.values + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(sums, 32 * boxes);
-            let_go(&room.gates->values_empty[stage(at)]);
-            at++;
-        }
-        write_rows(&a->call, &item, &mine, sums, dim);
-    }
-}
-
-CP_ALWAYS void rung_4(const prefill_call *a, int dim) {
-    CP_DYNAMIC(shared);
-    const room_of_block room = lay_out(shared, dim, 1);
-    const item_of_work item = find_item(&a->call, blockIdx.x);
-    if (item.rows.count <= 0)
-        return;
-    /* Begin the block's barriers. */
-    if (threadIdx.x == 0)
-        begin_gates(room.gates);
-    __syncthreads();
-    if (uniform((int)threadIdx.x / GROUP) == CONSUMERS) {
-        REGISTERS_DOWN(56);
-        uint32_t at = 0, tails = 0;
-        if (threadIdx.x % GROUP < 32)
-            feed(a, &room, &item, 0, &at, &tails);
-    } else {
-        REGISTERS_UP(224);
-        uint32_t at = 0;
-        /* Begin an item. */
-        float scores[64], sums[64] = {0.0f};
-        uint32_t weights[32];
-        keys_of_block walk = find_keys(&a->call, &item.rows, KEYS);
-        cp_piece keys;
-        rows_of_thread mine = begin_rows(&item, dim);
-        const int group = uniform((int)threadIdx.x / GROUP % CONSUMERS);
-        const unsigned char *queries = room.queries + group * 64 * 128;
-        const int boxes = room.boxes, tile = boxes * BOX;
-        barrier_wait(&room.gates->queries_full[0], 0);
-        /* The first consumer has the first turn. */
-        if (group == 1)
-            named_arrive(TURN, WITHOUT_PRODUCER);
-        /* Attend, the softmax under products. */
-        if (next_keys(&walk, &keys)) {
-            /* Weigh the first tile. */
-            barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-            score_tile(scores, queries, room.keys + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(scores, 64);
-            let_go(&room.gates->keys_empty[stage(at)]);
-            if (!sees_all(&mine, keys.span))
-                mask_scores(scores, &mine, keys.span);
-            weigh_scores(scores, &mine);
-            pair_weights(weights, scores);
-            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            at++;
-            while (next_keys(&walk, &keys)) {
-                /* Begin the scores of this tile and the values of the one before. */
-                barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-                named_wait(TURN + group, WITHOUT_PRODUCER);
-                score_tile(scores, queries, room.keys + stage(at) * tile,
-                           boxes);
-                add_values(sums, weights, room.values + stage(at - 1) * tile,
-                           boxes);
-                named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
-                /* Weigh this tile while those values are added. */
-                PRODUCTS_WAIT(1);
-                hold_registers(scores, 64);
-                let_go(&room.gates->keys_empty[stage(at)]);
-                if (!sees_all(&mine, keys.span))
-                    mask_scores(scores, &mine, keys.span);
-                weigh_scores(scores, &mine);
-                hold_registers(scores, 64);
-                barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-                PRODUCTS_WAIT(0);
-                hold_registers(sums, 32 * boxes);
-                let_go(&room.gates->values_empty[stage(at - 1)]);
-                rescale(sums, &mine, boxes);
-                pair_weights(weights, scores);
-                at++;
-            }
-            /* Add the last tile's values. */
-            add_values(sums, weights, room.values + stage(at - 1) * tile,
-                       boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(sums, 32 * boxes);
-            let_go(&room.gates->values_empty[stage(at - 1)]);
-        }
-        write_rows(&a->call, &item, &mine, sums, dim);
-    }
-}
-
-CP_ALWAYS void feed_all(const prefill_call *a, const room_of_block *room) {
-    uint32_t at = 0, tails = 0, buffer = 0;
-    for (uint32_t n = blockIdx.x; n < a->items; n += gridDim.x) {
-        const item_of_work item = find_item(&a->call, n);
-        if (item.rows.count <= 0)
-            continue;
-        barrier_wait(&room->gates->queries_empty[stage(buffer)],
-                     phase(buffer) ^ 1);
-        feed(a, room, &item, stage(buffer), &at, &tails);
-        buffer++;
-    }
-}
-
-CP_ALWAYS void attend_all(const prefill_call *a, const room_of_block *parts,
+/* The next item is asked for when the one before the last has been written:
+ * earlier, and blocks would hold on to work that others have time for. */
+CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
                           int dim) {
-    const room_of_block room = *parts;
-    uint32_t at = 0, buffer = 0;
-    const int consumer = uniform((int)threadIdx.x / GROUP);
-    if (consumer == 1)
-        named_arrive(TURN, WITHOUT_PRODUCER);
-    for (uint32_t n = blockIdx.x; n < a->items; n += gridDim.x) {
-        const item_of_work item = find_item(&a->call, n);
-        if (item.rows.count <= 0)
-            continue;
-        /* Begin an item. */
-        float scores[64], sums[64] = {0.0f};
-        uint32_t weights[32];
-        keys_of_block walk = find_keys(&a->call, &item.rows, KEYS);
-        cp_piece keys;
-        rows_of_thread mine = begin_rows(&item, dim);
-        const int group = uniform((int)threadIdx.x / GROUP % CONSUMERS);
-        const unsigned char *queries = room.queries + group * 64 * 128;
-        const int boxes = room.boxes, tile = boxes * BOX;
-        queries += stage(buffer) * tile;
-        barrier_wait(&room.gates->queries_full[stage(buffer)], phase(buffer));
-        /* Attend, the softmax under products. */
-        if (next_keys(&walk, &keys)) {
-            /* Weigh the first tile. */
-            barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-            score_tile(scores, queries, room.keys + stage(at) * tile, boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(scores, 64);
-            let_go(&room.gates->keys_empty[stage(at)]);
-            if (!sees_all(&mine, keys.span))
-                mask_scores(scores, &mine, keys.span);
-            weigh_scores(scores, &mine);
-            pair_weights(weights, scores);
-            barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-            at++;
-            while (next_keys(&walk, &keys)) {
-                /* Begin the scores of this tile and the values of the one before. */
-                barrier_wait(&room.gates->keys_full[stage(at)], phase(at));
-                named_wait(TURN + group, WITHOUT_PRODUCER);
-                score_tile(scores, queries, room.keys + stage(at) * tile,
-                           boxes);
-                add_values(sums, weights, room.values + stage(at - 1) * tile,
-                           boxes);
-                named_arrive(TURN + (group ^ 1), WITHOUT_PRODUCER);
-                /* Weigh this tile while those values are added. */
-                PRODUCTS_WAIT(1);
-                hold_registers(scores, 64);
-                let_go(&room.gates->keys_empty[stage(at)]);
-                if (!sees_all(&mine, keys.span))
-                    mask_scores(scores, &mine, keys.span);
-                weigh_scores(scores, &mine);
-                hold_registers(scores, 64);
-                barrier_wait(&room.gates->values_full[stage(at)], phase(at));
-                PRODUCTS_WAIT(0);
-                hold_registers(sums, 32 * boxes);
-                let_go(&room.gates->values_empty[stage(at - 1)]);
-                rescale(sums, &mine, boxes);
-                pair_weights(weights, scores);
-                at++;
-            }
-            /* Add the last tile's values. */
-            add_values(sums, weights, room.values + stage(at - 1) * tile,
-                       boxes);
-            PRODUCTS_WAIT(0);
-            hold_registers(sums, 32 * boxes);
-            let_go(&room.gates->values_empty[stage(at - 1)]);
-        }
-        let_go(&room.gates->queries_empty[stage(buffer)]);
-        buffer++;
-        const item_of_work done = find_item(&a->call, n);
-        write_rows(&a->call, &done, &mine, sums, dim);
+    handed_on done = {{0, 0}, {0, 0}};
+    for (uint32_t n = blockIdx.x; n < a->items; n = next_item(a)) {
+        const item_of_work item = find_item(a, n);
+        if (item.count > 0)
+            hand_on_item(a, block, &item, dim, &done);
+        barrier_wait(&block->barriers->items_empty[done.item.stage],
+                     done.item.phase ^ 1);
+    }
+    /* No more. */
+    barrier_wait(&block->barriers->runs_empty[done.run.stage],
+                 done.run.phase ^ 1);
+    if (threadIdx.x % 32 == 0) {
+        block->runs[done.run.stage].flags = OVER | BEGINS;
+        barrier_arrive(&block->barriers->runs_full[done.run.stage]);
     }
 }
 
-CP_ALWAYS void rung_5(const prefill_call *a, int dim) {
+/* A tile of values: where, and how many of its rows belong to its piece. */
+typedef struct {
+    int head, row, count;
+} tile_of_values;
+
+CP_ALWAYS void feed_values(const prefill_call *a, const block_memory *block,
+                           tile_of_values tile, cursor *at, int *tail) {
+    const int lane = (int)threadIdx.x % 32;
+    unsigned char *to = block->values + at->stage * block->boxes * BOX;
+    uint64_t *full = &block->barriers->values_full[at->stage];
+    uint64_t *arrives = tile.count < KEYS ? &block->barriers->tail : full;
+    barrier_wait(&block->barriers->values_empty[at->stage], at->phase ^ 1);
+    if (lane == 0)
+        load_tile(to, &a->values, block->boxes, tile.head, tile.row, arrives);
+    advance(at);
+    if (tile.count >= KEYS)
+        return;
+    barrier_wait(arrives, *tail);
+    *tail ^= 1;
+    clean_values(to, block->boxes, tile.count, lane, 32);
+    __syncwarp();
+    let_go(full);
+}
+
+CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
+    cursor run_at = {0, 0}, keys = {0, 0}, values = {0, 0};
+    int item = 0, tail = 0;
+    tile_of_values late = {0, 0, 0}; /* a tile of no keys: there is none */
+    for (;;) {
+        /* Take a run, and begin to copy its item's queries. */
+        const run_of_keys *run = &block->runs[run_at.stage];
+        barrier_wait(&block->barriers->runs_full[run_at.stage], run_at.phase);
+        const int tiles = run->tiles, row = run->row, count = run->count;
+        const int head = run->head;
+        if (run->flags & OVER)
+            break;
+        if (run->flags & BEGINS) {
+            if (threadIdx.x % 32 == 0)
+                load_queries(a, block, run->query_head, run->query_row, item);
+            item ^= 1;
+        }
+        __syncwarp();
+        let_go(&block->barriers->runs_empty[run_at.stage]);
+        advance(&run_at);
+        for (int tile = tiles - 1; tile >= 0; tile--) {
+            /* Begin to copy the keys of a tile. */
+            barrier_wait(&block->barriers->keys_empty[keys.stage],
+                         keys.phase ^ 1);
+            if (threadIdx.x % 32 == 0)
+                load_tile(block->keys + keys.stage * block->boxes * BOX,
+                          &a->keys, block->boxes, head, row + tile * KEYS,
+                          &block->barriers->keys_full[keys.stage]);
+            advance(&keys);
+            if (late.count > 0)
+                feed_values(a, block, late, &values, &tail);
+            late.head = head;
+            late.row = row + tile * KEYS;
+            late.count = count - tile * KEYS;
+        }
+    }
+    if (late.count > 0)
+        feed_values(a, block, late, &values, &tail);
+}
+
+/* How far a consumer has come; and of its run, the tiles to come, the last
+ * first. */
+typedef struct {
+    cursor keys, values, run, item;
+    int left, flags;
+    int seen[2]; /* of the run's keys, by the thread's rows */
+} progress;
+
+CP_ALWAYS void take_run(const block_memory *block, progress *at) {
+    const run_of_keys *run = &block->runs[at->run.stage];
+    barrier_wait(&block->barriers->runs_full[at->run.stage], at->run.phase);
+    at->left = uniform(run->tiles);
+    at->flags = uniform(run->flags);
+    CP_EACH(h, 2)
+        at->seen[h] = run->seen[row_of_thread(h)];
+    __syncwarp();
+    let_go(&block->barriers->runs_empty[at->run.stage]);
+    advance(&at->run);
+}
+
+/* The tile is done; the next of its run, or of the next one. */
+CP_ALWAYS void next_tile(const block_memory *block, progress *at) {
+    at->flags &= MASKED;
+    if (--at->left == 0)
+        take_run(block, at);
+}
+
+/* What a thread computes with, all of it in registers; and descriptors of the
+ * first tile of each kind, with the step to the second. */
+typedef struct {
+    float scores[64], sums[64];
+    uint32_t weights[32];
+    float level[2], total[2], factor[2]; /* of two rows */
+    uint64_t queries, keys, values;
+    uint32_t step;
+    int group;
+} consumer;
+
+CP_ALWAYS uint64_t tile_at(const consumer *c, uint64_t first, cursor at) {
+    return first + (uint64_t)((uint32_t)at.stage * c->step);
+}
+
+CP_ALWAYS void begin_scores(const progress *at, int boxes, consumer *c) {
+    score_tile(c->scores, tile_at(c, c->queries, at->item),
+               tile_at(c, c->keys, at->keys), boxes);
+}
+
+CP_ALWAYS void begin_values(const block_memory *block, const progress *at,
+                            consumer *c) {
+    barrier_wait(&block->barriers->values_full[at->values.stage],
+                 at->values.phase);
+    add_values(c->sums, c->weights, tile_at(c, c->values, at->values),
+               block->boxes);
+}
+
+/* In its turn a consumer begins the scores of this tile and the values of the
+ * one before, and waits for the scores. */
+CP_ALWAYS void begin_both(const block_memory *block, const progress *at,
+                          consumer *c) {
+    barrier_wait(&block->barriers->keys_full[at->keys.stage], at->keys.phase);
+    named_wait(TURN + c->group, WITHOUT_PRODUCER);
+    begin_scores(at, block->boxes, c);
+    begin_values(block, at, c);
+    named_arrive(TURN + (c->group ^ 1), WITHOUT_PRODUCER);
+    PRODUCTS_WAIT(1);
+    hold_registers(c->scores, 64);
+}
+
+CP_ALWAYS void end_keys(const block_memory *block, progress *at) {
+    let_go(&block->barriers->keys_empty[at->keys.stage]);
+    advance(&at->keys);
+}
+
+CP_ALWAYS void end_values(const block_memory *block, progress *at,
+                          consumer *c) {
+    PRODUCTS_WAIT(0);
+    hold_registers(c->sums, 32 * block->boxes);
+    let_go(&block->barriers->values_empty[at->values.stage]);
+    advance(&at->values);
+}
+
+/* The 24th weight of a thread's first row. */
+enum { PINNED = 4 * 11 + 1 };
+
+CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
+    const int before = (at->left - 1) * KEYS;
+    const int limit[2] = {at->seen[0] - before, at->seen[1] - before};
+    mask_scores(c->scores, limit);
+}
+
+/* The largest score of a row, and what its weights are relative to. */
+CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
+                          bool masked) {
+    CP_EACH(g, 16) {
+        if (g > 0)
+            top = fmaxf(top, c->scores[4 * g + 2 * h]);
+        top = fmaxf(top, c->scores[4 * g + 2 * h + 1]);
+    }
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    c->level[h] = top;
+    return masked && top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
+}
+
+/* Scores of a row become weights, of which the sum is found in order. */
+CP_ALWAYS float weigh_row_of_tile(consumer *c, int h, float base, float scale,
+                                  float sum, bool first) {
+    CP_EACH(g, 16)
+        CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
+            c->scores[i] = fast_exp2(fmaf(c->scores[i], scale, -base));
+            sum = i == 2 * h ? (first ? c->scores[i]
+                                      : fmaf(sum, c->factor[h], c->scores[i]))
+                             : sum + c->scores[i];
+        }
+    return sum;
+}
+
+/* A tile that is not an item's first. */
+CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
+                           float scale, bool masked) {
+    begin_both(block, at, c);
+    if (masked)
+        mask_tile(at, c);
+    CP_EACH(h, 2) {
+        const float before = c->level[h];
+        const float top = fmaxf(h == 1 ? after(before, c->scores[0]) : before,
+                                c->scores[2 * h]);
+        const float base = find_base(c, h, top, scale, masked);
+        c->factor[h] = fast_exp2(__fmul_rn(before, scale) - base);
+        c->total[h] = weigh_row_of_tile(c, h, base, scale, c->total[h], false);
+        if (h == 0) {
+            if (threadIdx.x % 32 == 0)
+                barrier_arrive_after(
+                    &block->barriers->keys_empty[at->keys.stage],
+                    c->scores[PINNED]);
+            advance(&at->keys);
+            end_values(block, at, c);
+        }
+    }
+    hold_registers(c->scores, 64);
+    pair_weights(c->weights, c->scores);
+    rescale(c->sums, c->factor, block->boxes);
+    next_tile(block, at);
+}
+
+/* An item's first tile, whose scores are there. */
+CP_ALWAYS void weigh_first(const block_memory *block, progress *at, consumer *c,
+                           float scale) {
+    end_keys(block, at);
+    mask_tile(at, c);
+    CP_EACH(h, 2) {
+        const float base = find_base(c, h, c->scores[2 * h], scale, true);
+        c->total[h] = weigh_row_of_tile(c, h, base, scale, 0.0f, true);
+    }
+    hold_registers(c->scores, 64);
+}
+
+CP_ALWAYS void write_item(const cp_device_attention *a, const int64_t *indices,
+                          const row_sums *rows, const consumer *c, int dim) {
+    const int64_t index[2] = {indices[row_of_thread(0)],
+                              indices[row_of_thread(1)]};
+    write_rows(a, index, indices[0], rows, c->sums, dim);
+    __syncwarp();
+}
+
+CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
+                            int dim) {
+    /* Begin to consume. */
+    const block_memory block = *parts;
+    const float scale = score_scale(dim);
+    progress at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
+    consumer c;
+    c.group = uniform((int)threadIdx.x / GROUP);
+    c.step = (uint32_t)block.boxes * BOX / 16;
+    c.queries = keep(matrix_at(block.queries + c.group * 64 * 128, 0));
+    c.keys = keep(matrix_at(block.keys, 0));
+    c.values = keep(matrix_at(block.values, BOX));
+    if (c.group == 1)
+        named_arrive(TURN, WITHOUT_PRODUCER);
+    take_run(&block, &at);
+    if (at.flags & OVER)
+        return;
+    /* Weigh the first tile of all. */
+    barrier_wait(&block.barriers->items_full[0], 0);
+    barrier_wait(&block.barriers->keys_full[0], 0);
+    begin_scores(&at, block.boxes, &c);
+    PRODUCTS_WAIT(0);
+    hold_registers(c.scores, 64);
+    weigh_first(&block, &at, &c, scale);
+    pair_weights(c.weights, c.scores);
+    CP_UNROLL for (int i = 0; i < 32 * block.boxes; i++) c.sums[i] = 0.0f;
+    next_tile(&block, &at);
+    for (;;) {
+        CP_NO_UNROLL while (at.flags == MASKED)
+            attend_tile(&block, &at, &c, scale, true);
+        CP_NO_UNROLL while (at.flags == 0)
+            attend_tile(&block, &at, &c, scale, false);
+        if (at.flags & OVER)
+            break;
+        /* Begin an item while the one before it ends. */
+        const row_sums done = {{c.level[0], c.level[1]},
+                               {c.total[0], c.total[1]}};
+        const int before = at.item.stage;
+        advance(&at.item);
+        barrier_wait(&block.barriers->items_full[at.item.stage], at.item.phase);
+        begin_both(&block, &at, &c);
+        weigh_first(&block, &at, &c, scale);
+        end_values(&block, &at, &c);
+        pair_weights(c.weights, c.scores);
+        write_item(&a->call, block.indices + before * ROWS, &done, &c, dim);
+        let_go(&block.barriers->items_empty[before]);
+        CP_UNROLL for (int i = 0; i < 32 * block.boxes; i++) c.sums[i] = 0.0f;
+        next_tile(&block, &at);
+    }
+    /* End the last item. */
+    begin_values(&block, &at, &c);
+    PRODUCTS_WAIT(0);
+    hold_registers(c.sums, 32 * block.boxes);
+    const row_sums done = {{c.level[0], c.level[1]}, {c.total[0], c.total[1]}};
+    write_item(&a->call, block.indices + at.item.stage * ROWS, &done, &c, dim);
+}
+
+CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
     CP_DYNAMIC(shared);
-    const room_of_block room = lay_out(shared, dim, 2);
+    const block_memory block = lay_out(shared, dim);
     /* Begin the block's barriers. */
     if (threadIdx.x == 0)
-        begin_gates(room.gates);
+        begin_barriers(block.barriers);
     __syncthreads();
     if (uniform((int)threadIdx.x / GROUP) == CONSUMERS) {
-        REGISTERS_DOWN(56);
-        if (threadIdx.x % GROUP < 32)
-            feed_all(a, &room);
+        REGISTERS_DOWN(40);
+        const int warp = (int)threadIdx.x % GROUP / 32;
+        if (warp == 0)
+            copy_tiles(a, &block);
+        else if (warp == 1)
+            walk_lists(a, &block, dim);
     } else {
-        REGISTERS_UP(224);
-        attend_all(a, &room, dim);
+        REGISTERS_UP(232);
+        attend_items(a, &block, dim);
     }
 }
 
@@ -744,11 +888,13 @@ static cudaError_t encode_map(map_encoder encode, const void *tensor,
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor,
                   sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
                ? cudaSuccess
                : cudaErrorInvalidValue;
 }
+
+enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that a cache keeps */
 
 static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     map_encoder encode;
@@ -757,6 +903,9 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     const int64_t heads = cp_min(group, ROWS);
     const int64_t apart = cp_max(call->key_heads, s.kv_heads);
     out->call = *call;
+    out->together = (uint32_t)cp_max(
+        1, cp_min(s.kv_heads, TOGETHER / (4 * s.head_dim *
+                                          cp_max(1, call->keys_of.longest))));
     out->items =
         call->queries_of.room * cp_ceil_divide(group, ROWS) * s.kv_heads;
     cudaError_t error = find_encoder(&encode);
@@ -773,37 +922,34 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     return error;
 }
 
-#define RUNG(rung, dim, threads)                                               \
-    CP_KERNEL_ALONE(prefill_##rung##_##dim, prefill_call, threads) {           \
-        rung_##rung(&a, dim);                                                  \
+#define PREFILL(name, dim, threads)                                            \
+    CP_KERNEL_ALONE(prefill_##name##_##dim, prefill_call, threads) {           \
+        attend_##name(&a, dim);                                                \
     }
-RUNG(1, 64, WITHOUT_PRODUCER)
-RUNG(1, 128, WITHOUT_PRODUCER)
-RUNG(2, 64, WITH_PRODUCER)
-RUNG(2, 128, WITH_PRODUCER)
-RUNG(3, 64, WITH_PRODUCER)
-RUNG(3, 128, WITH_PRODUCER)
-RUNG(4, 64, WITH_PRODUCER)
-RUNG(4, 128, WITH_PRODUCER)
-RUNG(5, 64, WITH_PRODUCER)
-RUNG(5, 128, WITH_PRODUCER)
+PREFILL(plainly, 64, WITHOUT_PRODUCER)
+PREFILL(plainly, 128, WITHOUT_PRODUCER)
+PREFILL(in_turns, 64, WITH_PRODUCER)
+PREFILL(in_turns, 128, WITH_PRODUCER)
 
 /* A block for each item; or, of those that stay, one a multiprocessor. */
-static cudaError_t blocks_for(int rung, int64_t items, int64_t *blocks) {
+static cudaError_t blocks_for(int which, const prefill_call *a,
+                              int64_t *blocks) {
     int twice = 0; /* the multiprocessors */
     const cudaError_t error = cp_device_blocks(&twice);
-    const int64_t most = cp_max(1, twice / 2 - CP_SPARED);
-    *blocks = rung == 5 ? cp_min(items, most) : items;
+    const int64_t most = cp_max(1, twice / 2 - a->call.spared);
+    const int64_t heads = a->call.shape.kv_heads;
+    *blocks =
+        which == CP_PREFILL_PLAIN ? a->items / heads : cp_min(a->items, most);
     return error;
 }
 
-#define LAUNCH(rung, threads)                                                  \
-    (dim == 64 ? CP_LAUNCH_GRID_SHARED(prefill_##rung##_64, blocks, 1, 1,      \
+#define LAUNCH(name, heads, threads)                                           \
+    (dim == 64 ? CP_LAUNCH_GRID_SHARED(prefill_##name##_64, blocks, heads, 1,  \
                                        threads, bytes, stream, a)              \
-               : CP_LAUNCH_GRID_SHARED(prefill_##rung##_128, blocks, 1, 1,     \
+               : CP_LAUNCH_GRID_SHARED(prefill_##name##_128, blocks, heads, 1, \
                                        threads, bytes, stream, a))
 
-cudaError_t cp_device_prefill(const cp_device_attention *call, int rung,
+cudaError_t cp_device_prefill(const cp_device_attention *call, int which,
                               cudaStream_t stream) {
     prefill_call a;
     const int64_t dim = call->shape.head_dim;
@@ -813,15 +959,13 @@ cudaError_t cp_device_prefill(const cp_device_attention *call, int rung,
         return cudaSuccess;
     error = prepare(call, &a);
     if (error == cudaSuccess)
-        error = blocks_for(rung, a.items, &blocks);
+        error = blocks_for(which, &a, &blocks);
     if (error != cudaSuccess)
         return error;
-    const size_t bytes = room_for_tiles(dim, rung == 5 ? 2 : 1);
-    return rung == 1   ? LAUNCH(1, WITHOUT_PRODUCER)
-           : rung == 2 ? LAUNCH(2, WITH_PRODUCER)
-           : rung == 3 ? LAUNCH(3, WITH_PRODUCER)
-           : rung == 4 ? LAUNCH(4, WITH_PRODUCER)
-                       : LAUNCH(5, WITH_PRODUCER);
+    const size_t bytes = shared_bytes(dim);
+    return which == CP_PREFILL_PLAIN
+               ? LAUNCH(plainly, call->shape.kv_heads, WITHOUT_PRODUCER)
+               : LAUNCH(in_turns, 1, WITH_PRODUCER);
 }
 
 int64_t cp_device_prefill_tile(const cp_shape *shape) {

@@ -35,8 +35,8 @@ struct cp_stream_walker {
     char *lists;        /* the manifest */
     int32_t *wrong;     /* [ranks] of labels */
     float *unfinished;  /* [splits] partials, */
-    int32_t *tickets;   /* [rows][N_H], */
     int64_t splits;     /* if there is room for more than one */
+    int32_t *tickets;   /* [ticket_count], or NULL */
     int64_t leaves;     /* in exact order: unfinished has room for so many, */
     int64_t leaf_bytes; /* and for each so much */
     bool *needed;       /* [slot_count] by this rank, */
@@ -111,6 +111,13 @@ static int64_t query_rows(const cp_stream_walker *w) {
     return w->plan->slots[w->plan->queries].rows;
 }
 
+/* Splits need one for each row; Hopper's kernel, two. */
+static int64_t ticket_count(const cp_stream_walker *w) {
+    return w->splits > 1 ? query_rows(w) * w->attended.query_heads
+           : w->kernel == CP_ATTEND_HOPPER ? 2
+                                           : 0;
+}
+
 static void claim(cp_stream_walker *w, cp_arena *from) {
     const cp_plan *plan = w->plan;
     for (int slot = 0; slot < plan->slot_count; slot++) {
@@ -127,8 +134,7 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
                         ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
                         : cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                          plan->slots[plan->result].held);
-    w->tickets = cp_arena_claim(from, w->splits > 1 ? query_rows(w) : 0,
-                                4 * w->attended.query_heads);
+    w->tickets = cp_arena_claim(from, ticket_count(w), sizeof(int32_t));
 }
 
 static cp_status reserve(cp_stream_walker *w) {
@@ -241,9 +247,8 @@ static cp_status fill_walker(cp_stream_walker *w) {
                            cp_device_query_tile(w->kernel, &w->attended),
                            w->options.growth, &w->manifest));
     CP_TRY(reserve(w));
-    if (w->splits > 1)
-        CP_TRY(clear_words(w, w->tickets,
-                           query_rows(w) * w->attended.query_heads));
+    if (ticket_count(w) > 0)
+        CP_TRY(clear_words(w, w->tickets, ticket_count(w)));
     CP_TRY(make_events(w));
     take_lists(w, plan->layout);
     return forget_wrong(w);
@@ -406,6 +411,7 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .merge = merged >= 0,
         .unfinished = w->unfinished,
         .tickets = w->tickets,
+        .spared = w->options.apart ? CP_SPARED : 0,
         .rows = plan->slots[slot].rows,
         .output = w->slots[slot],
         .lse = slot_lse(w, slot),

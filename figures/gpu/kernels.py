@@ -18,6 +18,11 @@ wgmma. Code that a loop branches around counts as if it ran.
                   are of one product; softmax: those that are between products
   in_flight       bytes that a multiprocessor's threads ask of memory in a turn
                   of the loop; what TMA asks is not in it
+  executed        instructions of the shortest way round the loop: what a forward
+                  branch in it skips is left out
+  hidden          of a loop that waits for products twice, how many exponentials
+                  stand before the last wait; late: multiplications behind the
+                  last exponential
 """
 
 import collections
@@ -29,8 +34,8 @@ import sys
 
 CHECKED = ("sm_80", "sm_90a")
 SHOWN = ("kernel", "architecture", "registers", "spills", "serialised", "shared", "dynamic",
-         "blocks", "loop", "HGMMA", "HMMA", "FFMA", "MUFU", "multiply_adds", "useful",
-         "overlapped", "between", "softmax")
+         "blocks", "loop", "executed", "HGMMA", "HMMA", "FFMA", "MUFU", "multiply_adds", "useful",
+         "overlapped", "between", "softmax", "hidden", "late")
 APART = 64  # instructions and more between two HGMMA: they are of two products
 KINDS = ("HGMMA", "HMMA", "FFMA", "MUFU", "LDSM", "LDGSTS", "LDG", "LDS")
 # Cycles of a quarter of a multiprocessor for an instruction of a warp: CUDA's
@@ -79,8 +84,29 @@ def kernels_of(text):
     return kernels
 
 
+def shortest(loop):
+    """How many instructions a turn of a loop executes at least."""
+    count, skip_to = 0, 0
+    for at, _, to in loop:
+        if at >= skip_to:
+            count += 1
+            skip_to = to if to is not None and at < to <= loop[-1][0] else 0
+    return count
+
+
+def order_of(opcodes):
+    """Exponentials before the last wait for products, multiplications behind the
+    last exponential: blank where a loop does not wait twice."""
+    waits = [n for n, op in enumerate(opcodes) if op.startswith("WARPGROUP.DEPBAR")]
+    exponentials = [n for n, op in enumerate(opcodes) if op.startswith("MUFU.EX2")]
+    if len(waits) < 2 or not exponentials:
+        return "", ""
+    return (sum(n < waits[-1] for n in exponentials),
+            sum(op.startswith("FMUL") for op in opcodes[exponentials[-1]:]))
+
+
 def inner_loop(code):
-    """The opcodes of that loop without loops that multiply which has the most
+    """The instructions of that loop without loops that multiply which has the most
     multiply-adds; of those with as many, the shortest."""
     spans = {(to, at) for at, _, to in code if to is not None and to <= at}
     work = {s: sum(multiply_adds(op) for at, op, _ in code if s[0] <= at <= s[1])
@@ -90,7 +116,7 @@ def inner_loop(code):
         inside = any(low <= a and b <= high and (a, b) != (low, high) and work[a, b]
                      for a, b in spans)
         if not inside and work[low, high] > most:
-            best, most = [op for at, op, _ in code if low <= at <= high], work[low, high]
+            best, most = [one for one in code if low <= one[0] <= high], work[low, high]
     return best
 
 
@@ -158,6 +184,7 @@ def count(folder, nvcc, cuobjdump, path, arch):
 
 def row_of(name, arch, taken, loop, given):
     """given: of the budgets, its threads and dynamic shared memory."""
+    executed, loop = shortest(loop) if loop else 0, [op for _, op, _ in loop]
     kinds = collections.Counter(map(kind_of, loop))
     work = sum(map(multiply_adds, loop))
     spent = sum(cycles(op, arch) for op in loop)
@@ -182,6 +209,8 @@ def row_of(name, arch, taken, loop, given):
     row["between"] = max([n for n in gaps if n < APART], default="")
     row["softmax"] = sum(n for n in gaps if n >= APART) if gaps else ""
     row["in_flight"] = sum(map(loads, loop)) * threads * (row["blocks"] or 0)
+    row["executed"] = executed
+    row["hidden"], row["late"] = order_of(loop)
     return row
 
 
@@ -189,13 +218,14 @@ def over(row, given):
     """What a row has more of than it may, and less than it must."""
     name = f"{row['kernel']} for {row['architecture']}"
     most = {"spills": 0, "serialised": 0, "registers": given.get("registers"),
-            "all shared": given.get("shared")}
+            "all shared": given.get("shared"), "executed": given.get("executed"),
+            "late": 0 if given.get("hidden") else None}
     seen = dict(row, **{"all shared": row["shared"] + row["dynamic"]})
     for key, limit in most.items():
         if limit not in (None, "") and seen[key] > int(limit):
             yield f"{name}: {key} {seen[key]}, of {limit} at most"
-    for key in ("useful", "overlapped", "multiply_adds"):
-        if given.get(key) and float(row[key]) < float(given[key]):
+    for key in ("useful", "overlapped", "multiply_adds", "hidden"):
+        if given.get(key) and float(row[key] or 0) < float(given[key]):
             yield f"{name}: {key} {row[key]}, of {given[key]} at least"
 
 

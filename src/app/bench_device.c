@@ -38,28 +38,29 @@ typedef struct {
     cp_multiplier *multiplier;
 } bench_desk;
 
-/* A kernel of any GPU; or a rung of those for prompts on Hopper. */
+/* A kernel of any GPU; or one of those for prompts on Hopper. */
 typedef struct {
     const char *name;
     cp_attend_kernel kernel;
-    int rung; /* 0: none */
+    int prefill; /* which of these; 0: none */
 } contender;
 
 static const contender contenders[] = {
-    {"loops", CP_ATTEND_LOOPS, 0},    {"tiles", CP_ATTEND_TILES, 0},
-    {"few", CP_ATTEND_FEW, 0},        {"hopper-1", CP_ATTEND_TILES, 1},
-    {"hopper-2", CP_ATTEND_TILES, 2}, {"hopper-3", CP_ATTEND_TILES, 3},
-    {"hopper-4", CP_ATTEND_TILES, 4}, {"hopper-5", CP_ATTEND_TILES, 5}};
+    {"loops", CP_ATTEND_LOOPS, 0},
+    {"tiles", CP_ATTEND_TILES, 0},
+    {"few", CP_ATTEND_FEW, 0},
+    {"hopper-plain", CP_ATTEND_TILES, CP_PREFILL_PLAIN},
+    {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
 enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
 
-/* Few rows are what `few` is for, and many what rungs are. */
+/* Few rows are what `few` is for, and many what Hopper's kernels are. */
 static bool takes(const bench_desk *it, const contender *by,
                   cp_bench_part part) {
     const bool decode = part == CP_BENCH_DECODE;
     return cp_device_takes(by->kernel, &it->bench->shape, it->element,
                            it->capability) &&
            (by->kernel != CP_ATTEND_FEW || decode) &&
-           (by->rung == 0 || (!decode && it->capability == 90));
+           (by->prefill == 0 || (!decode && it->capability == 90));
 }
 
 /* An attention of one size. */
@@ -195,8 +196,8 @@ static cp_status enqueue_attention(const void *what, int turn) {
     }
     const cudaStream_t stream = it->desk->queues.compute;
     return cp_cuda(
-        it->by->rung > 0 ? cp_device_prefill(&call, it->by->rung, stream)
-                         : cp_device_attend(&call, stream),
+        it->by->prefill > 0 ? cp_device_prefill(&call, it->by->prefill, stream)
+                            : cp_device_attend(&call, stream),
         "an attention of %ld rows over %ld keys", it->rows, it->size);
 }
 
@@ -210,7 +211,7 @@ static cp_status send_lists(const subject *it) {
     const bench_desk *desk = it->desk;
     const cp_piece all = {{0, it->start, it->rows, 1}, 0};
     const int64_t longest =
-        it->by->rung > 0
+        it->by->prefill > 0
             ? cp_device_prefill_tile(&it->call.shape)
             : cp_device_query_tile(it->by->kernel, &it->call.shape);
     tile_lists *lists = desk->lists;
@@ -251,7 +252,7 @@ static cp_status subject_open(subject *it, cp_entrant *out) {
     CP_TRY(send_lists(it));
     it->call.queries_of =
         (cp_device_tiles){there->tiles, &there->count, desk->lists->count};
-    if (it->by->rung == 0)
+    if (it->by->prefill == 0)
         it->call.splits =
             cp_device_splits(&it->call, desk->blocks,
                              cp_device_most_splits(it->by->kernel, shape,

@@ -23,6 +23,8 @@ void stand_in_barrier_wait(uint64_t *barrier, int parity, const char *file,
                            int line);
 #define barrier_init(barrier, arrivals) stand_in_barrier_init(barrier, arrivals)
 #define barrier_arrive(barrier) stand_in_barrier_arrive(barrier, 0)
+#define barrier_arrive_after(barrier, weight)                                  \
+    ((void)(weight), stand_in_barrier_arrive(barrier, 0))
 #define barrier_expect(barrier, bytes) stand_in_barrier_arrive(barrier, bytes)
 #define barrier_wait(barrier, parity)                                          \
     stand_in_barrier_wait(barrier, parity, STAND_IN_HERE)
@@ -67,10 +69,43 @@ void stand_in_multiply(float *sums, stand_in_product product);
 
 /* Nothing to do here: a C compiler keeps its order around calls. */
 #define hold_registers(sums, count) ((void)(sums))
-#define uniform(x) (x)
+#define from_lane(x, lane)                                                     \
+    ((int)__float_as_uint(stand_in_exchange(__uint_as_float((unsigned)(x)),    \
+                                            lane, STAND_IN_HERE)))
+#define uniform(x) from_lane(x, 0)
+#define keep(x) (x)
+#define after(x, weight) ((void)(weight), x)
 
 static inline float fast_exp2(float x) {
     return exp2f(x);
+}
+
+static inline float fast_log2(float x) {
+    return log2f(x);
+}
+
+static inline float fast_inverse(float x) {
+    return 1.0f / x;
+}
+
+static inline float2 load_pair(const float *from) {
+    const float2 pair = {from[0], from[1]};
+    return pair;
+}
+
+static inline void store_one(float *to, float x, bool there) {
+    if (there)
+        *to = x;
+}
+
+static inline void store_pair(float *to, float x, float y, bool there) {
+    store_one(to, x, there);
+    store_one(to + 1, y, there);
+}
+
+/* Orders nothing, so nothing has to be fenced before it. */
+static inline int take_number(int32_t *counter) {
+    return (*counter)++;
 }
 
 #endif
