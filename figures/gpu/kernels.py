@@ -108,7 +108,10 @@ def order_of(opcodes):
 def inner_loop(code):
     """The instructions of that loop without loops that multiply which has the most
     multiply-adds; of those with as many, the shortest."""
-    spans = {(to, at) for at, _, to in code if to is not None and to <= at}
+    # A branch back over the end of the program comes from a wait that is begun again.
+    ends = [at for at, op, _ in code if op == "EXIT"]
+    spans = {(to, at) for at, _, to in code
+             if to is not None and to <= at and not any(to < end < at for end in ends)}
     work = {s: sum(multiply_adds(op) for at, op, _ in code if s[0] <= at <= s[1])
             for s in spans}
     best, most = [], 0
