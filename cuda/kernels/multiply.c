@@ -128,7 +128,7 @@ static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t best;
-    const uint64_t bytes = mine->workspace_bytes;
+    const uint64_t bytes = mine->in_order ? 0 : mine->workspace_bytes;
     const uint32_t reductions = mine->in_order ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                : CUBLASLT_REDUCTION_SCHEME_MASK;
     int count = 0;
@@ -231,8 +231,20 @@ enum {
 
 void cp_multiplier_keep_order(cp_multiplier *multiplier) {
     multiplier->in_order = true;
-    multiplier->workspace_bytes = 0;
     multiplier->searches = 0;
+}
+
+/* Whether an algorithm adds up each sum in one piece. */
+static bool in_one_piece(const cublasLtMatmulAlgo_t *algorithm) {
+    int32_t splits = 0;
+    uint32_t reduction = 0;
+    return cublasLtMatmulAlgoConfigGetAttribute(
+               algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+               sizeof(splits), NULL) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulAlgoConfigGetAttribute(
+               algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
+               sizeof(reduction), NULL) == CUBLAS_STATUS_SUCCESS &&
+           splits <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
 static sizes typical(sizes of) {
@@ -255,7 +267,9 @@ static cp_status find_in_order(cp_multiplier *mine, sizes of,
     if (result == CUBLAS_STATUS_SUCCESS)
         result = cublasLtMatmulAlgoCheck(mine->library, &p->how, &p->w, &p->x,
                                          &p->y, &p->y, p->algorithm, &found);
-    if (result == CUBLAS_STATUS_SUCCESS && found.workspaceSize > 0)
+    if (result == CUBLAS_STATUS_SUCCESS &&
+        (!in_one_piece(p->algorithm) ||
+         found.workspaceSize > mine->workspace_bytes))
         result = CUBLAS_STATUS_NOT_SUPPORTED;
     return result == CUBLAS_STATUS_SUCCESS
                ? CP_OK

@@ -13,6 +13,7 @@
 #include "machine.h"
 
 enum { NEED = 512, WORKSPACE_ALIGNMENT = 256, LEAST_ALIGNMENT = 16 };
+enum { MANY_ROWS = 160, COUNTER = 8 /* bytes */ };
 
 static const uint64_t begun = 0x4c41594f55540001u; /* the mark */
 
@@ -264,6 +265,29 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     return status;
 }
 
+cublasStatus_t
+cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                     cublasLtMatmulAlgoConfigAttributes_t attr,
+                                     void *buf, size_t bytes, size_t *written) {
+    const uint32_t value = attr == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
+                               ? algo->reductions
+                           : algo->reductions != 0 ? 2
+                                                   : 1;
+    if (bytes != sizeof value)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(buf, &value, bytes);
+    if (written != NULL)
+        *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Over many rows Hopper's kernels count tiles, whatever they were found for. */
+static uint64_t workspace_of(const cublasLtMatmulAlgo_t *algo,
+                             int64_t columns) {
+    return algo->workspace == 0 && columns >= MANY_ROWS ? COUNTER
+                                                        : algo->workspace;
+}
+
 static uint64_t check_of(const cublasLtMatmulAlgo_t *algo, int64_t columns) {
     return algo->kind + (uint64_t)columns;
 }
@@ -283,7 +307,7 @@ cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
     handle->checked =
         grown(handle->checked, handle->checks, sizeof *handle->checked);
     handle->checked[handle->checks++] = check_of(algo, d->columns);
-    found->workspaceSize = algo->workspace;
+    found->workspaceSize = workspace_of(algo, d->columns);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -461,10 +485,11 @@ static cublasStatus_t check_call(cublasLtHandle_t handle, const product *p,
                       "an algorithm that was found for another product");
     for (int i = 0; i < 4; i++)
         OR_RETURN(check_operand(p, i, chosen->alignments[i]));
-    if (chosen->workspace > workspace_bytes)
+    const uint64_t needed = workspace_of(chosen, p->l[3].columns);
+    if (needed > workspace_bytes)
         return REFUSE(INVALID_VALUE, "a workspace of %zu bytes",
                       workspace_bytes);
-    if (chosen->workspace > 0)
+    if (needed > 0)
         OR_RETURN(check_memory("a workspace", p->workspace, workspace_bytes,
                                WORKSPACE_ALIGNMENT));
     return load(handle, chosen->kind, on);
@@ -486,7 +511,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                  .alpha = *(const float *)alpha,
                  .beta = *(const float *)beta,
                  .workspace = workspace,
-                 .workspace_bytes = (size_t)algo->workspace,
+                 .workspace_bytes = (size_t)workspace_of(algo, d->columns),
                  .split = algo->reductions != 0 ? d->columns : algo->columns};
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_EXECUTION_FAILED);

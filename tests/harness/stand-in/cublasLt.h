@@ -37,6 +37,9 @@
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 6)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 7)                           \
     X(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 8)
+#define CUBLAS_CONFIGS(X)                                                      \
+    X(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 2)                                      \
+    X(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 3)
 #define CUBLAS_WAYS(X)                                                         \
     X(CUBLASLT_REDUCTION_SCHEME_NONE, 0)                                       \
     X(CUBLASLT_REDUCTION_SCHEME_MASK, 7)                                       \
@@ -52,6 +55,9 @@ typedef enum { CUBLAS_DESCRIPTIONS(CUDA_NAMED) } cublasLtMatmulDescAttributes_t;
 typedef enum {
     CUBLAS_PREFERENCES(CUDA_NAMED)
 } cublasLtMatmulPreferenceAttributes_t;
+typedef enum {
+    CUBLAS_CONFIGS(CUDA_NAMED)
+} cublasLtMatmulAlgoConfigAttributes_t;
 typedef enum { CUBLAS_WAYS(CUDA_NAMED) } cublasComputeType_t;
 typedef cudaDataType cudaDataType_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
@@ -135,6 +141,11 @@ cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                         cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                         const cublasLtMatmulAlgo_t *algo,
                         cublasLtMatmulHeuristicResult_t *found);
+
+cublasStatus_t
+cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                     cublasLtMatmulAlgoConfigAttributes_t attr,
+                                     void *buf, size_t bytes, size_t *written);
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t how,
                               const void *alpha, const void *A,
