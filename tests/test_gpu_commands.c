@@ -86,6 +86,22 @@ LOOP(scene_is_as_told, 0,
     scene_play(_i);
 }
 
+/* Fewer bits have their effect on a model, too, and the same as on cores. */
+TEST(a_model_sends_fewer_bits) {
+    static const char *const wires[] = {"bf16", "fp8", "int8"};
+    for (int n = 0; n < COUNT_OF(wires); n++) {
+        runs("run() { $G logits --model $D/m.gguf --tokens $D/ids.npy --ranks "
+             "3 --history 20+d5+9 --positions all $3 $4 --on $1 --out "
+             "$D/$2.npy >$D/said; }; run cuda-fp32 plain && run threads cores "
+             "--wire %s && run cuda-fp32 gpu --wire %s",
+             wires[n], wires[n]);
+        const double effect = differ("plain.npy", "gpu.npy");
+        const double apart = differ("cores.npy", "gpu.npy");
+        ck_assert_msg(effect > 1e-5 && apart < 0.2 * effect, "%s: %g, %g",
+                      wires[n], effect, apart);
+    }
+}
+
 TEST(attention_alone_is_the_same) {
     static const struct {
         const char *words;

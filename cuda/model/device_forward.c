@@ -349,8 +349,7 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
 }
 
 static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
-    const cp_plan_options wanted = {.element_bytes = call->plan->element_bytes,
-                                    .spare = 1};
+    const cp_plan_options wanted = cp_plan_options_of(call->plan);
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
     CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
                          &wanted, &pass->plan));

@@ -169,6 +169,9 @@ typedef struct {
     cp_indexer indexer; /* sparse attention, by it; all zero: attention */
 } cp_plan_options;
 
+/* Those of a plan, to build the same for another layout. */
+cp_plan_options cp_plan_options_of(const cp_plan *plan);
+
 /* What a rank's slot of queries holds when it begins, and its result when it
  * ends. */
 cp_use cp_plan_begins(const cp_plan *plan, int rank);
