@@ -345,6 +345,19 @@ TEST(a_file_cut_at_any_byte_is_refused) {
     must(parse(bytes.length));
 }
 
+TEST(one_byte_anywhere_is_another_file) {
+    tiny_gguf_build(&smallest, &bytes);
+    must(parse(bytes.length));
+    const uint64_t same = cp_gguf_fingerprint(file);
+    unsigned char *at = fence - bytes.length;
+    for (int64_t i = 0; i < bytes.length; i++) {
+        at[i] ^= 1;
+        hold(cp_gguf_fingerprint(file) != same);
+        at[i] ^= 1;
+    }
+    hold(cp_gguf_fingerprint(file) == same);
+}
+
 static void scratch(int64_t length, uint64_t *state) {
     static const uint64_t favourites[] = {0,          1,          INT64_MAX,
                                           UINT64_MAX, UINT32_MAX, 1ULL << 61};

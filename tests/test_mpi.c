@@ -454,6 +454,13 @@ static const struct {
     int status;
     const char *because, *line;
 } refusals[] = {
+    {1, "rank 2 has another tiny.gguf than rank 0",
+     "mkdir -p $D/a $D/b && cp $D/tiny.gguf $D/a && cp $D/tiny.gguf $D/b && "
+     "printf '\\001' | dd of=$D/b/tiny.gguf bs=1 seek=$(($(stat -c %s "
+     "$D/tiny.gguf) / 2)) conv=notrunc status=none && "
+     "X=$(realpath $L); mpirun -n 2 --wdir $D/a $X chat --on mpi --model "
+     "tiny.gguf --ask x : "
+     "-n 1 --wdir $D/b $X chat --on mpi --model tiny.gguf --ask x"},
     {2, "the launcher has started 3", "mpirun -n 3 " CHAT "--ranks 2"},
     {2, "did you mean --ask", "mpirun -n 3 " CHAT "--akk x"},
     {1, "/no/such.gguf: No such file",

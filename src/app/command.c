@@ -15,6 +15,7 @@
 #include "ground/save.h"
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
+#include "ring/agree.h"
 #include "ring/crew.h"
 #include "ring/leaves.h"
 
@@ -445,9 +446,17 @@ cp_status cp_command_simulating(const cp_command_call *call,
     return status;
 }
 
+/* All processes open the same file, or none does. */
 static cp_status opened_file(cp_opened *model) {
-    return model->file != NULL ? CP_OK
-                               : cp_gguf_open(model->path, &model->file);
+    const char *slash = strrchr(model->path, '/');
+    uint64_t fingerprint = 0;
+    if (model->file != NULL)
+        return CP_OK;
+    const cp_status status = cp_gguf_open(model->path, &model->file);
+    if (status == CP_OK && cp_crew_mine()->ranks > 1)
+        fingerprint = cp_gguf_fingerprint(model->file);
+    return cp_crew_agree_file(slash != NULL ? slash + 1 : model->path,
+                              fingerprint, status);
 }
 
 cp_status cp_opened_words(cp_opened *model) {

@@ -58,6 +58,9 @@ cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out);
 /* Release a file; its tensors and strings are gone. NULL is fine. */
 void cp_gguf_close(cp_gguf *file);
 
+/* A hash of all its bytes: keys, tokenizer and weights. Reads the whole file. */
+uint64_t cp_gguf_fingerprint(const cp_gguf *file);
+
 /* Is there such a key? */
 bool cp_gguf_has(const cp_gguf *file, const char *key);
 

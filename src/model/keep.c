@@ -12,25 +12,10 @@
 #include "ring/crew.h"
 
 static const char magic[8] = "LONGRING";
-enum { VERSION = 1, STRETCH = 1024 }; /* tokens of a block of rows */
+enum { VERSION = 2, STRETCH = 1024 }; /* tokens of a block of rows */
 
 static_assert(sizeof(cp_keep_head) == 144, "a head has no gaps");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "as files are");
-
-uint64_t cp_keep_identity(const cp_gguf *file) {
-    enum { SOME = 256 };
-    int64_t count;
-    const cp_gguf_tensor *tensors = cp_gguf_tensors(file, &count);
-    uint64_t hash = 0;
-    for (int64_t n = 0; n < count; n++) {
-        const cp_gguf_tensor *t = &tensors[n];
-        hash = cp_hash(hash, t->name.bytes, t->name.length);
-        hash = cp_hash(hash, &t->type, sizeof(t->type));
-        hash = cp_hash(hash, t->extent, sizeof(t->extent));
-        hash = cp_hash(hash, t->data, cp_min(SOME, t->bytes));
-    }
-    return hash;
-}
 
 /* Bytes of lengths, chances and ids, and of the sum behind them. */
 static int64_t words_bytes(const cp_keep_head *head) {
@@ -69,7 +54,7 @@ cp_status cp_keep_new(const cp_model *model, const cp_gguf *file,
     const int64_t values = cp_value_width(&facts->shape);
     *keep =
         (cp_keep){.head = {.version = VERSION,
-                           .model = cp_keep_identity(file),
+                           .model = cp_gguf_fingerprint(file),
                            .layers = facts->layers,
                            .key_width = cp_kept_width(&facts->shape) - values,
                            .value_width = values,

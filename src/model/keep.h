@@ -15,7 +15,7 @@
 typedef struct {
     char magic[8];
     int64_t version;
-    uint64_t model; /* cp_keep_identity of its file */
+    uint64_t model; /* cp_gguf_fingerprint of its file */
     char name[64];  /* for messages */
     int64_t layers, key_width, value_width, vocabulary;
     int64_t sequences, tokens;
@@ -29,10 +29,6 @@ typedef struct {
     int32_t *ids;      /* [tokens] */
     char *words;       /* the three of them; owned */
 } cp_keep;
-
-/* What tells a model's file from others: its tensors, and some of their
- * bytes. */
-uint64_t cp_keep_identity(const cp_gguf *file);
 
 /* Room for sequences of so many tokens together, of that model; lengths,
  * chances and ids are for the caller to fill in. Fails with CP_MEMORY; free

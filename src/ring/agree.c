@@ -130,21 +130,45 @@ cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
                : meet(crew, wish_of(plan, about, mine));
 }
 
+/* The first rank that has another number than rank 0, or 0. */
+static cp_status find_other(const cp_crew *crew, uint64_t number, int *other) {
+    uint64_t *all;
+    *other = 0;
+    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "what ranks have"));
+    all[crew->rank] = number;
+    const cp_status status = crew->collect(all, sizeof(*all));
+    for (int r = crew->ranks - 1; r > 0 && status == CP_OK; r--)
+        if (all[r] != all[0])
+            *other = r;
+    free(all);
+    return status;
+}
+
 cp_status cp_crew_agree_words(int count, char *const *arguments) {
     const cp_crew *crew = cp_crew_mine();
-    uint64_t *all, words = cp_hash(1, CP_COMMIT, sizeof(CP_COMMIT));
+    uint64_t words = cp_hash(1, CP_COMMIT, sizeof(CP_COMMIT));
+    int other;
     for (int i = 1; i < count; i++)
         words = cp_hash(words, arguments[i], (int64_t)strlen(arguments[i]) + 1);
     if (crew->ranks == 1)
         return CP_OK;
-    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "command lines"));
-    all[crew->rank] = words;
-    cp_status status = crew->collect(all, sizeof(*all));
-    for (int r = 1; r < crew->ranks && status == CP_OK; r++)
-        if (all[r] != all[0])
-            status = cp_refuse("the ranks disagree: rank %d was started with "
-                               "other words than rank 0, or is another version",
-                               r);
-    free(all);
-    return status;
+    CP_TRY(find_other(crew, words, &other));
+    return other == 0
+               ? CP_OK
+               : cp_refuse("the ranks disagree: rank %d was started with "
+                           "other words than rank 0, or is another version",
+                           other);
+}
+
+cp_status cp_crew_agree_file(const char *name, uint64_t fingerprint,
+                             cp_status mine) {
+    const cp_crew *crew = cp_crew_mine();
+    int other;
+    if (crew->ranks == 1)
+        return mine;
+    CP_TRY(cp_crew_all_ready(crew, mine));
+    CP_TRY(find_other(crew, fingerprint, &other));
+    return other == 0
+               ? CP_OK
+               : cp_refuse("rank %d has another %s than rank 0", other, name);
 }

@@ -23,4 +23,10 @@ cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
  * ranks if not, naming one that differs. */
 cp_status cp_crew_agree_words(int count, char *const *arguments);
 
+/* See that all processes have opened the same file: mine is how that went, and
+ * the fingerprint is of its bytes. CP_INVALID on all ranks, naming one whose
+ * file is another; a failure of any is one of all. */
+cp_status cp_crew_agree_file(const char *name, uint64_t fingerprint,
+                             cp_status mine);
+
 #endif
