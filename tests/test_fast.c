@@ -7,6 +7,7 @@
 #include "harness/rig.h"
 #include "kernel_checks.h"
 #include "merge_checks.h"
+#include "reference/attend/kernel_choice.h"
 #include "reference/attend/micro.h"
 
 #include <blis.h>
@@ -42,6 +43,58 @@ static bool choose_micro_kernel(int which) {
         return false;
     snprintf(text, sizeof(text), "%d", all[which].number);
     return which == 0 || setenv("BLIS_ARCH_TYPE", text, 1) == 0;
+}
+
+/* Processors, none of which has a name: who made them must not matter. */
+static const struct {
+    cp_processor processor;
+    bool wide;
+    const char *because;
+} processors[] = {
+    /* Two units, whose cloud calls them "Intel(R) Xeon(R) Processor". */
+    {{NULL, true, true, 220e9, 110e9}, true, "at 2.00 times"},
+    {{NULL, true, true, 150e9, 100e9}, true, "at 1.50 times"},
+    {{NULL, true, true, 125e9, 100e9}, true, "at 1.25 times"},
+    {{NULL, true, true, 124e9, 100e9}, false, "BLIS's choice; 512-bit"},
+    /* One unit, or 512 bits in two halves. */
+    {{NULL, true, true, 104e9, 100e9}, false, "at 1.04 times"},
+    {{NULL, true, true, 75e9, 100e9}, false, "at 0.75 times"},
+    {{NULL, true, false, 0, 0}, false, "the processor has no AVX-512"},
+    {{NULL, false, true, 0, 0}, false, "built without AVX-512"},
+    {{NULL, false, false, 0, 0}, false, "built without AVX-512"},
+    {{"3", true, true, 220e9, 110e9}, false, "BLIS_ARCH_TYPE=3 asks"},
+    {{"haswell", true, false, 0, 0}, false, "BLIS_ARCH_TYPE=haswell asks"},
+};
+
+LOOP(a_kernel_is_chosen_by_what_the_processor_does, 0, COUNT_OF(processors)) {
+    const cp_kernel_choice choice = cp_kernel_decide(&processors[_i].processor);
+    ck_assert_int_eq(choice.wide, processors[_i].wide);
+    ck_assert_ptr_nonnull(strstr(choice.reason, processors[_i].because));
+}
+
+/* The choice reaches BLIS, and what we start does not see it. */
+TEST(this_processor_runs_the_kernel_that_was_chosen) {
+    unsetenv("BLIS_ARCH_TYPE");
+    const cp_processor here = cp_processor_read();
+    ck_assert(here.avx512 == (here.wide > 0) || !here.built);
+    const bool far =
+        here.wide < 1.1 * here.narrow || here.wide > 1.4 * here.narrow;
+    const bool wide = cp_kernel_decide(&here).wide;
+    const cp_micro *micro = cp_micro_get();
+    ck_assert_ptr_null(getenv("BLIS_ARCH_TYPE"));
+    if (wide && far)
+        ck_assert_int_eq(micro->panel, 32);
+    if (!here.avx512)
+        ck_assert_ptr_nonnull(strstr(micro->about, "BLIS's choice"));
+}
+
+/* A variable that is set wins, and is said. */
+TEST(a_kernel_that_is_asked_for_is_taken) {
+    char generic[16];
+    snprintf(generic, sizeof(generic), "%d", BLIS_ARCH_GENERIC);
+    ck_assert_int_eq(setenv("BLIS_ARCH_TYPE", generic, 1), 0);
+    ck_assert_ptr_nonnull(strstr(cp_micro_get()->about, "generic"));
+    ck_assert_ptr_nonnull(strstr(cp_micro_get()->about, "asks for it"));
 }
 
 enum { DEPTH = 37, FIELD = 70 };

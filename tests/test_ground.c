@@ -3,12 +3,16 @@
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "expect.h"
 
+#include "ground/host.h"
 #include "ground/random.h"
 #include "ground/text.h"
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 TEST(messages_are_cut_at_511_bytes) {
@@ -194,4 +198,99 @@ TEST(chance_is_the_same_everywhere) {
     ck_assert_uint_eq(cp_random(&state), 3203168211198807973u);
     ck_assert_uint_eq(cp_hash(0, "foobar", 6), 0x85944171F73967E8u);
     ck_assert_uint_eq(cp_hash(0, "", 0), 0xCBF29CE484222325u);
+}
+
+/* What a machine says of its cores, as "file=text file=text"; ';' ends a line. */
+static const struct {
+    const char *files;
+    int64_t affinity;
+    const char *threads;
+    int cores; /* 0: refused */
+} limits[] = {
+    {"", 8, NULL, 8},
+    {"", 8, "3", 3},
+    {"", 8, "1", 1},
+    {"", 2, "64", 2},
+    {"", 8, "4,2", 4},
+    {"", 8, "4096", 8},
+    {"", 0, NULL, 1},
+    /* A number from 1 to 4096 is expected. */
+    {"", 8, "0", 0},
+    {"", 8, "-3", 0},
+    {"", 8, "", 0},
+    {"", 8, "x", 0},
+    {"", 8, "2x", 0},
+    {"", 8, "4097", 0},
+    {"", 8, "99999", 0},
+    {"", 8, "99999999999999999999", 0},
+    /* Version 2: in its own group, above, or seen as the root. */
+    {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=200000_100000", 8, NULL, 2},
+    {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=150000_100000", 8, NULL, 2},
+    {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=50000_100000", 8, NULL, 1},
+    {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=max_100000", 8, NULL, 8},
+    {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=900000_100000", 8, "3", 3},
+    {"proc/self/cgroup=0::/a/b; sys/fs/cgroup/a/b/cpu.max=300000_100000", 8,
+     NULL, 3},
+    {"proc/self/cgroup=0::/a/b; sys/fs/cgroup/a/cpu.max=300000_100000 "
+     "sys/fs/cgroup/a/b/cpu.max=max_100000",
+     8, NULL, 3},
+    {"proc/self/cgroup=0::/a/b; sys/fs/cgroup/a/cpu.max=200000_100000 "
+     "sys/fs/cgroup/a/b/cpu.max=300000_100000",
+     8, NULL, 2},
+    {"proc/self/cgroup=0::/docker/7; sys/fs/cgroup/cpu.max=300000_100000", 8,
+     NULL, 3},
+    /* Version 1. */
+    {"proc/self/cgroup=5:memory:/x;4:cpu,cpuacct:/x;0::/; "
+     "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us=250000 "
+     "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us=100000",
+     8, NULL, 3},
+    {"proc/self/cgroup=1:cpu:/; sys/fs/cgroup/cpu/cpu.cfs_quota_us=-1 "
+     "sys/fs/cgroup/cpu/cpu.cfs_period_us=100000",
+     8, NULL, 8},
+    {"proc/self/cgroup=1:cpuset:/; sys/fs/cgroup/cpuset/cpu.cfs_quota_us=1 "
+     "sys/fs/cgroup/cpuset/cpu.cfs_period_us=1",
+     8, NULL, 8},
+};
+
+/* A file below root, and the directories above it. */
+static void put_file(const char *root, const char *name, const char *text) {
+    char path[300];
+    snprintf(path, sizeof(path), "%s/%s", root, name);
+    for (char *c = path + strlen(root) + 1; *c != '\0'; c++)
+        if (*c == '/') {
+            *c = '\0';
+            mkdir(path, 0700);
+            *c = '/';
+        }
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    for (; *text != '\0'; text++)
+        fputc(*text == ';' ? '\n' : *text == '_' ? ' ' : *text, file);
+    fputc('\n', file);
+    fclose(file);
+}
+
+LOOP(cores_are_the_least_of_what_limits_them, 0, COUNT_OF(limits)) {
+    char root[] = "/tmp/limits-XXXXXX", command[64], words[400], *rest = words;
+    ck_assert_ptr_nonnull(mkdtemp(root));
+    snprintf(words, sizeof(words), "%s", limits[_i].files);
+    for (char *word = strtok_r(words, " ", &rest); word != NULL;
+         word = strtok_r(NULL, " ", &rest)) {
+        char *text = strchr(word, '=');
+        *text = '\0';
+        put_file(root, word, text + 1);
+    }
+    const cp_host_limits here = {limits[_i].affinity, limits[_i].threads, root};
+    int cores = 0;
+    const cp_status status = cp_host_limit(&here, &cores);
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    ck_assert_int_eq(system(command), 0);
+    if (limits[_i].cores == 0) {
+        ck_assert_int_eq(status, CP_INVALID);
+        ck_assert_ptr_nonnull(
+            strstr(cp_message(), "expected a number from 1 to 4096"));
+    } else {
+        must(status);
+        ck_assert_int_eq(cores, limits[_i].cores);
+    }
 }

@@ -4,11 +4,13 @@
 #include "reference/attend/micro.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <blis.h>
 
 #include "reference/attend/exp2.h"
+#include "reference/attend/kernel_choice.h"
 
 #ifdef BLIS_NUM_LEVEL3_UKRS /* 0.9, and nothing later */
 typedef sgemm_ukr_ft micro_kernel;
@@ -72,6 +74,7 @@ static cp_micro found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void ask(void) {
+    const cp_kernel_choice choice = cp_kernel_choose();
     context_pointer context = bli_gks_query_cntx();
     const bool rows = prefers_rows(context);
     const bszid_t slice = rows ? BLIS_MR : BLIS_NR;
@@ -88,6 +91,9 @@ static void ask(void) {
     const void_fp address = find_kernel(context);
     memcpy(&found.kernel, &address, sizeof(address));
     found.in_order = sums_in_order(&found);
+    snprintf(found.about, sizeof(found.about), "%s, %ld by %ld: %s",
+             bli_arch_string(bli_arch_query_id()), found.slice, found.panel,
+             choice.reason);
 }
 
 const cp_micro *cp_micro_get(void) {

@@ -14,6 +14,7 @@ typedef struct {
     bool in_order; /* a product is added after the other, fused (exp2.h) */
     void (*kernel)(void);
     const void *context;
+    char about[160]; /* its name, its tile, and why this one */
 } cp_micro;
 
 /* What BLIS has for this processor; the same at every call. Any thread may

@@ -2,10 +2,10 @@
 /* What an engine on cores keeps, and its scores. */
 #include "reference/model/engine.h"
 
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ground/host.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
 #include "reference/ring/walk.h"
@@ -75,7 +75,7 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
     const cp_product product = {&model->tensors[CP_WEIGHT_OUTPUT].matrix, false,
                                 out};
     const int wanted = base->options.cores;
-    const int cores = wanted > 0 ? wanted : omp_get_num_procs();
+    const int cores = wanted > 0 ? wanted : cp_host_cores();
     float *scratch;
     CP_TRY(cp_allocate(&scratch, cp_linear_scratch(rows, width, cores),
                        sizeof(float), "the output layer"));

@@ -3,8 +3,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "reference/ring/place.h"
 
-#include <omp.h>
 #include <unistd.h>
+
+#include "ground/host.h"
 
 static cp_status run_threads(int ranks, cp_rank_main function, void *context) {
     const cp_threads_options threads = {.ranks = ranks};
@@ -15,7 +16,7 @@ const cp_place cp_place_threads = {run_threads, &cp_machine_threads, CP_NOBODY,
                                    0, NULL};
 
 int cp_place_share(const cp_place *place, int cores, int ranks) {
-    const int mine = omp_get_num_procs();
+    const int mine = cp_host_cores();
     if (place->local == 0)
         return (int)cp_max(1, (cores > 0 ? cores : mine) / ranks);
     const int64_t all =

@@ -56,3 +56,7 @@ cp_status cp_meter_calibrate(const cp_backend *backend,
 bool cp_command_in_order(void) {
     return cp_micro_get()->in_order;
 }
+
+const char *cp_command_kernel(void) {
+    return cp_micro_get()->about;
+}

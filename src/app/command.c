@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "app/meter.h"
+#include "ground/host.h"
 #include "ground/save.h"
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
@@ -112,7 +114,9 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
         cp_options_help(usage, stdout);
         result = finished(CP_OK);
     } else if (status == CP_OK) {
-        status = check != NULL ? check(context) : CP_OK;
+        status = cp_host_check();
+        if (status == CP_OK && check != NULL)
+            status = check(context);
         used = status == CP_OK || status == CP_FILE || status == CP_MEMORY;
         if (status == CP_OK && cp_crew_leads())
             status = cp_command_files(usage->options);
@@ -129,6 +133,13 @@ cp_status cp_command_about(cp_status status, const char *path) {
     if (status == CP_OK || status == CP_MEMORY)
         return status;
     return cp_fail(status, "%s: %s", path, cp_message());
+}
+
+cp_status cp_command_cores(int64_t *cores) {
+    if (*cores >= 0)
+        return cp_option_range("cores", *cores, 1, CP_HOST_CORES);
+    *cores = 0;
+    return CP_OK;
 }
 
 cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
@@ -167,6 +178,8 @@ cp_status cp_command_backend(int place, double timeout,
         cp_crew_mine()->patience(timeout);
     if ((*backend)->patience != NULL)
         (*backend)->patience(timeout);
+    if (cp_meter_cores(*backend) != NULL)
+        cp_command_kernel(); /* chosen before there are threads */
     return CP_OK;
 }
 
@@ -287,7 +300,10 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
                              NULL, NULL));
         ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
-    return cp_command_backend(ring->on, ring->timeout, &ring->backend);
+    CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
+    if (ring->cores > 0 && cp_meter_cores(ring->backend) == NULL)
+        return cp_refuse("--cores has no meaning --on %s", places[ring->on]);
+    return cp_command_cores(&ring->cores);
 }
 
 cp_status cp_command_heads(const cp_counts *heads, bool values,
@@ -643,6 +659,7 @@ static int overview(void) {
 
 static int version(void) {
     printf("longring %s (commit %s)\n", CP_VERSION, CP_COMMIT);
+    printf("BLIS kernel: %s\n", cp_command_kernel());
     for (int i = 0; cp_backends[i] != NULL; i++)
         printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
                cp_backends[i]->kernels, cp_backends[i]->communicator);

@@ -109,6 +109,7 @@ typedef struct {
     int on;
     const char *machine;
     double timeout;
+    int64_t cores; /* of this machine; 0: all that the process may use */
     cp_command_placement placement;
     cp_wire wire;
     bool exact; /* the order of sums follows from the tokens alone */
@@ -118,11 +119,20 @@ typedef struct {
 } cp_command_ring;
 
 #define CP_COMMAND_RING                                                        \
-    { .ranks = -1, .tensor = 1, .timeout = CP_COMMAND_TIMEOUT }
+    { .ranks = -1, .tensor = 1, .cores = -1, .timeout = CP_COMMAND_TIMEOUT }
+
+#define CP_COMMAND_CORES_OPTION(cores)                                         \
+    {                                                                          \
+        "cores", CP_COUNT, &(cores), "N",                                      \
+            "cores that the ranks share, a thread each at least (default: "    \
+            "the "                                                             \
+            "smallest of affinity, container quota and OMP_NUM_THREADS)"       \
+    }
 
 /* Its rows in a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
     {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
+        CP_COMMAND_CORES_OPTION((ring).cores),                                 \
         {"variant", CP_WORD, &(ring).variant_name,                             \
          cp_command_variants((ring).steps),                                    \
          "which ring (default auto: by Algorithm 1); off: none, one rank"},    \
@@ -151,10 +161,17 @@ typedef struct {
 /* Do the cores of this machine sum in the one order that --exact-order asks? */
 bool cp_command_in_order(void);
 
+/* The kernel that attention and linear layers on cores run, and why: "zen3, 6
+ * by 16: BLIS's choice; the processor has no AVX-512". */
+const char *cp_command_kernel(void);
+
 /* See that they make sense, and fill in the rest; the description of
  * --machine becomes the same for all processes. The ring must stay where it
  * is, for its chooser. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
+
+/* Check --cores; below 0, it was not given, and is 0. */
+cp_status cp_command_cores(int64_t *cores);
 
 /* Check --ranks, of so many processes each. Below 0, it was not given, and is
  * 4, or as many as there are processes if they are what ranks are. */

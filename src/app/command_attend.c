@@ -229,6 +229,7 @@ static cp_status attend_load(attend_run *run) {
     CP_TRY(rows_check(run, lengths));
     run->job = (cp_attend_job){.shape = shape,
                                .ranks = (int)run->ring.ranks,
+                               .cores = (int)run->ring.cores,
                                .sequences = run->sequences,
                                .new_tokens = lengths,
                                .turns = run->turns,

@@ -165,6 +165,7 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
+    printf("\n# BLIS kernel: %s", cp_command_kernel());
     puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,fraction_high,"
          "of,rounds");
 }
@@ -175,11 +176,11 @@ static void title_print(const bench_run *run) {
     const cp_shape *shape =
         run->model != NULL ? &run->opened.facts->shape : &bench->shape;
     cp_host_describe(machine, sizeof(machine));
-    printf("%s\n%ld query heads, %ld key and value heads of %ld;\n%d "
+    printf("%s\nBLIS kernel: %s\n", machine, cp_command_kernel());
+    printf("%ld query heads, %ld key and value heads of %ld;\n%d "
            "thread%s; median of %d round%s [lowest highest]\n\n",
-           machine, shape->query_heads, shape->kv_heads, shape->head_dim,
-           bench->threads, cp_plural(bench->threads), bench->rounds,
-           cp_plural(bench->rounds));
+           shape->query_heads, shape->kv_heads, shape->head_dim, bench->threads,
+           cp_plural(bench->threads), bench->rounds, cp_plural(bench->rounds));
 }
 
 static void row_print(void *context, const cp_bench_row *row) {

@@ -54,7 +54,7 @@ static cp_status calibrate_check(void *context) {
     strcpy(run->hardware.name, run->name);
     CP_TRY(cp_command_ranks(&wanted->ranks, 1));
     CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
-    CP_TRY(cp_option_range("cores", wanted->cores, 1, 4096));
+    CP_TRY(cp_option_range("cores", wanted->cores, 1, CP_HOST_CORES));
     for (int n = 0; n < 3; n++)
         if (lists[n].sizes->count == 0)
             CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise,
@@ -73,6 +73,7 @@ static cp_status description_write(void *context, FILE *out) {
             wanted->ranks, cp_plural(wanted->ranks), run->backend->name,
             wanted->shape.query_heads, wanted->shape.kv_heads,
             wanted->shape.head_dim);
+    fprintf(out, "# BLIS kernel: %s\n", cp_command_kernel());
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }

@@ -122,6 +122,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
     cp_chat *chat = &run->chat;
     const cp_session_options options = {
         .ranks = (int)ranks,
+        .cores = (int)run->ring.cores,
         .sequences = chat->sequences,
         .capacity = run->capacity,
         .rows = ranks == run->ring.ranks ? run->rows : 0,

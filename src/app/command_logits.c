@@ -85,6 +85,7 @@ static cp_status session_open(logits_run *run) {
     const int64_t row = run->vocabulary * (int64_t)sizeof(float);
     const cp_session_options options = {
         .ranks = (int)run->ring.ranks,
+        .cores = (int)run->ring.cores,
         .sequences = 1,
         .capacity = run->ids.count + cp_max(run->generate - 1, 0),
         .variant = run->ring.variant,

@@ -10,7 +10,7 @@ enum { QUERIES, KEYS, VALUES, DECAY, RATE, BEFORE, TENSORS };
 
 typedef struct {
     const char *paths[TENSORS], *out, *after;
-    int64_t ranks;
+    int64_t ranks, cores;
     int scan;
     /* What they come to. */
     cp_npy tensors[TENSORS];
@@ -19,6 +19,7 @@ typedef struct {
 
 static cp_status state_check(void *context) {
     state_run *run = context;
+    CP_TRY(cp_command_cores(&run->cores));
     return cp_command_ranks(&run->ranks, 1);
 }
 
@@ -67,18 +68,19 @@ static cp_status state_load(state_run *run) {
         CP_TRY(tensor_check(run, BEFORE, 3, state));
     CP_TRY(range_check(run, DECAY, -INFINITY, 0));
     CP_TRY(range_check(run, RATE, 0, 2));
-    run->job = (cp_state_job){
-        .ranks = (int)run->ranks,
-        .threads = cp_place_share(&cp_place_threads, 0, (int)run->ranks),
-        .scan = (cp_scan)run->scan,
-        .run = {{k[1], k[2], values[2]},
-                k[0],
-                t[QUERIES].data,
-                t[KEYS].data,
-                t[VALUES].data,
-                t[DECAY].data,
-                t[RATE].data},
-        .state = t[BEFORE].data};
+    run->job =
+        (cp_state_job){.ranks = (int)run->ranks,
+                       .threads = cp_place_share(
+                           &cp_place_threads, (int)run->cores, (int)run->ranks),
+                       .scan = (cp_scan)run->scan,
+                       .run = {{k[1], k[2], values[2]},
+                               k[0],
+                               t[QUERIES].data,
+                               t[KEYS].data,
+                               t[VALUES].data,
+                               t[DECAY].data,
+                               t[RATE].data},
+                       .state = t[BEFORE].data};
     if (run->job.state == NULL)
         CP_TRY(cp_allocate(&run->job.state,
                            cp_state_floats(&run->job.run.shape), sizeof(float),
@@ -116,7 +118,7 @@ static cp_status state_work(void *context) {
 }
 
 int cp_command_state(int count, char *const *arguments) {
-    state_run run = {.ranks = 4};
+    state_run run = {.ranks = 4, .cores = -1};
     const cp_option options[] = {
         {"q", CP_INPUT, &run.paths[QUERIES], "Q.npy",
          "queries [tokens][heads][key dimension]"},
@@ -132,6 +134,7 @@ int cp_command_state(int count, char *const *arguments) {
          "the state of the turns before [heads][key dimension][value "
          "dimension] (default: 0)"},
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
+        CP_COMMAND_CORES_OPTION(run.cores),
         {"scan", CP_ONE_OF, &run.scan, cp_scan_names(),
          "how what chunks do gets to later chunks (default gather)"},
         {"out", CP_OUTPUT, &run.out, "O.npy", "answers, shaped as the values"},

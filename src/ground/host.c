@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "ground/host.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,11 +55,109 @@ static void processor_name(char text[160]) {
         snprintf(text, 160, "%s", name);
 }
 
-int cp_host_cores(void) {
+/* Cores, rounded up, that the quota of a directory allows; version 1 has quota
+ * and period in two files. Without one: as many as there were. */
+static int64_t quota_of(const char *directory, bool first, int64_t cores) {
+    char path[1200], text[2][128] = {"", ""};
+    long quota, period;
+    snprintf(path, sizeof(path), "%s/%s", directory,
+             first ? "cpu.cfs_quota_us" : "cpu.max");
+    cp_host_fact(path, "", text[0]);
+    snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", directory);
+    if (first)
+        cp_host_fact(path, "", text[1]);
+    char *end = text[0];
+    quota = strtol(text[0], &end, 10);
+    period = strtol(first ? text[1] : end, NULL, 10);
+    if (end == text[0] || quota <= 0 || period <= 0)
+        return cores;
+    return cp_min(cores, cp_ceil_divide(quota, period));
+}
+
+/* The smallest quota of a group and those around it. A container may see its
+ * own group as the root: directories that are not there have none. */
+static int64_t quotas_along(const char *mount, char *group, bool first,
+                            int64_t cores) {
+    char directory[1000];
+    for (;;) {
+        snprintf(directory, sizeof(directory), "%s%s", mount, group);
+        cores = quota_of(directory, first, cores);
+        char *last = strrchr(group, '/');
+        if (last == NULL)
+            return cores;
+        *last = '\0';
+    }
+}
+
+/* Lines are "0::/group" for version 2, "4:cpu,cpuacct:/group" for version 1. */
+static int64_t quotas(const char *root, int64_t cores) {
+    char path[256], line[600];
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "r");
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        char *rest, *controllers, *group;
+        strtok_r(line, ":", &rest);
+        controllers = rest;
+        group = controllers != NULL ? strchr(controllers, ':') : NULL;
+        if (group == NULL)
+            continue;
+        *group++ = '\0';
+        const bool first = controllers[0] != '\0';
+        const bool cpu = strncmp(controllers, "cpu,", 4) == 0 ||
+                         strcmp(controllers, "cpu") == 0 ||
+                         strstr(controllers, ",cpu,") != NULL;
+        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s%s", root,
+                 first ? "/" : "", controllers);
+        if (!first || cpu)
+            cores = quotas_along(path, group, first, cores);
+    }
+    if (file != NULL)
+        fclose(file);
+    return cores;
+}
+
+cp_status cp_host_limit(const cp_host_limits *limits, int *cores) {
+    int64_t most = cp_max(1, limits->affinity);
+    most = quotas(limits->root, most);
+    *cores = (int)most;
+    if (limits->threads == NULL)
+        return CP_OK;
+    char *end;
+    const long threads = strtol(limits->threads, &end, 10);
+    if (end == limits->threads || (*end != '\0' && *end != ',') ||
+        threads < 1 || threads > CP_HOST_CORES)
+        return cp_refuse("OMP_NUM_THREADS is '%s'; expected a number from 1 to "
+                         "%d",
+                         limits->threads, CP_HOST_CORES);
+    *cores = (int)cp_min(most, threads);
+    return CP_OK;
+}
+
+static int cores_here;
+static cp_status checked;
+static char complaint[512];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void count_cores(void) {
     cpu_set_t mine;
-    if (sched_getaffinity(0, sizeof(mine), &mine) == 0)
-        return CPU_COUNT(&mine);
-    return (int)cp_max(1, sysconf(_SC_NPROCESSORS_ONLN));
+    const bool known = sched_getaffinity(0, sizeof(mine), &mine) == 0;
+    const cp_host_limits limits = {known ? CPU_COUNT(&mine)
+                                         : sysconf(_SC_NPROCESSORS_ONLN),
+                                   getenv("OMP_NUM_THREADS"), ""};
+    checked = cp_host_limit(&limits, &cores_here);
+    if (checked != CP_OK)
+        snprintf(complaint, sizeof(complaint), "%s", cp_message());
+}
+
+int cp_host_cores(void) {
+    pthread_once(&once, count_cores);
+    return cores_here;
+}
+
+cp_status cp_host_check(void) {
+    pthread_once(&once, count_cores);
+    return checked == CP_OK ? CP_OK : cp_fail(checked, "%s", complaint);
 }
 
 void cp_host_describe(char *text, size_t size) {

@@ -1,0 +1,112 @@
+/* Tangled from book/11-fast-kernel.nw; edit the chapter. */
+/* Which of BLIS's micro-kernels, and telling BLIS. */
+#define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
+#include "reference/attend/kernel_choice.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <blis.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* One unit, or halves: 1. Two: 2, and no less than 1.5 where wide vectors lower
+ * the clock rate for themselves alone. */
+static const double LEAST_GAIN = 1.25;
+
+cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
+    cp_kernel_choice choice = {0};
+    if (processor->asked != NULL)
+        snprintf(choice.reason, sizeof(choice.reason),
+                 "BLIS_ARCH_TYPE=%.20s asks for it", processor->asked);
+    else if (!processor->built)
+        snprintf(choice.reason, sizeof(choice.reason),
+                 "BLIS's choice; it is built without AVX-512");
+    else if (!processor->avx512)
+        snprintf(choice.reason, sizeof(choice.reason),
+                 "BLIS's choice; the processor has no AVX-512");
+    else {
+        choice.wide = processor->wide >= LEAST_GAIN * processor->narrow;
+        snprintf(choice.reason, sizeof(choice.reason),
+                 "%s512-bit multiply-adds run at %.2f times the rate of 256",
+                 choice.wide ? "" : "BLIS's choice; ",
+                 processor->wide / processor->narrow);
+    }
+    return choice;
+}
+
+#if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
+enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50 };
+
+/* Seconds of one run of vectors of so many bits, in independent chains: as many
+ * as keep two units of four or five cycles busy. */
+#define TIMED_RUN(name, features, vector, set, fused, sum)                     \
+    __attribute__((target(features), noinline)) static double name(            \
+        volatile float *keep) {                                                \
+        const vector half = set(0.5f), one = set(1.0f);                        \
+        vector sums[CHAINS];                                                   \
+        for (int c = 0; c < CHAINS; c++)                                       \
+            sums[c] = set(keep[0] + (float)c);                                 \
+        const double start = cp_clock();                                       \
+        for (int i = 0; i < STEPS; i++)                                        \
+            for (int c = 0; c < CHAINS; c++)                                   \
+                sums[c] = fused(sums[c], half, one);                           \
+        const double seconds = cp_clock() - start;                             \
+        for (int c = 1; c < CHAINS; c++)                                       \
+            sums[0] = sum(sums[0], sums[c]);                                   \
+        keep[0] = ((const float *)&sums[0])[0];                                \
+        return seconds;                                                        \
+    }
+
+TIMED_RUN(run_wide, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps,
+          _mm512_add_ps)
+TIMED_RUN(run_narrow, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps,
+          _mm256_add_ps)
+
+/* In turn, so that both have the clock rate that wide vectors allow; the best
+ * of each, which a busy neighbour does not change. */
+static void measure_rates(cp_processor *processor) {
+    volatile float keep = 0.0f;
+    double wide = INFINITY, narrow = INFINITY;
+    for (int n = 0; n < ROUNDS; n++) {
+        wide = fmin(wide, run_wide(&keep));
+        narrow = fmin(narrow, run_narrow(&keep));
+    }
+    processor->wide = 16.0 * CHAINS * STEPS / wide;
+    processor->narrow = 8.0 * CHAINS * STEPS / narrow;
+}
+
+static bool has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+cp_processor cp_processor_read(void) {
+    cp_processor processor = {.asked = getenv("BLIS_ARCH_TYPE")};
+#if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
+    processor.built = true;
+    processor.avx512 = has_avx512();
+    if (processor.asked == NULL && processor.avx512)
+        measure_rates(&processor);
+#endif
+    return processor;
+}
+
+cp_kernel_choice cp_kernel_choose(void) {
+    const cp_processor processor = cp_processor_read();
+    const cp_kernel_choice choice = cp_kernel_decide(&processor);
+#ifdef BLIS_CONFIG_SKX
+    char number[16];
+    snprintf(number, sizeof(number), "%d", BLIS_ARCH_SKX);
+    if (choice.wide && setenv("BLIS_ARCH_TYPE", number, 1) == 0) {
+        bli_arch_query_id(); /* now it looks */
+        unsetenv("BLIS_ARCH_TYPE");
+    }
+#endif
+    return choice;
+}
