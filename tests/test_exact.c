@@ -207,6 +207,59 @@ LOOP(bits_do_not_depend_on_pieces_or_threads, 0, COUNT_OF(shapes)) {
     }
 }
 
+/* The same tokens, whose first lies in row 1, in the rows of other pieces. */
+static float *moved(const problem *p, const float *from, int64_t width) {
+    float *to = room_for(p->key_rows * width, 4);
+    int64_t row = 1;
+    for (int64_t n = 0; n < p->key_pieces.count; n++) {
+        const cp_piece piece = p->key_pieces.items[n];
+        memcpy(to + piece.row * width, from + row * width,
+               (size_t)(piece.span.count * width) * 4);
+        row += piece.span.count;
+    }
+    return to;
+}
+
+/* Pages whose neighbours in the sequence have often changed places: the first
+ * and the last row of a block are then where they were. */
+static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
+    const cp_piece whole = p->key_pieces.items[0];
+    const cp_pieces uncut = p->key_pieces;
+    p->key_pieces = (cp_pieces){0};
+    must(cp_pieces_cut(&uncut, page, &p->key_pieces));
+    for (int64_t n = 1; n < p->key_pieces.count; n++) {
+        cp_piece *two = &p->key_pieces.items[n - 1];
+        if (harness_random(state) % 2 == 0 && two[1].span.count == page) {
+            two[0].row += page;
+            two[1].row -= page;
+            n++;
+        }
+    }
+    ck_assert_int_eq(cp_pieces_tokens(&p->key_pieces), whole.span.count);
+    p->keys = moved(p, p->keys, p->shape.kv_heads * p->shape.head_dim);
+    p->values = p->shape.latent
+                    ? p->keys
+                    : moved(p, p->values, cp_value_width(&p->shape));
+}
+
+LOOP(bits_do_not_depend_on_the_order_of_pages, 0, COUNT_OF(shapes)) {
+    static const int64_t pages[] = {1, 7, 15, 16, 17, 32, 64, 96};
+    uint64_t state = (uint64_t)_i + 1;
+    for (int n = 0; n < COUNT_OF(pages); n++)
+        for (int64_t fresh = 3; fresh < 400; fresh += 197) {
+            problem *p = prefill(shapes[_i], 400, fresh);
+            const int64_t rows = p->query_rows * p->shape.query_heads;
+            const int64_t count = rows * cp_value_dim(&p->shape);
+            check(p, attend_by_two, 1.0);
+            const float *output = copied(p->output, count);
+            const float *lse = copied(p->lse, rows);
+            lay_in_pages(p, pages[n], &state);
+            attend_by_two(p);
+            ck_assert_mem_eq(output, p->output, (size_t)count * 4);
+            ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
+        }
+}
+
 LOOP(what_is_not_seen_may_be_no_number, 0, COUNT_OF(shapes)) {
     const poisoning few = {shapes[_i], 30, 2, 3};
     const poisoning many = {shapes[_i], 30, 27, 3};

@@ -129,19 +129,28 @@ static bench lay_out(const cp_team *team, const cp_task *t,
     return b;
 }
 
+/* Whether a whole block's rows lie one behind the other: all of them, since
+ * pages between its first row and its last may have changed places. */
+static bool in_one_piece(const cp_attention *asked, const cp_leaf_block *keys) {
+    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+    for (int64_t j = 0; j < BLOCK; j++)
+        if (j >= keys->count || keys->keys[j] != keys->keys[0] + j * key_row ||
+            keys->values[j] != keys->values[0] + j * value_row)
+            return false;
+    return true;
+}
+
 /* Where a block is whole and in one piece it is packed as it lies, else from a
  * copy that ends in zeros. */
 static void pack_block(const cp_attention *asked, const bench *b,
                        const cp_leaf_block *keys, int64_t kv_head) {
     const int64_t dim = asked->shape->head_dim, wide = b->dim;
-    const int64_t key_row = cp_key_row(asked);
     const int64_t first = kv_head * dim;
     const int64_t value = kv_head * cp_value_step(asked->shape);
-    const int64_t last = BLOCK - 1;
-    if (keys->count == BLOCK &&
-        keys->keys[last] - keys->keys[0] == last * key_row) {
-        cp_panels_pack(&b->desk, BLOCK, keys->keys[0] + first, key_row,
-                       keys->values[0] + value, cp_value_row(asked));
+    if (in_one_piece(asked, keys)) {
+        cp_panels_pack(&b->desk, BLOCK, keys->keys[0] + first,
+                       cp_key_row(asked), keys->values[0] + value,
+                       cp_value_row(asked));
         return;
     }
     float *copy = b->copy, *values = copy + BLOCK * dim;
