@@ -26,6 +26,23 @@ static const cp_pieces *pieces_of(const cp_attend_call *call, int rank,
     return &cp_plan_queries(call->plan, share.origin)->pieces;
 }
 
+/* Whether a rank reads or writes the job's row of a token: its answers, where
+ * all ranks have those of all tokens, are for the rank that holds it. */
+static bool concerns(const cp_attend_call *call, int rank, which_rows which,
+                     int64_t sequence, int64_t position) {
+    const cp_pieces *held = &call->layout->queries[rank].pieces;
+    if (which != ANSWERS || call->plan->ends != CP_OWN_ALL)
+        return true;
+    for (int64_t n = 0; n < held->count; n++) {
+        const cp_span span = held->items[n].span;
+        const int64_t past = position - span.start;
+        if (span.sequence == sequence && past >= 0 && past % span.step == 0 &&
+            past / span.step < span.count)
+            return true;
+    }
+    return false;
+}
+
 /* Between the arrays of a rank and those of the job; back: to the job. Of a
  * head there are so many numbers. */
 static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
@@ -49,7 +66,9 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
             const int64_t further = t * piece.span.step;
             const int64_t ours = (piece.row + t) * width;
             const int64_t theirs = (base + further) * wide + first;
-            if (which != CACHED_KEYS || piece.span.start + further < past)
+            const int64_t position = piece.span.start + further;
+            if ((which != CACHED_KEYS || position < past) &&
+                concerns(call, rank, which, piece.span.sequence, position))
                 memcpy(to + (back ? theirs : ours),
                        from + (back ? ours : theirs),
                        (size_t)width * sizeof(float));
