@@ -171,13 +171,13 @@ CP_ALWAYS int uniform(int x) {
 }
 
 /* A number that the compiler keeps, and does not compute anew. */
-CP_ALWAYS uint64_t keep(uint64_t x) {
+CP_ALWAYS uint64_t keep_in_register(uint64_t x) {
     asm volatile("" : "+l"(x));
     return x;
 }
 
 /* x, but not before a weight is there. */
-CP_ALWAYS float after(float x, float weight) {
+CP_ALWAYS float after_weight(float x, float weight) {
     return __uint_as_float(__float_as_uint(x) +
                            (__float_as_uint(weight) >> 31));
 }

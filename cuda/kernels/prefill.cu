@@ -736,8 +736,9 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
         mask_tile(at, c);
     CP_EACH(h, 2) {
         const float before = c->level[h];
-        const float top = fmaxf(h == 1 ? after(before, c->scores[0]) : before,
-                                c->scores[2 * h]);
+        const float top =
+            fmaxf(h == 1 ? after_weight(before, c->scores[0]) : before,
+                  c->scores[2 * h]);
         const float base = find_base(c, h, top, scale, masked);
         c->factor[h] = fast_exp2(__fmul_rn(before, scale) - base);
         c->total[h] = weigh_row_of_tile(c, h, base, scale, c->total[h], false);
@@ -785,9 +786,10 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     consumer c;
     c.group = uniform((int)threadIdx.x / GROUP);
     c.step = (uint32_t)block.boxes * BOX / 16;
-    c.queries = keep(matrix_at(block.queries + c.group * 64 * 128, 0));
-    c.keys = keep(matrix_at(block.keys, 0));
-    c.values = keep(matrix_at(block.values, BOX));
+    c.queries =
+        keep_in_register(matrix_at(block.queries + c.group * 64 * 128, 0));
+    c.keys = keep_in_register(matrix_at(block.keys, 0));
+    c.values = keep_in_register(matrix_at(block.values, BOX));
     if (c.group == 1)
         named_arrive(TURN, WITHOUT_PRODUCER);
     take_run(&block, &at);

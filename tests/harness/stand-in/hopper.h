@@ -73,8 +73,8 @@ void stand_in_multiply(float *sums, stand_in_product product);
     ((int)__float_as_uint(stand_in_exchange(__uint_as_float((unsigned)(x)),    \
                                             lane, STAND_IN_HERE)))
 #define uniform(x) from_lane(x, 0)
-#define keep(x) (x)
-#define after(x, weight) ((void)(weight), x)
+#define keep_in_register(x) (x)
+#define after_weight(x, weight) ((void)(weight), x)
 
 static inline float fast_exp2(float x) {
     return exp2f(x);
