@@ -163,15 +163,23 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     for (int first = 0; first < a->splits; first += 32) {
         /* Add these splits in their order. */
         const int own = first + lane;
+        const int here = a->splits - first < 32 ? a->splits - first : 32;
         const float add = own < a->splits ? add_lse[own * rows] : -INFINITY;
         const float share = add == -INFINITY ? 0.0f : expf(add - base) / sum;
         const float *from = a->unfinished + (first * rows + at) * dim + lane;
-        for (int s = 0; s < 32 && first + s < a->splits; s++) {
-            const float weight = __shfl_sync(0xffffffffu, share, s);
-            CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
-                if (weight != 0.0f && lane + 32 * c < dim)
-                    sums[c] =
-                        fmaf(weight, from[s * rows * dim + 32 * c], sums[c]);
+        for (int s = 0; s < here; s += 8) {
+            float loaded[8][CP_DEVICE_DIM_MAX / 32];
+            CP_EACH(i, 8)
+                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
+                    loaded[i][c] = s + i < here && lane + 32 * c < dim
+                                       ? from[(s + i) * rows * dim + 32 * c]
+                                       : 0.0f;
+            CP_EACH(i, 8) {
+                const float weight = __shfl_sync(0xffffffffu, share, s + i);
+                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
+                    if (weight != 0.0f)
+                        sums[c] = fmaf(weight, loaded[i][c], sums[c]);
+            }
         }
     }
     /* Write the row of all splits. */
