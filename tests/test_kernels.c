@@ -1070,6 +1070,7 @@ static void far_codes(int64_t row, const float *x, float *y) {
 }
 
 static void far_merge(int64_t row, const float *x, float *y) {
+    row *= 4; /* a block's rows */
     const cp_device_merging call = {.rows = row + 1,
                                     .dim = 64,
                                     .addends = 1,

@@ -6,35 +6,63 @@
 #include <stdint.h>
 
 CP_KERNEL(merge_rows, cp_device_merging) {
-    const int64_t at = blockIdx.x;
+    const int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    if (at >= a.rows)
+        return;
     float lse = a.lse[at];
-    __syncthreads();
-    for (int s = 0; s < a.addends; s++) {
-        const float *from = a.add_output + s * a.stride + at * a.dim;
-        const float add = a.add_lse[s * a.stride + at];
-        if (add == -INFINITY)
-            continue;
-        const float larger = fmaxf(lse, add);
-        const float mine = lse == -INFINITY ? 0.0f : expf(lse - larger);
-        const float theirs = expf(add - larger), sum = mine + theirs;
-        for (int64_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
-            float *to = &a.output[at * a.dim + d];
-            const float value = from[d] * (theirs / sum);
-            *to = mine == 0.0f ? value : fmaf(*to, mine / sum, value);
+    for (int first = 0; first < a.addends; first += 8) {
+        /* Weigh these addends, one behind the other. */
+        const int here = a.addends - first < 8 ? a.addends - first : 8;
+        float add[8], kept[8], fresh[8];
+        CP_EACH(i, 8)
+            add[i] =
+                i < here ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
+        CP_EACH(i, 8) {
+            const float larger = fmaxf(lse, add[i]);
+            const float mine = lse == -INFINITY ? 0.0f : expf(lse - larger);
+            const float theirs = expf(add[i] - larger), sum = mine + theirs;
+            kept[i] = mine / sum;
+            fresh[i] = theirs / sum;
+            if (add[i] != -INFINITY)
+                lse = mine == 0.0f ? add[i] : larger + logf(sum);
         }
-        lse = mine == 0.0f ? add : larger + logf(sum);
+        for (int64_t d = lane; d < a.dim; d += 32 * 4) {
+            /* Add all these addends' numbers. */
+            float *to = a.output + at * a.dim + d, loaded[8][4];
+            const float *from =
+                a.add_output + first * a.stride + at * a.dim + d;
+            CP_EACH(i, 8)
+                CP_EACH(c, 4)
+                    loaded[i][c] = i < here && d + 32 * c < a.dim
+                                       ? from[i * a.stride + 32 * c]
+                                       : 0.0f;
+            CP_EACH(c, 4) {
+                if (d + 32 * c >= a.dim)
+                    break;
+                float merged = to[32 * c];
+                CP_EACH(i, 8) {
+                    const float value = loaded[i][c] * fresh[i];
+                    if (add[i] != -INFINITY)
+                        merged = kept[i] == 0.0f ? value
+                                                 : fmaf(merged, kept[i], value);
+                }
+                to[32 * c] = merged;
+            }
+        }
     }
     /* Write the merged LSE, and zeros if nobody had anything. */
-    if (threadIdx.x == 0)
+    __syncwarp();
+    if (lane == 0)
         a.lse[at] = lse;
-    for (int64_t d = threadIdx.x; d < a.dim && lse == -INFINITY;
-         d += blockDim.x)
+    for (int64_t d = lane; d < a.dim && lse == -INFINITY; d += 32)
         a.output[at * a.dim + d] = 0.0f;
 }
 
 cudaError_t cp_device_merge(const cp_device_merging *call,
                             cudaStream_t stream) {
-    return CP_LAUNCH_GRID(merge_rows, call->rows, 1, 1, 128, stream, *call);
+    return CP_LAUNCH_GRID(merge_rows, cp_ceil_divide(call->rows, 4), 1, 1, 128,
+                          stream, *call);
 }
 
 #define COPY_WORDS(word)                                                       \
