@@ -3,6 +3,7 @@
 #define EXPECT_ALSO where
 static char where[200]; /* the call in hand, for failures */
 
+#include "model/attend_call.h"
 #include "harness/rig.h"
 #include "problem.h"
 #include "reference/attend/fast.h"
@@ -444,4 +445,47 @@ TEST(what_has_no_exact_order_says_so) {
     cp_attention asked = call_of(p, 1);
     asked.leaves = cp_all_leaves;
     refuses(cp_attend(&asked), CP_INVALID, "without exact order");
+}
+
+/* Where all ranks end with all answers, a token's is read from the rank that
+ * holds it, whichever reads last: ranks may read at the same time. */
+LOOP(an_answer_is_read_from_where_its_token_is, 0, 2) {
+    static const int64_t fresh[] = {5, 3};
+    static const int64_t turns[] = {1, 0};
+    static const cp_turn past[] = {{false, 4}};
+    static const cp_turn *const history[] = {past, NULL};
+    static const cp_machine machine = {.element_bytes = 4};
+    float output[8 * 2 * 8], lse[8 * 2], forwards[8 * 2];
+    cp_attend_job job = {.shape = {2, 1, 8},
+                         .ranks = 3,
+                         .sequences = 2,
+                         .new_tokens = fresh,
+                         .turns = turns,
+                         .history = history,
+                         .variant = _i == 0 ? CP_GATHER_O : CP_TREE,
+                         .output = output,
+                         .lse = lse};
+    cp_attend_call call;
+    int ranks = 0;
+    must(cp_attend_call_new(&machine, &job, &call));
+    for (int order = 0; order < 2; order++) {
+        for (int n = 0; n < 3; n++) {
+            const int rank = order == 0 ? n : 2 - n;
+            float mine[9 * 2 * 8], its_lse[9 * 2];
+            for (int i = 0; i < COUNT_OF(mine); i++)
+                mine[i] = (float)rank;
+            for (int i = 0; i < COUNT_OF(its_lse); i++)
+                its_lse[i] = (float)rank;
+            cp_attend_read(&call, rank, mine, its_lse);
+        }
+        if (order == 0)
+            memcpy(forwards, lse, sizeof(lse));
+    }
+    ck_assert_mem_eq(forwards, lse, sizeof(lse));
+    for (int i = 0; i < COUNT_OF(lse); i++) {
+        hold(output[i * 8] == lse[i]);
+        ranks |= 1 << (int)lse[i];
+    }
+    ck_assert_int_eq(ranks, 7);
+    cp_attend_call_free(&call);
 }
