@@ -225,9 +225,10 @@ static float *moved(const problem *p, const float *from, int64_t width) {
  * and the last row of a block are then where they were. */
 static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
     const cp_piece whole = p->key_pieces.items[0];
-    const cp_pieces uncut = p->key_pieces;
+    cp_pieces uncut = p->key_pieces;
     p->key_pieces = (cp_pieces){0};
     must(cp_pieces_cut(&uncut, page, &p->key_pieces));
+    cp_pieces_free(&uncut);
     for (int64_t n = 1; n < p->key_pieces.count; n++) {
         cp_piece *two = &p->key_pieces.items[n - 1];
         if (harness_random(state) % 2 == 0 && two[1].span.count == page) {

@@ -28,14 +28,6 @@ CP_ALWAYS void barrier_arrive(uint64_t *barrier) {
                  : "memory");
 }
 
-/* Arrive, but not before a weight is there, which is not negative: its sign,
- * 0, is part of the address. */
-CP_ALWAYS void barrier_arrive_after(uint64_t *barrier, float weight) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
-                     shared_address(barrier) + (__float_as_uint(weight) >> 31))
-                 : "memory");
-}
-
 /* Arrive; the phase does not end before so many bytes have come. */
 CP_ALWAYS void barrier_expect(uint64_t *barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
@@ -54,6 +46,14 @@ CP_ALWAYS void barrier_wait(uint64_t *barrier, int parity) {
                      : "=r"(over)
                      : "r"(shared_address(barrier)), "r"(parity)
                      : "memory");
+}
+
+/* Arrive, but not before a weight is there, which is not negative: its sign,
+ * 0, is part of the address. */
+CP_ALWAYS void barrier_arrive_after(uint64_t *barrier, float weight) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
+                     shared_address(barrier) + (__float_as_uint(weight) >> 31))
+                 : "memory");
 }
 
 /* A barrier whose phases end when so many have arrived. */

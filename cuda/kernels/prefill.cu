@@ -26,8 +26,10 @@ enum {
 
 typedef struct {
     cp_device_attention call;
-    int64_t items;     /* tiles of queries times key heads */
+    uint32_t items;    /* tiles of queries times key heads */
     uint32_t together; /* key heads */
+    int group;         /* query heads of a key head */
+    int box_rows;      /* of queries: as many as whole tokens have */
     CUtensorMap queries, keys, values;
 } prefill_call;
 
@@ -36,10 +38,15 @@ typedef struct {
     int tiles, flags;
     int row, count; /* of the first key in the tensor; keys from there to the
                        end of the piece */
-    int head;       /* of keys */
-    int query_head, query_row; /* where the item's queries lie */
-    int seen[ROWS];            /* how many keys from there on each row sees */
+    int seen[ROWS]; /* how many keys from there on each row sees */
 } run_of_keys;
+
+/* Of an item: the index [row][head] of each of its rows, -1 behind its end; the
+ * head of its keys; and where its queries lie. */
+typedef struct {
+    int64_t index[ROWS];
+    int head, query_head, query_row;
+} rows_of_item;
 
 /* Some rows do not see all of a run; it is an item's first; there are no more. */
 enum { MASKED = 1, BEGINS = 2, OVER = 4 };
@@ -54,14 +61,14 @@ typedef struct {
     uint64_t tail; /* values that a warp has to clean first */
 } block_barriers;
 
-/* What a block shares. An item has a tile of queries, and the index
- * [row][head] of each of its rows: -1 behind its end. */
+/* What a block shares. An item has a tile of queries. */
 typedef struct {
     unsigned char *queries, *keys, *values;
     block_barriers *barriers;
     run_of_keys *runs;
-    int64_t *indices; /* [STAGES][ROWS] */
-    int boxes;        /* of 64 dimensions */
+    rows_of_item *items;
+    int *positions; /* [ROWS]: of an item that is being handed on */
+    int boxes;      /* of 64 dimensions */
 } block_memory;
 
 /* A place in a ring of two stages, and which phase of that stage's barriers it
@@ -82,15 +89,17 @@ CP_ALWAYS block_memory lay_out(unsigned char *memory, int dim) {
     parts.queries = memory;
     parts.keys = parts.queries + STAGES * tile;
     parts.values = parts.keys + STAGES * tile;
-    parts.indices = (int64_t *)(void *)(parts.values + STAGES * tile);
-    parts.runs = (run_of_keys *)(void *)(parts.indices + STAGES * ROWS);
-    parts.barriers = (block_barriers *)(void *)(parts.runs + STAGES);
+    parts.items = (rows_of_item *)(void *)(parts.values + STAGES * tile);
+    parts.runs = (run_of_keys *)(void *)(parts.items + STAGES);
+    parts.positions = (int *)(void *)(parts.runs + STAGES);
+    parts.barriers = (block_barriers *)(void *)(parts.positions + ROWS);
     return parts;
 }
 
 static size_t shared_bytes(int64_t dim) {
-    return (size_t)(3 * STAGES * dim / 64 * BOX + STAGES * ROWS * 8) +
-           STAGES * sizeof(run_of_keys) + sizeof(block_barriers);
+    return (size_t)(3 * STAGES * dim / 64 * BOX + ROWS * 4) +
+           STAGES * (sizeof(rows_of_item) + sizeof(run_of_keys)) +
+           sizeof(block_barriers);
 }
 
 /* One thread begins all barriers. Each warp that reads says when it is done. */
@@ -120,18 +129,11 @@ CP_ALWAYS void clean_values(unsigned char *values, int boxes, int row,
     async_fence();
 }
 
-CP_ALWAYS int heads_in_box(int group) {
-    return group < ROWS ? group : ROWS;
-}
-
 CP_ALWAYS void load_queries(const prefill_call *a, const block_memory *block,
                             int head, int row, int buffer) {
-    const int heads =
-        heads_in_box((int)(a->call.shape.query_heads / a->call.shape.kv_heads));
-    const int rows = ROWS / heads * heads;
     uint64_t *full = &block->barriers->items_full[buffer];
     unsigned char *to = block->queries + buffer * block->boxes * BOX;
-    barrier_expect(full, block->boxes * rows * 128);
+    barrier_expect(full, block->boxes * a->box_rows * 128);
     for (int box = 0; box < block->boxes; box++)
         load_box(to + box * BOX, &a->queries, 64 * box, head, row, full);
 }
@@ -258,6 +260,16 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
     }
 }
 
+CP_ALWAYS void mask_plainly(float *scores, const rows_of_block *mine,
+                            cp_span keys) {
+    int seen[2];
+    CP_UNROLL for (int h = 0; h < 2; h++) {
+        const int r = row_of_thread(h), last = mine->count - 1;
+        seen[h] = (int)keys_seen(keys, position(mine, r < last ? r : last));
+    }
+    mask_scores(scores, seen);
+}
+
 CP_ALWAYS void weigh_plainly(float *scores, row_sums *rows, float *factor,
                              float scale) {
     CP_UNROLL for (int h = 0; h < 2; h++) {
@@ -338,13 +350,7 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
                    matrix_at(block.keys + at.stage * tile, 0), boxes);
         PRODUCTS_WAIT(0);
         hold_registers(scores, 64);
-        int seen[2];
-        CP_UNROLL for (int h = 0; h < 2; h++) {
-            const int r = row_of_thread(h), last = mine.count - 1;
-            seen[h] =
-                (int)keys_seen(here.span, position(&mine, r < last ? r : last));
-        }
-        mask_scores(scores, seen);
+        mask_plainly(scores, &mine, here.span);
         weigh_plainly(scores, &rows, factor, score_scale(dim));
         pair_weights(weights, scores);
         rescale(sums, factor, boxes);
@@ -383,7 +389,7 @@ CP_ALWAYS item_of_work find_item(const prefill_call *call, uint32_t n) {
     const cp_device_attention *a = &call->call;
     item_of_work item = {0};
     const uint32_t heads = (uint32_t)a->shape.kv_heads;
-    item.group = (int)((uint32_t)a->shape.query_heads / heads);
+    item.group = call->group;
     const uint32_t chunks = (uint32_t)(item.group + ROWS - 1) / ROWS;
     const uint32_t of_head = (uint32_t)a->queries_of.room * chunks;
     const uint32_t before = n / (of_head * call->together) * call->together;
@@ -433,22 +439,19 @@ CP_ALWAYS void write_nothing(const cp_device_attention *a,
     }
 }
 
-/* Where the next run and the next item go; of the item that is handed on, the
- * positions of its first row and its last, those of the lane's rows, and what
- * the next run of it is. */
-enum { LANE_ROWS = ROWS / 32 };
+/* Where the next run and the next item go; and what the next run is. */
 typedef struct {
     cursor run, item;
-    int from, to, position[LANE_ROWS];
     int begins;
 } handed_on;
 
 /* The tiles of a piece that are masked, or those that are not. */
-CP_ALWAYS void hand_on_run(const block_memory *block, const item_of_work *item,
-                           const cp_piece *piece, int masked, handed_on *done) {
+CP_ALWAYS void hand_on_run(const block_memory *block, const cp_piece *piece,
+                           int masked, handed_on *done) {
     const int lane = (int)threadIdx.x % 32, n = done->run.stage;
-    const int full = seen_from(done->from, piece) / KEYS;
-    const int all = (seen_from(done->to, piece) + KEYS - 1) / KEYS;
+    const int full = seen_from(block->positions[0], piece) / KEYS;
+    const int most = seen_from(block->positions[ROWS - 1], piece);
+    const int all = (most + KEYS - 1) / KEYS;
     const int first = masked ? full : 0, tiles = (masked ? all : full) - first;
     run_of_keys *run = &block->runs[n];
     if (tiles == 0)
@@ -459,37 +462,38 @@ CP_ALWAYS void hand_on_run(const block_memory *block, const item_of_work *item,
         run->flags = masked | done->begins;
         run->row = (int)piece->row + first * KEYS;
         run->count = (int)piece->span.count - first * KEYS;
-        run->head = item->head;
-        run->query_head = item->head * item->group + item->first;
-        run->query_row = item->row;
     }
-    CP_EACH(i, LANE_ROWS)
-        run->seen[lane + 32 * i] =
-            seen_from(done->position[i], piece) - first * KEYS;
+    CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) run->seen[r] =
+        seen_from(block->positions[r], piece) - first * KEYS;
     __syncwarp();
     let_go(&block->barriers->runs_full[n]);
     advance(&done->run);
     done->begins = 0;
 }
 
-/* The indices of an item's rows, -1 behind its end, where rows stand as the
- * last one does. */
+/* The indices of an item's rows, -1 behind its end, and their positions, which
+ * go on there as the last one's. */
 CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
                           const item_of_work *item, handed_on *done) {
     const int lane = (int)threadIdx.x % 32;
     const int heads = (int)a->call.shape.query_heads;
-    int64_t *indices = block->indices + done->item.stage * ROWS;
-    CP_EACH(i, LANE_ROWS) {
-        const int r = lane + 32 * i, last = item->count - 1;
+    rows_of_item *rows = &block->items[done->item.stage];
+    const int last = item->count - 1;
+    __syncwarp(); /* all lanes have read the positions of the item before */
+    CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) {
         const int n = item->first + (r < last ? r : last);
         const int token = n / item->group;
         const int head = item->head * item->group + n - token * item->group;
-        done->position[i] = item->start + token * item->step;
-        indices[r] =
+        block->positions[r] = item->start + token * item->step;
+        rows->index[r] =
             r > last ? -1 : (int64_t)(item->row + token) * heads + head;
     }
-    done->from = uniform(done->position[0]);
-    done->to = from_lane(done->position[LANE_ROWS - 1], 31);
+    if (lane == 0) {
+        rows->head = item->head;
+        rows->query_head = item->head * item->group + item->first;
+        rows->query_row = item->row;
+    }
+    __syncwarp();
     done->begins = BEGINS;
 }
 
@@ -505,11 +509,11 @@ CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
     begin_item(a, block, item, done);
     CP_NO_UNROLL for (int masked = MASKED; masked >= 0; masked--)
         CP_NO_UNROLL for (int n = first; n < end; n++)
-            hand_on_run(block, item, &lists->items[n], masked, done);
+            hand_on_run(block, &lists->items[n], masked, done);
     if (done->begins == 0)
         advance(&done->item);
     else
-        write_nothing(&a->call, block->indices + done->item.stage * ROWS,
+        write_nothing(&a->call, block->items[done->item.stage].index,
                       item->count, dim);
 }
 
@@ -573,19 +577,20 @@ CP_ALWAYS void feed_values(const prefill_call *a, const block_memory *block,
 
 CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
     cursor run_at = {0, 0}, keys = {0, 0}, values = {0, 0};
-    int item = 0, tail = 0;
+    int item = 0, head = 0, tail = 0;
     tile_of_values late = {0, 0, 0}; /* a tile of no keys: there is none */
     for (;;) {
         /* Take a run, and begin to copy its item's queries. */
         const run_of_keys *run = &block->runs[run_at.stage];
         barrier_wait(&block->barriers->runs_full[run_at.stage], run_at.phase);
         const int tiles = run->tiles, row = run->row, count = run->count;
-        const int head = run->head;
         if (run->flags & OVER)
             break;
         if (run->flags & BEGINS) {
+            const rows_of_item *rows = &block->items[item];
+            head = rows->head;
             if (threadIdx.x % 32 == 0)
-                load_queries(a, block, run->query_head, run->query_row, item);
+                load_queries(a, block, rows->query_head, rows->query_row, item);
             item ^= 1;
         }
         __syncwarp();
@@ -684,6 +689,14 @@ CP_ALWAYS void end_keys(const block_memory *block, progress *at) {
     advance(&at->keys);
 }
 
+CP_ALWAYS void end_keys_after(const block_memory *block, progress *at,
+                              float weight) {
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive_after(&block->barriers->keys_empty[at->keys.stage],
+                             weight);
+    advance(&at->keys);
+}
+
 CP_ALWAYS void end_values(const block_memory *block, progress *at,
                           consumer *c) {
     PRODUCTS_WAIT(0);
@@ -701,14 +714,18 @@ CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     mask_scores(c->scores, limit);
 }
 
-/* The largest score of a row, and what its weights are relative to. */
+/* The largest score of a row, and what its weights are relative to. Nothing
+ * runs beside the first row's maxima but they themselves: they are two chains,
+ * the second row's one. */
 CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
                           bool masked) {
-    CP_EACH(g, 16) {
-        if (g > 0)
-            top = fmaxf(top, c->scores[4 * g + 2 * h]);
-        top = fmaxf(top, c->scores[4 * g + 2 * h + 1]);
+    float other = c->scores[2 * h + 1];
+    CP_EACH(g, 15) {
+        const float *two = c->scores + 4 * (g + 1) + 2 * h;
+        top = fmaxf(h == 0 ? top : fmaxf(top, other), two[0]);
+        other = h == 0 ? fmaxf(other, two[1]) : two[1];
     }
+    top = fmaxf(top, other);
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
     c->level[h] = top;
@@ -743,11 +760,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
         c->factor[h] = fast_exp2(__fmul_rn(before, scale) - base);
         c->total[h] = weigh_row_of_tile(c, h, base, scale, c->total[h], false);
         if (h == 0) {
-            if (threadIdx.x % 32 == 0)
-                barrier_arrive_after(
-                    &block->barriers->keys_empty[at->keys.stage],
-                    c->scores[PINNED]);
-            advance(&at->keys);
+            end_keys_after(block, at, c->scores[PINNED]);
             end_values(block, at, c);
         }
     }
@@ -822,7 +835,7 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
         weigh_first(&block, &at, &c, scale);
         end_values(&block, &at, &c);
         pair_weights(c.weights, c.scores);
-        write_item(&a->call, block.indices + before * ROWS, &done, &c, dim);
+        write_item(&a->call, block.items[before].index, &done, &c, dim);
         let_go(&block.barriers->items_empty[before]);
         CP_UNROLL for (int i = 0; i < 32 * block.boxes; i++) c.sums[i] = 0.0f;
         next_tile(&block, &at);
@@ -832,7 +845,7 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     PRODUCTS_WAIT(0);
     hold_registers(c.sums, 32 * block.boxes);
     const row_sums done = {{c.level[0], c.level[1]}, {c.total[0], c.total[1]}};
-    write_item(&a->call, block.indices + at.item.stage * ROWS, &done, &c, dim);
+    write_item(&a->call, block.items[at.item.stage].index, &done, &c, dim);
 }
 
 CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
@@ -843,14 +856,14 @@ CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
         begin_barriers(block.barriers);
     __syncthreads();
     if (uniform((int)threadIdx.x / GROUP) == CONSUMERS) {
-        REGISTERS_DOWN(40);
+        REGISTERS_DOWN(24);
         const int warp = (int)threadIdx.x % GROUP / 32;
         if (warp == 0)
             copy_tiles(a, &block);
         else if (warp == 1)
             walk_lists(a, &block, dim);
     } else {
-        REGISTERS_UP(232);
+        REGISTERS_UP(240);
         attend_items(a, &block, dim);
     }
 }
@@ -908,8 +921,10 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     out->together = (uint32_t)cp_max(
         1, cp_min(s.kv_heads, TOGETHER / (4 * s.head_dim *
                                           cp_max(1, call->keys_of.longest))));
-    out->items =
-        call->queries_of.room * cp_ceil_divide(group, ROWS) * s.kv_heads;
+    out->group = (int)group;
+    out->box_rows = (int)(ROWS / heads * heads);
+    out->items = (uint32_t)(call->queries_of.room *
+                            cp_ceil_divide(group, ROWS) * s.kv_heads);
     cudaError_t error = find_encoder(&encode);
     if (error == cudaSuccess)
         error = encode_map(encode, call->queries, call->rows, s.query_heads,

@@ -7,8 +7,8 @@ that) into FOLDER and prints, as CSV, a row
 for each kernel: what it takes of a multiprocessor, and its inner loop (the
 innermost with the most multiply-adds) by kinds of instructions. The kernels
 that have one are also shown on stderr, and so is what is over the BUDGETS; then
-the exit status is 1. No kernel may spill, and the compiler may serialise no
-wgmma. Code that a loop branches around counts as if it ran.
+the exit status is 1. No kernel may spill in its loop, or elsewhere more bytes
+than its budget says, and the compiler may serialise no wgmma. Code that a loop branches around counts as if it ran.
 
   multiply_adds   of a lane and an instruction of the loop (an FFMA alone is 1)
   useful          part of a quarter's cycles in which it would multiply and add
@@ -23,6 +23,7 @@ wgmma. Code that a loop branches around counts as if it ran.
   hidden          of a loop that waits for products twice, how many exponentials
                   stand before the last wait; late: multiplications behind the
                   last exponential
+  local           loads and stores of what was spilled, in the loop
 """
 
 import collections
@@ -214,13 +215,14 @@ def row_of(name, arch, taken, loop, given):
     row["in_flight"] = sum(map(loads, loop)) * threads * (row["blocks"] or 0)
     row["executed"] = executed
     row["hidden"], row["late"] = order_of(loop)
+    row["local"] = sum(op.startswith(("LDL", "STL")) for op in loop)
     return row
 
 
 def over(row, given):
     """What a row has more of than it may, and less than it must."""
     name = f"{row['kernel']} for {row['architecture']}"
-    most = {"spills": 0, "serialised": 0, "registers": given.get("registers"),
+    most = {"spills": given.get("spills") or 0, "local": 0 if given.get("hidden") else None, "serialised": 0, "registers": given.get("registers"),
             "all shared": given.get("shared"), "executed": given.get("executed"),
             "late": 0 if given.get("hidden") else None}
     seen = dict(row, **{"all shared": row["shared"] + row["dynamic"]})
