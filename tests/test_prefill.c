@@ -64,7 +64,7 @@ static void *before(const void *there, int64_t bytes) {
     return (void *)((uintptr_t)there - (uintptr_t)bytes);
 }
 
-static int which;
+static int which, splits; /* of those for few rows, if which is 0 */
 
 static void attend(problem *p) {
     const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
@@ -73,30 +73,37 @@ static void attend(problem *p) {
     const int64_t far = p->far ? (INT64_C(1) << 32) / width : 0;
     float *output = upload(p->output, rows * dim * 4);
     float *lse = upload(p->lse, rows * 4);
-    const int32_t no_tickets[2] = {0, 0};
-    int32_t *tickets = upload(no_tickets, sizeof no_tickets);
+    const int64_t some = rows + 2;
+    const int32_t *no_tickets = room_for(some, 4);
+    int32_t *tickets = upload(no_tickets, some * 4);
+    const float *nothing = room_for(splits * rows * (dim + 1), 4);
     const void *queries = stored(p->queries, rows * dim);
     const void *keys = stored(p->keys, p->key_rows * width);
     const void *values = stored(p->values, p->key_rows * width);
     const cp_device_attention call = {
         .shape = p->shape,
         .element = CP_BF16,
-        .queries_of =
-            tiles_of(&p->query_pieces, cp_device_prefill_tile(&p->shape), far),
+        .kernel = CP_ATTEND_HOPPER_FEW,
+        .queries_of = tiles_of(
+            &p->query_pieces,
+            which > 0 ? cp_device_prefill_tile(&p->shape)
+                      : cp_device_query_tile(CP_ATTEND_HOPPER_FEW, &p->shape),
+            far),
         .keys_of = keys_of(&p->key_pieces, far),
         .queries = before(queries, far * heads * dim * 2),
         .keys = before(keys, far * width * 2),
         .values = before(values, far * width * 2),
         .key_rows = p->key_pieces.count > 0 ? far + p->key_rows : 0,
         .merge = p->merge,
-        .splits = 1,
+        .splits = which > 0 ? 1 : splits,
+        .unfinished = upload(nothing, splits * rows * (dim + 1) * 4),
         .tickets = tickets,
         .rows = far + p->query_rows,
         .output = before(output, far * heads * dim * 4),
         .lse = before(lse, far * heads * 4)};
-    must(cp_device_prefill(&call, which, NULL));
-    ck_assert_mem_eq(fetch(tickets, sizeof no_tickets), no_tickets,
-                     sizeof no_tickets);
+    must(which > 0 ? cp_device_prefill(&call, which, NULL)
+                   : cp_device_attend(&call, NULL));
+    ck_assert_mem_eq(fetch(tickets, some * 4), no_tickets, (size_t)some * 4);
     p->output = fetch(output, rows * dim * 4);
     p->lse = fetch(lse, rows * 4);
 }
@@ -159,6 +166,18 @@ static const prefill problems[] = {
     {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false}, /* no key at all */
 };
 
+static const prefill few[] = {
+    {{1, 1, 64}, 0, 0, 1, 1, 1.0f, false, true},
+    {{16, 2, 128}, 0, 700, 1, 1, 1.0f, true, false},
+    {{8, 2, 128}, 0, 2000, 3, 3, 5.5f, false, false},
+    {{5, 1, 64}, 20, 110, 7, 1, 1.0f, true, false},
+    {{16, 1, 64}, 0, 4096, 1, 2, 1.0f, false, false},
+    {{40, 1, 128}, 2, 127, 2, 1, 1.0f, true, false},
+    {{3, 3, 128}, 0, 129, 20, 5, 4.0f, true, false},
+    {{2, 1, 64}, 70, 60, 12, 1, 1.0f, false, false},
+    {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false},
+};
+
 static problem *new_prefill(const prefill *like, uint64_t seed) {
     problem *p = new_problem(like->shape);
     const int64_t all = like->cached + like->fresh - like->missing;
@@ -196,5 +215,18 @@ LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_FAST *COUNT_OF(problems)) {
     if (is_hopper())
         check_rounded(
             new_prefill(&problems[_i % COUNT_OF(problems)], (uint64_t)_i + 1));
+    end();
+}
+
+/* One split, and more than there are tiles of keys. */
+LOOP(few_rows_are_those_of_the_oracle, 0, 4 * COUNT_OF(few)) {
+    static const int parts[] = {1, 2, 7, 40};
+    const prefill *like = &few[_i % COUNT_OF(few)];
+    which = 0;
+    splits = like->far ? 1 : parts[_i / COUNT_OF(few)];
+    begin(_i + 1);
+    stand_in_pretend_hopper(true);
+    if (is_hopper())
+        check_rounded(new_prefill(like, (uint64_t)_i + 1));
     end();
 }

@@ -153,7 +153,8 @@ CP_KERNEL(attend, cp_device_attention) {
 static const int tile_rows[CP_ATTEND_KERNELS] = {[CP_ATTEND_LOOPS] = ROWS,
                                                  [CP_ATTEND_TILES] = 128,
                                                  [CP_ATTEND_FEW] = 16,
-                                                 [CP_ATTEND_HOPPER] = 128};
+                                                 [CP_ATTEND_HOPPER] = 128,
+                                                 [CP_ATTEND_HOPPER_FEW] = 16};
 
 int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape) {
     const int64_t group = shape->query_heads / shape->kv_heads;
@@ -193,6 +194,8 @@ int cp_device_splits(const cp_device_attention *call, int blocks,
                               ? 1
                               : cp_min(cp_min(most, MOST_SPLITS), sense);
     const int64_t work = blocks_of(call);
+    if (call->kernel == CP_ATTEND_HOPPER_FEW)
+        blocks /= 2; /* they have a multiprocessor each */
     double full[MOST_SPLITS + 1], best = 0.0;
     for (int64_t n = 1; n <= limit; n++) {
         const int64_t waves = cp_ceil_divide(work * n, blocks);
@@ -225,7 +228,7 @@ bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
     if (cp_device_uneven(shape) || kernel == CP_ATTEND_LOOPS)
         return kernel == CP_ATTEND_LOOPS;
     return element == CP_BF16 &&
-           (kernel == CP_ATTEND_HOPPER
+           (kernel >= CP_ATTEND_HOPPER
                 ? capability == 90 && cp_device_prefill != NULL
                 : capability >= 80) &&
            (shape->head_dim == 64 || shape->head_dim == 128);
@@ -248,8 +251,11 @@ cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
     const int64_t tiles = rows * shape->kv_heads / tile_rows[CP_ATTEND_HOPPER];
     *kernel = CP_ATTEND_LOOPS;
     if (cp_device_takes(CP_ATTEND_TILES, shape, element, capability))
-        *kernel =
-            rows <= tile_rows[CP_ATTEND_FEW] ? CP_ATTEND_FEW : CP_ATTEND_TILES;
+        *kernel = rows > tile_rows[CP_ATTEND_FEW] ? CP_ATTEND_TILES
+                  : cp_device_takes(CP_ATTEND_HOPPER_FEW, shape, element,
+                                    capability)
+                      ? CP_ATTEND_HOPPER_FEW
+                      : CP_ATTEND_FEW;
     if (tiles >= blocks &&
         cp_device_takes(CP_ATTEND_HOPPER, shape, element, capability))
         *kernel = CP_ATTEND_HOPPER;
@@ -263,6 +269,8 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
     full.key_heads = cp_max(call->key_heads, heads);
     if (call->kernel == CP_ATTEND_HOPPER)
         return cp_device_prefill(&full, CP_PREFILL_FAST, stream);
+    if (call->kernel == CP_ATTEND_HOPPER_FEW)
+        return cp_device_decode(&full, stream);
     if (call->kernel != CP_ATTEND_LOOPS)
         return cp_attend_tiles(&full, stream);
     if (cp_device_uneven(&call->shape) || call->chosen != NULL)

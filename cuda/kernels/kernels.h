@@ -36,12 +36,14 @@ typedef struct {
 } cp_device_keys;
 
 /* The kernels that compute an attention, the plainest first: loops; tiles for
- * tensor cores; those for few rows; and Hopper's, in one split (prefill.h). */
+ * tensor cores; those for few rows; and Hopper's: for prompts, in one split
+ * (prefill.h), and for few rows. */
 typedef enum {
     CP_ATTEND_LOOPS,
     CP_ATTEND_TILES,
     CP_ATTEND_FEW,
     CP_ATTEND_HOPPER,
+    CP_ATTEND_HOPPER_FEW,
     CP_ATTEND_KERNELS
 } cp_attend_kernel;
 
@@ -159,10 +161,13 @@ cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
-/* Hopper's kernels for prompts, as cp_device_attend, in one split: the plain one
- * or the fast one. They are of the next chapter; without it this is NULL. */
+/* Hopper's kernels, as cp_device_attend: for prompts, in one split, the plain
+ * one or the fast one; and for few rows. They are of the next chapter; without
+ * it these are NULL. */
 enum { CP_PREFILL_PLAIN = 1, CP_PREFILL_FAST };
 cudaError_t cp_device_prefill(const cp_device_attention *, int which,
                               cudaStream_t) __attribute__((weak));
+cudaError_t cp_device_decode(const cp_device_attention *, cudaStream_t)
+    __attribute__((weak));
 
 #endif

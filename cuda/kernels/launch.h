@@ -12,6 +12,17 @@
 #define CP_KERNEL(name, type) static __global__ void name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
 #define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
+/* The ticket's number, and the next block's is one more: it sees what the
+ * blocks before have stored. */
+static __device__ __forceinline__ int take_ticket(int32_t *ticket) {
+    int number;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(number)
+                 : "l"(ticket)
+                 : "memory");
+    return number;
+}
+
 #define CP_UNROLL _Pragma("unroll")
 #define CP_NO_UNROLL _Pragma("unroll 1")
 

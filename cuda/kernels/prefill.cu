@@ -10,6 +10,7 @@
 #include "cuda/kernels/rows.h"
 
 #include "cuda/kernels/hopper.h"
+#include "cuda/kernels/maps.h"
 #include "cuda/kernels/prefill.h"
 
 enum {
@@ -523,7 +524,7 @@ CP_ALWAYS uint32_t next_item(const prefill_call *a) {
     int n = 0;
     if (threadIdx.x % 32 == 0) {
         n = take_number(&a->call.tickets[0]) + (int)gridDim.x;
-        if (n >= a->items &&
+        if ((uint32_t)n >= a->items &&
             take_number(&a->call.tickets[1]) == (int)gridDim.x - 1)
             a->call.tickets[0] = a->call.tickets[1] = 0;
     }
@@ -868,51 +869,9 @@ CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
     }
 }
 
-/* How the driver is asked for a tensor map; found by name, since nothing here
- * links to the driver. */
-typedef CUresult (*map_encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
-                                void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *,
-                                CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion,
-                                CUtensorMapFloatOOBfill);
-
-static cudaError_t find_encoder(map_encoder *encode) {
-    void *found = NULL;
-    enum cudaDriverEntryPointQueryResult result;
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, 0, &result);
-    memcpy(encode, &found, sizeof found);
-    return error == cudaSuccess && found == NULL ? cudaErrorNotSupported
-                                                 : error;
-}
-
-/* A tensor of bf16, [rows][apart][dim], of whose heads the first so many are
- * read, in boxes of [rows][heads][64]. A map of no rows is refused; nothing
- * asks for the row that stands for them. */
-static cudaError_t encode_map(map_encoder encode, const void *tensor,
-                              int64_t rows, int64_t apart, int64_t heads,
-                              int64_t dim, int64_t box_rows, int64_t box_heads,
-                              CUtensorMap *map) {
-    const cuuint64_t sizes[] = {(cuuint64_t)dim, (cuuint64_t)heads,
-                                (cuuint64_t)cp_max(1, rows)};
-    const cuuint64_t strides[] = {(cuuint64_t)dim * 2,
-                                  (cuuint64_t)(apart * dim) * 2};
-    const cuuint32_t box[] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows};
-    const cuuint32_t ones[] = {1, 1, 1};
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)tensor,
-                  sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-               ? cudaSuccess
-               : cudaErrorInvalidValue;
-}
-
 enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that a cache keeps */
 
 static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
-    map_encoder encode;
     const cp_shape s = call->shape;
     const int64_t group = s.query_heads / s.kv_heads;
     const int64_t heads = cp_min(group, ROWS);
@@ -925,17 +884,15 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     out->box_rows = (int)(ROWS / heads * heads);
     out->items = (uint32_t)(call->queries_of.room *
                             cp_ceil_divide(group, ROWS) * s.kv_heads);
-    cudaError_t error = find_encoder(&encode);
+    cudaError_t error = cp_tensor_map(
+        call->queries, call->rows, s.query_heads, s.query_heads, s.head_dim,
+        ROWS / heads, heads, &out->queries);
     if (error == cudaSuccess)
-        error = encode_map(encode, call->queries, call->rows, s.query_heads,
-                           s.query_heads, s.head_dim, ROWS / heads, heads,
-                           &out->queries);
+        error = cp_tensor_map(call->keys, call->key_rows, apart, s.kv_heads,
+                              s.head_dim, KEYS, 1, &out->keys);
     if (error == cudaSuccess)
-        error = encode_map(encode, call->keys, call->key_rows, apart,
-                           s.kv_heads, s.head_dim, KEYS, 1, &out->keys);
-    if (error == cudaSuccess)
-        error = encode_map(encode, call->values, call->key_rows, apart,
-                           s.kv_heads, s.head_dim, KEYS, 1, &out->values);
+        error = cp_tensor_map(call->values, call->key_rows, apart, s.kv_heads,
+                              s.head_dim, KEYS, 1, &out->values);
     return error;
 }
 

@@ -197,9 +197,7 @@ CP_INLINE void merge_splits(const cp_device_attention *a,
     __syncthreads();
     if (threadIdx.x == 0) {
         int32_t *ticket = &a->tickets[place(a, mine, 0)];
-        __threadfence();
-        is_last[0] = atomicAdd(ticket, 1) == a->splits - 1;
-        __threadfence();
+        is_last[0] = take_ticket(ticket) == a->splits - 1;
         if (is_last[0])
             *ticket = 0;
     }

@@ -6,8 +6,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "cuda/kernels/rows.h"
-#include "cuda/kernels/tensor.h"
+#include "cuda/kernels/shared_rows.h"
 
 enum { KEYS = 64, WARPS = 4, THREADS = 32 * WARPS, ROW_BYTES = 2 };
 enum { SLABS = 2, MOST_DIM = 128 }; /* at most */
@@ -125,47 +124,6 @@ CP_INLINED void load_queries(block_shape s, cp_shared row, int k,
                              uint32_t to[][4]) {
     CP_EACH(m, s.slabs)
         cp_load_matrices(to[m], deeper(s, row, k, m));
-}
-
-CP_INLINED void leave_sums(block_shape s, float *sums,
-                           float output[MOST_DIM / 8][4], const float level[2],
-                           const float total[2]) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    CP_EACH(half, 2) {
-        const int row = 16 * warp + 8 * half + lane / 4;
-        float *to = sums + row * (s.dim + 8);
-        CP_EACH(n, s.dim / 8) {
-            to[8 * n + lane % 4 * 2] = output[n][2 * half];
-            to[8 * n + lane % 4 * 2 + 1] = output[n][2 * half + 1];
-        }
-        if (lane % 4 == 0) {
-            to[s.dim] = level[half];
-            to[s.dim + 1] = total[half];
-        }
-    }
-}
-
-CP_INLINED void write_shared(const cp_device_attention *a, block_shape s,
-                             const rows_of_block *mine, const float *sums,
-                             int row) {
-    const int lane = (int)threadIdx.x % 32;
-    const int next = 16 * (s.dim + 8); /* warp's */
-    const float *from = sums + row * (s.dim + 8), *levels = from + s.dim;
-    float level = -INFINITY, total = 0.0f, share[WARPS];
-    CP_EACH(w, WARPS)
-        level = fmaxf(level, levels[w * next]);
-    CP_EACH(w, WARPS) {
-        share[w] =
-            level == -INFINITY ? 0.0f : cp_exp2(levels[w * next] - level);
-        total = fmaf(share[w], levels[w * next + 1], total);
-    }
-    const row_weights weigh = weigh_row(a, mine, row, level, total);
-    for (int d = lane; d < s.dim; d += 32) {
-        float sum = 0.0f;
-        CP_EACH(w, WARPS)
-            sum = fmaf(share[w], from[w * next + d], sum);
-        put_number(&weigh, d, sum);
-    }
 }
 
 CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
@@ -295,10 +253,10 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
     if (s.few) {
         float *sums = (float *)memory;
         __syncthreads();
-        leave_sums(s, sums, output[0], level[0], total[0]);
+        leave_sums(s.dim, sums, output[0], level[0], total[0]);
         __syncthreads();
         for (int row = warp; row < mine->count; row += WARPS)
-            write_shared(a, s, mine, sums, row);
+            write_shared(a, s.dim, WARPS, mine, sums, row);
     } else {
         /* Write the rows of a warp's fragments. */
         CP_EACH(m, s.slabs)

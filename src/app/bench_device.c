@@ -49,6 +49,7 @@ static const contender contenders[] = {
     {"loops", CP_ATTEND_LOOPS, 0},
     {"tiles", CP_ATTEND_TILES, 0},
     {"few", CP_ATTEND_FEW, 0},
+    {"hopper-few", CP_ATTEND_HOPPER_FEW, 0},
     {"hopper-plain", CP_ATTEND_TILES, CP_PREFILL_PLAIN},
     {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
 enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
@@ -59,7 +60,9 @@ static bool takes(const bench_desk *it, const contender *by,
     const bool decode = part == CP_BENCH_DECODE;
     return cp_device_takes(by->kernel, &it->bench->shape, it->element,
                            it->capability) &&
-           (by->kernel != CP_ATTEND_FEW || decode) &&
+           ((by->kernel != CP_ATTEND_FEW &&
+             by->kernel != CP_ATTEND_HOPPER_FEW) ||
+            decode) &&
            (by->prefill == 0 || (!decode && it->capability == 90));
 }
 

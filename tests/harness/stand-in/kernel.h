@@ -90,6 +90,13 @@ void stand_in_meet(const char *file, int line);
 void stand_in_fence(void);
 int stand_in_add(int *to, int more);
 
+static inline int take_ticket(int *ticket) {
+    __threadfence();
+    const int number = atomicAdd(ticket, 1);
+    __threadfence();
+    return number;
+}
+
 /* A number's bits, and the other way round. */
 static inline unsigned __float_as_uint(float x) {
     unsigned bits;
