@@ -15,6 +15,8 @@ typedef struct {
     int64_t fresh, past;
     const float *queries, *keys, *values;
     float *output, *lse;
+    cp_dealing dealing;
+    int64_t page; /* rows; 0: no pages */
 } one_call;
 
 /* What is known of it: before, and by the LSE of its partials. */
@@ -49,6 +51,8 @@ static inline cp_status one_call_answer(const one_call *it, int ranks,
                          .history = pasts,
                          .variant = variant,
                          .wire = wire,
+                         .dealing = it->dealing,
+                         .block = it->page,
                          .queries = it->queries,
                          .keys = it->keys,
                          .values = it->values,
