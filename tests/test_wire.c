@@ -433,6 +433,9 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
                               travels.partials == rings[kind].partials,
                           "%s: %d %d %d", where, travels.keys, travels.queries,
                           travels.partials);
+        /* What rank 2 has goes to rank 0, to rank 1, and back. */
+        hold(!sent || ranks != 3 || variant != CP_TREE ||
+             travels.partials == 3);
         for (int i = 0; i < 2; i++)
             ck_assert_msg(off <= bounds[i].output && lse_off <= bounds[i].lse,
                           "%s: off by %g of %g, LSE by %g of %g (%d)", where,
@@ -525,7 +528,8 @@ LOOP(no_call_is_beyond_its_bounds, 0, KINDS) {
         fill_around(v, COUNT_OF(v), harness_random(&random), values);
         nearest = fmax(nearest, nearest_of(&call, ranks, variant, wire));
     }
-    printf("kind %d nearest %g\n", _i, nearest);
+    /* Small numbers underflow, and come near. */
+    ck_assert_msg(nearest > (_i % 2 == 0 ? 0.1 : 0.4), "%g", nearest);
 }
 
 /* Where everybody ends with every answer, all have the same one: who sends a
