@@ -403,6 +403,12 @@ static const struct {
              {CP_TREE, false, false, 2},      {CP_GATHER_O, false, false, 1},
              {CP_HELIX, false, false, 1}};
 
+/* Can the heads be cut as a variant wants them? */
+static bool can(cp_variant variant, const cp_shape *shape, int ranks) {
+    return variant < CP_ULYSSES || variant == CP_TREE ||
+           variant == CP_GATHER_O || cp_shape_divides(shape, ranks);
+}
+
 LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
     static float output[2][FRESH * HEADS * WIDTH], lse[2][FRESH * HEADS];
     static tensors it;
@@ -410,7 +416,7 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
     const cp_variant variant = rings[kind].variant;
     const int rows = HEADS * (cp_variant_decodes(variant) ? 1 : FRESH);
     const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
-    if (kind > 2 && variant != CP_DECODE && !cp_shape_divides(&shape, ranks))
+    if (!can(variant, &shape, ranks))
         return;
     for (int n = 0; n < 3 * CP_WIRES; n++) {
         const cp_wire wire = (cp_wire)(n / 3);
@@ -515,9 +521,7 @@ LOOP(no_call_is_beyond_its_bounds, 0, KINDS) {
             call.page = up_to(&random, 9);
         if (harness_random(&random) % 4 == 0)
             call.dealing = (cp_dealing){CP_INTERLEAVE, .block = 4};
-        if (ranks > 1 && !cp_shape_divides(&shape, ranks) &&
-            (variant == CP_MESH || variant == CP_ULYSSES ||
-             (cp_variant_decodes(variant) && variant != CP_DECODE)))
+        if (!can(variant, &shape, ranks))
             continue;
         snprintf(where, sizeof(where),
                  "%d: %s over %d, wire %d, sizes %g %g %g, %ld after %ld", n,
