@@ -18,7 +18,7 @@ cp_travels cp_travels_of(const cp_plan *plan) {
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             const cp_op *op = &plan->programs[k].ops[n];
             const cp_slot_kind kind = plan->slots[op->in.slot].kind;
-            if (cp_op_messages(plan, op) == 0 ||
+            if (!cp_op_talks(op) ||
                 cp_slot_writing(plan, op->in.slot) == CP_WRITING_NONE)
                 continue;
             travels.keys = travels.keys || kind == CP_SLOT_KEYS;
@@ -105,15 +105,22 @@ void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
     }
 }
 
-double cp_loss_score(const cp_loss_table *table, cp_travels travels,
-                     int64_t head, const float *query) {
+/* Of a score: how far it can be off, and the sum of its products' sizes as they
+ * come in the end. */
+typedef struct {
+    double off, size;
+} score_bound;
+
+static score_bound bound_score(const cp_loss_table *table, cp_travels travels,
+                               int64_t head, const float *query) {
     const cp_shape *shape = &table->shape;
     const int64_t dim = shape->head_dim;
     const int64_t first = head * shape->kv_heads / shape->query_heads * dim;
     const cp_writing writing =
         cp_wire_writing(table->wire, CP_CARGO_QUERIES, table->held);
     const double scale = scale_of(table, writing, dim, query);
-    double sum = 0;
+    const double scaled = ROUNDED / sqrt((double)dim);
+    score_bound sum = {0, 0};
     for (int64_t d = 0; d < dim; d++) {
         const double number = fabs((double)held_of(table, query[d]));
         const cp_loss_column *it = &table->keys[first + d];
@@ -121,9 +128,15 @@ double cp_loss_score(const cp_loss_table *table, cp_travels travels,
         const double key = travels.keys ? it->off : 0;
         const double asked =
             travels.queries ? off_by(table, writing, scale, number) : 0;
-        sum += number * key + asked * (size + key);
+        sum.off += number * key + asked * (size + key);
+        sum.size += (number + asked + FLT_MIN) * (size + key);
     }
-    return sum / sqrt((double)dim) * ROUNDED;
+    return (score_bound){sum.off * scaled, sum.size * scaled};
+}
+
+double cp_loss_score(const cp_loss_table *table, cp_travels travels,
+                     int64_t head, const float *query) {
+    return bound_score(table, travels, head, query).off;
 }
 
 /* Of all numbers of a head's values. */
@@ -150,9 +163,11 @@ double cp_loss_value(const cp_loss_table *table, int64_t head) {
     return range_of(table, head).off;
 }
 
-/* Of a partial whose numbers are no larger. */
+/* Of a partial whose numbers are no larger. Its scale is no less than FLT_MIN;
+ * what it is off by is written, too, the next time. */
 static double off_by_partials(cp_travels travels, double most) {
-    return travels.partials * most / 32766;
+    return travels.partials * fmax(most, 16383.0 * FLT_MIN) /
+           (32766 - travels.partials);
 }
 
 cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
@@ -162,6 +177,67 @@ cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
     const double output = value + it.widest * tanh(score / 2) +
                           off_by_partials(travels, it.most + value);
     return (cp_wire_error){output * ROUNDED, score};
+}
+
+/* A sum over the keys of a block: once for each key, and for each tile of 16 or
+ * more for what weights are relative to, which may rise. */
+static int64_t sums_of(const cp_block *block, int64_t sequence) {
+    int64_t count = 0;
+    for (int64_t p = 0; p < block->pieces.count; p++) {
+        const cp_span span = block->pieces.items[p].span;
+        if (span.sequence == sequence)
+            count += span.count + 10 * cp_ceil_divide(span.count, 16);
+    }
+    return count;
+}
+
+cp_loss_depth cp_loss_depth_of(const cp_machine *machine,
+                               const cp_layout *layout) {
+    /* GPUs merge in fp32; each rank's partial is merged once at most. */
+    cp_loss_depth depth = {.merges = layout->ranks,
+                           .single = !machine->shares_cores};
+    for (int64_t s = 0; s < layout->sequences; s++) {
+        depth.keys = cp_max(depth.keys, layout->past[s] + layout->fresh[s]);
+        for (int k = 0; k < layout->ranks; k++) {
+            const int64_t packed = sums_of(&layout->keys[k], s);
+            const int64_t cached = sums_of(&layout->cache[k], s);
+            depth.sums = cp_max(depth.sums, cp_max(packed, cached));
+        }
+    }
+    depth.sums += 8 + depth.merges * (depth.single ? 16 : 1);
+    /* Weights in bf16 are rounded as 2^15 roundings would. */
+    depth.sums += machine->element_bytes == 2 ? 1 << 15 : 0;
+    depth.merges += 2;
+    return depth;
+}
+
+/* What so many roundings, one after the other, make of a number of size 1. */
+static double rounded(double count) {
+    const double sum = count * FLT_EPSILON / 2;
+    return sum < 1 ? sum / (1 - sum) : INFINITY;
+}
+
+cp_wire_error cp_loss_rounding(const cp_loss_table *table, cp_travels travels,
+                               int64_t head, const float *query,
+                               const cp_loss_depth *depth) {
+    const range it = range_of(table, head);
+    const double value = travels.keys ? it.off : 0;
+    const double most = it.most + value + FLT_MIN;
+    const double widest = fmin(2 * most, it.widest + 2 * value);
+    const double size = bound_score(table, travels, head, query).size;
+    /* Weights below 2^-126 are 0: scores that count are no further apart. */
+    const double apart = fmin(2 * size, 96);
+    const double lse = size + log1p((double)depth->keys);
+    const double sums = rounded((double)depth->sums);
+    const double merge = lse + (depth->single ? 3 * apart + 16 : 0);
+    const double score = rounded((double)table->shape.head_dim + 4) * size +
+                         rounded(1) * apart + sums +
+                         rounded((double)depth->merges) * merge;
+    const double output = widest * tanh(score / 2) + 2 * sums * most;
+    if (!travels.keys && !travels.queries && travels.partials == 0)
+        return (cp_wire_error){0, 0}; /* it is the same call twice */
+    const double again = 1 + off_by_partials(travels, 1);
+    return (cp_wire_error){2 * output * again * ROUNDED, 2 * score * ROUNDED};
 }
 
 const cp_loss_sum cp_loss_none = {.lse = -INFINITY, .higher = -INFINITY};
@@ -209,6 +285,7 @@ cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
     const int64_t rows = layout->new_tokens * job->shape.query_heads;
     loss->travels = cp_travels_of(loss->call.plan);
     const int64_t held = loss->call.plan->element_bytes;
+    loss->depth = cp_loss_depth_of(machine, layout);
     CP_TRY(cp_loss_table_new(job->wire, held, &job->shape, &loss->all));
     CP_TRY(cp_loss_table_new(job->wire, held, &job->shape, &loss->block));
     CP_TRY(cp_allocate(&loss->sums, rows, sizeof(cp_loss_sum), "bounds"));
@@ -229,12 +306,20 @@ static cp_wire_error largest(const cp_loss *loss, bool after) {
     for (int64_t n = 0; n < loss->call.layout->new_tokens * heads; n++) {
         const int64_t head = n % heads;
         const float *query = job->queries + n * dim;
-        const cp_wire_error one =
-            after ? cp_loss_bound_of(all, head, &loss->sums[n])
-                  : cp_loss_bound(all, travels, head,
-                                  cp_loss_score(all, travels, head, query));
-        most.output = fmax(most.output, one.output);
-        most.lse = fmax(most.lse, one.lse);
+        const cp_wire_error adds =
+            cp_loss_rounding(all, travels, head, query, &loss->depth);
+        cp_wire_error one = cp_loss_bound(
+            all, travels, head, cp_loss_score(all, travels, head, query));
+        /* The LSE of partials are rounded, so their weights are off. */
+        const double weight = exp(adds.lse);
+        if (after) {
+            const cp_wire_error seen =
+                cp_loss_bound_of(all, head, &loss->sums[n]);
+            one.output = fmin(one.output, weight * seen.output);
+            one.lse = fmin(one.lse, weight * seen.lse);
+        }
+        most.output = fmax(most.output, one.output + adds.output);
+        most.lse = fmax(most.lse, one.lse + adds.lse);
     }
     return most;
 }

@@ -1,7 +1,7 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
 /* How wrong an attention call's answer can become because what it sends is
  * written in fewer bits: bounds from keys, values and queries alone, and from
- * the LSE of partials. Exact arithmetic is assumed of all else. */
+ * the LSE of partials; and how much of that fp32 adds. */
 #ifndef CP_LOSS_H
 #define CP_LOSS_H
 
@@ -12,7 +12,7 @@ typedef struct {
 } cp_wire_error;
 
 /* What is written: keys and values, queries; and how many times, at most, a
- * partial or what became of it. */
+ * partial or what became of it: no more often than a rank has it in messages. */
 typedef struct {
     bool keys, queries;
     int partials;
@@ -50,9 +50,25 @@ double cp_loss_value(const cp_loss_table *table, int64_t head);
 double cp_loss_score(const cp_loss_table *table, cp_travels travels,
                      int64_t head, const float *query);
 
-/* And how far its answer, if its scores can be off by so much. */
+/* And how far its answer, if its scores can be off by so much; in exact
+ * arithmetic, as cp_loss_bound_of below. */
 cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
                             int64_t head, double score);
+
+/* How often fp32 rounds on the way to an answer. */
+typedef struct {
+    int64_t sums;   /* a sum over keys, and what becomes of it */
+    int64_t merges; /* an LSE: at the end of a kernel, and of each merge */
+    int64_t keys;   /* keys of a sequence, at most */
+    bool single;    /* merges are in fp32, not in double */
+} cp_loss_depth;
+cp_loss_depth cp_loss_depth_of(const cp_machine *machine,
+                               const cp_layout *layout);
+
+/* How far that can put two calls apart, of which one sends in fewer bits. */
+cp_wire_error cp_loss_rounding(const cp_loss_table *table, cp_travels travels,
+                               int64_t head, const float *query,
+                               const cp_loss_depth *depth);
 
 /* The same from partials that were computed: of each, its LSE, how far its
  * scores can be off, and how far its numbers apart from that. */
@@ -72,6 +88,7 @@ cp_wire_error cp_loss_bound_of(const cp_loss_table *table, int64_t head,
 typedef struct {
     cp_attend_call call;
     cp_travels travels;
+    cp_loss_depth depth;
     cp_loss_table all, block;
     cp_loss_sum *sums; /* [new tokens][N_H] */
 } cp_loss;

@@ -13,15 +13,18 @@ float cp_row_scale(cp_writing writing, int64_t dim, const float *row) {
 }
 
 double cp_number_off(cp_writing writing, double scale, double number) {
-    static const double rounded = 1.00001; /* for what floats add */
+    /* For what floats add: to 127 steps, 127 units each way; to numbers that
+     * underflow, half of the least of them. */
+    static const double rounded = 1.00004, least = FLT_TRUE_MIN;
     switch (writing) {
     case CP_WRITING_BF16:
         return fmax(fabs(number) / 256, FLT_MIN / 256.0);
     case CP_WRITING_FP8:
-        return fmax(fabs(number) / 16, scale / 1024) * rounded;
+        return fmax(fabs(number) / 16, scale / 1024) * rounded + least;
     case CP_WRITING_INT8:
+        return scale / 2 * rounded + least;
     case CP_WRITING_BLOCK:
-        return scale / 2 * rounded;
+        return scale / 2;
     case CP_WRITING_NONE:
         break;
     }

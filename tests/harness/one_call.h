@@ -15,11 +15,14 @@ typedef struct {
     int64_t fresh, past;
     const float *queries, *keys, *values;
     float *output, *lse;
+    cp_dealing dealing;
+    int64_t page; /* rows; 0: no pages */
 } one_call;
 
 /* What is known of it: before, and by the LSE of its partials. */
 typedef struct {
     cp_wire_error before, after;
+    cp_wire_error rounding; /* what of that fp32 adds, at most */
     cp_travels travels;
     int64_t bytes; /* of the rank that sends most */
 } one_call_facts;
@@ -30,6 +33,19 @@ static inline void one_call_see(void *loss, int rank, int64_t n,
                                 const float *lse) {
     (void)queries, (void)keys, (void)heads;
     cp_loss_see(loss, rank, n, output, lse);
+}
+
+static inline cp_wire_error one_call_rounding(const one_call *it,
+                                              const cp_loss *loss) {
+    cp_wire_error most = {0, 0};
+    for (int64_t n = 0; n < it->fresh * it->shape.query_heads; n++) {
+        const cp_wire_error one = cp_loss_rounding(
+            &loss->all, loss->travels, n % it->shape.query_heads,
+            it->queries + n * it->shape.head_dim, &loss->depth);
+        most.output = fmax(most.output, one.output);
+        most.lse = fmax(most.lse, one.lse);
+    }
+    return most;
 }
 
 /* Compute it twice: with each partial looked at, and as it is when nobody
@@ -49,6 +65,8 @@ static inline cp_status one_call_answer(const one_call *it, int ranks,
                          .history = pasts,
                          .variant = variant,
                          .wire = wire,
+                         .dealing = it->dealing,
+                         .block = it->page,
                          .queries = it->queries,
                          .keys = it->keys,
                          .values = it->values,
@@ -60,6 +78,7 @@ static inline cp_status one_call_answer(const one_call *it, int ranks,
     CP_TRY(cp_loss_new(cp_backend_threads.machine, &job, &loss));
     CP_TRY(cp_plan_check(loss.call.plan, &report));
     facts->before = cp_loss_before(&loss);
+    facts->rounding = one_call_rounding(it, &loss);
     facts->travels = loss.travels;
     for (int k = 0; k < ranks; k++)
         facts->bytes = cp_max(facts->bytes, report.bytes[k]);

@@ -134,6 +134,7 @@ CASES = {
 # Name, what it does, and who had it: project, issue or pull request, date of what is cited.
 FAULTS = [
     ("lse-base-2", "partials' LSE in base 2, merged as natural logarithms", "vllm-project/vllm#47079", "2026-06-29"),
+    ("lse-returned-base-2", "partials merged rightly, and the LSE returned in base 2", "flashinfer-ai/flashinfer#2113", "2025-11-19"),
     ("lse-zero", "the kernel returns LSE 0, so a merge is a mean", "meta-pytorch/attention-gym#37", "2024-09-11"),
     ("lse-centred", "keys less their mean, and the LSE not put right", "ROCm/aiter#3334", "2026-05-25"),
     ("lse-aliased", "the LSE overwritten before the old side is weighed by it", "local-inference-lab/vllm#468", "2026-08-22"),

@@ -180,5 +180,6 @@ def attend(q, k, v, shards, fault=None, ring="pass-q", kept={}):
                     sums = part if source == came[0] and sums[1] == -INF else merge(sums, part, fault)
                 if sums[1] == -INF:
                     sums = [0.0] * len(v[0][0]), -INF
-                o[query["query"]][h], lse[query["query"]][h] = sums[0], part[1] if fault == "lse-of-last" else sums[1]
+                o[query["query"]][h], lse[query["query"]][h] = sums[0], {
+                    "lse-of-last": part[1], "lse-returned-base-2": sums[1] / math.log(2)}.get(fault, sums[1])
     return o, lse

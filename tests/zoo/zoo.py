@@ -1,4 +1,4 @@
-"""The bug zoo: which of thirty known faults does a ring have?
+"""The bug zoo: which of thirty-one known faults does a ring have?
 
 Give zoo.run a function attend(q, k, v, shards) -> (o, lse):
   q       [new tokens][heads][dim], sequence after sequence
