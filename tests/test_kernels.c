@@ -411,7 +411,7 @@ static const struct {
 static problem *product(int which, uint64_t seed, float scale) {
     problem *p = behind(products[which].shape, products[which].cached,
                         products[which].fresh);
-    p->kernel = products[which].kernel;
+    p->kernel = (int)products[which].kernel;
     p->element = CP_BF16;
     p->coarse = true;
     p->merge = products[which].merge;
