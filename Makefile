@@ -172,7 +172,10 @@ suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/transcripts $(B)/longring
 	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
 	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"
-	@LONGRING=$(B)/longring tests/harness/run-suites $(SUITES)
+	@LONGRING=$(B)/longring ONE_PROCESS="$(one_process)" tests/harness/run-suites $(SUITES)
+# As they run on a GPU. The address sanitizer ends a process at what it finds, so
+# there each test keeps its own.
+one_process = $(if $(findstring -fsanitize,$(CFLAGS)),,$(ON_STAND_IN))
 # RUN= links and runs nothing, where the suites have been run just before.
 RUN      ?= tests/harness/run-suites
 chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with the chapters before it alone
@@ -182,7 +185,7 @@ check-gpu: ## build cuda/ with nvcc and run its suites on a GPU; fails where the
 	@$(need_nvcc)
 	@$(call install,$(FOR_GPU))
 	+@$(again) gpu-programs all $(B)/tests/test_gpu_commands
-	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
+	@LONGRING=$(B)/longring LONGRING_GPU=$(B)/gpu/longring ONE_PROCESS="$(ON_GPU)" tests/harness/check-gpu $(B)/gpu/which-gpu $(ON_GPU) $(B)/tests/test_gpu_commands
 gpu: ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
 	@$(need_nvcc)
 	@$(call install,$(FOR_GPU))

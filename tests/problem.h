@@ -15,7 +15,7 @@ typedef struct {
     cp_pieces query_pieces, key_pieces;
     int64_t query_rows, key_rows; /* those that pieces name, and some behind */
     bool merge;                   /* into what lies there before */
-    int element, splits;          /* of a device's call: cp_device_attention */
+    int kernel, element, splits;  /* of a device's call: cp_device_attention */
     bool far;                     /* rows of the device's call are past 2^31 */
     bool coarse;                  /* weights are rounded to bf16 */
     float *queries, *keys, *values;

@@ -25,10 +25,16 @@ static struct {
     cp_session *session;
 } f;
 
-/* A machine and a small model's file. Open, unless that is asked, since what
- * closes the device's memory takes most of the time. */
+static cp_dealing dealing;         /* of listen's conversations */
+static cp_numbers numbers_to_open; /* of run_processes' models */
+
+/* A machine and a small model's file; numbers are fp32, and tokens dealt out as
+ * usual, until a test says more. Open, unless that is asked, since what closes
+ * the device's memory takes most of the time. */
 static void begin_with(const tiny_gguf_options *model,
                        stand_in_options machine) {
+    dealing = (cp_dealing){0};
+    numbers_to_open = CP_NUMBERS_F32;
     f.words = tiny_gguf_vocabulary_size(model);
     stand_in_begin(&machine);
     tiny_gguf_build(model, &f.bytes);
@@ -134,9 +140,6 @@ static cp_status draw_too(const cp_session *session, int64_t count,
     }
     return CP_OK;
 }
-
-/* How listen deals out. */
-static cp_dealing dealing;
 
 /* All logits of a conversation, and how many they are. */
 static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
@@ -548,7 +551,6 @@ static cp_status live_as_process(seat *seat) {
 }
 
 static cp_device_share share_to_open;
-static cp_numbers numbers_to_open; /* fp32 at first */
 
 static cp_status open_share(const cp_gguf *file, cp_model **model) {
     return cp_device_model_open(file, numbers_to_open, share_to_open, model);

@@ -25,12 +25,13 @@ typedef struct {
     int64_t lengths[SEQUENCES];
 } turn;
 
-/* From the third step on, decode is a graph's launch. */
+/* The first is begin_talk's. From the third step on, decode is a graph's
+ * launch. */
 static turn turns[] = {
-    {false, {30, 7, 2}}, {true, {1, 1, 1}},   {true, {1, 1, 1}},
-    {true, {1, 1, 1}},   {true, {1, 1, 1}},   {false, {4, 0, 37}},
-    {true, {1, 0, 1}},   {true, {1, 0, 1}},   {true, {1, 0, 1}},
-    {true, {1, 0, 1}},   {false, {12, 3, 0}}, {true, {1, 1, 1}},
+    {false},           {true, {1, 1, 1}},   {true, {1, 1, 1}},
+    {true, {1, 1, 1}}, {true, {1, 1, 1}},   {false, {4, 0, 37}},
+    {true, {1, 0, 1}}, {true, {1, 0, 1}},   {true, {1, 0, 1}},
+    {true, {1, 0, 1}}, {false, {12, 3, 0}}, {true, {1, 1, 1}},
 };
 enum { TURNS = COUNT_OF(turns) };
 
@@ -84,8 +85,17 @@ static void learn(void) {
     cp_model_close(f.model);
 }
 
-static void begin_talk(void) {
+/* In exact order, prompts are longer. */
+static void begin_talk(bool exact) {
     static const tiny_gguf_options model = {.seed = 7};
+    static const turn prompts[] = {{false, {30, 7, 2}}, {false, {130, 71, 2}}};
+    static const cp_dealing dealings[] = {
+        {0},
+        {.placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true}};
+    memset(&f, 0, sizeof(f));
+    f.exact = exact;
+    turns[0] = prompts[exact];
+    wanted.dealing = dealings[exact];
     f.words = tiny_gguf_vocabulary_size(&model);
     stand_in_begin(&(stand_in_options){.seed = 2, .open = true});
     tiny_gguf_build(&model, &f.bytes);
@@ -130,13 +140,7 @@ static cp_status repair(cp_session *session, int lost) {
 /* The last four in exact order. */
 LOOP(ranks_that_share_a_gpu_become_fewer, 0, 8) {
     cp_session *session;
-    f.exact = _i >= 4;
-    if (f.exact) {
-        turns[0] = (turn){false, {130, 71, 2}};
-        wanted.dealing = (cp_dealing){
-            .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
-    }
-    begin_talk();
+    begin_talk(_i >= 4);
     cp_session_options options = wanted;
     options.ranks = 4;
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
@@ -448,7 +452,7 @@ LOOP(a_conversation_survives_a_rank_of_nccl, 0,
     cp_backend mine = cp_backend_cuda_fp32;
     int died = 0;
     play = _i;
-    begin_talk();
+    begin_talk(false);
     find_place();
     mine.engine_new = my_engine;
     must(cp_model_open(&mine, f.file, &f.model));

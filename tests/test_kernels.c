@@ -116,10 +116,9 @@ static void went_home(const int32_t *tickets, int64_t rows) {
         hold(left[i] == 0);
 }
 
-static cp_attend_kernel kernel; /* the one that is tried */
-
 /* Splits count the rows of their partials, so only keys are far then. */
 static void attend(problem *p) {
+    const cp_attend_kernel kernel = (cp_attend_kernel)p->kernel;
     const cp_element element = (cp_element)p->element;
     const int64_t dim = cp_value_dim(&p->shape), heads = p->shape.query_heads;
     const int64_t width = p->shape.kv_heads * p->shape.head_dim;
@@ -410,9 +409,9 @@ static const struct {
 };
 
 static problem *product(int which, uint64_t seed, float scale) {
-    kernel = products[which].kernel;
     problem *p = behind(products[which].shape, products[which].cached,
                         products[which].fresh);
+    p->kernel = (int)products[which].kernel;
     p->element = CP_BF16;
     p->coarse = true;
     p->merge = products[which].merge;
@@ -483,11 +482,11 @@ LOOP(no_split_is_lost, 61, 65) {
 
 LOOP(sequences_do_not_see_each_other, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
     begin(1);
-    kernel = (cp_attend_kernel)_i;
     for (int n = 0; n < 6; n++) {
         problem *p =
-            new_problem((cp_shape){4, 2, kernel == CP_ATTEND_LOOPS ? 20 : 64});
-        p->coarse = kernel != CP_ATTEND_LOOPS;
+            new_problem((cp_shape){4, 2, _i == CP_ATTEND_LOOPS ? 20 : 64});
+        p->kernel = _i;
+        p->coarse = _i != CP_ATTEND_LOOPS;
         p->element = p->coarse ? CP_BF16 : CP_F32;
         p->splits = 1 + n % 3;
         p->merge = n / 3 == 1;
@@ -522,12 +521,11 @@ static uint16_t *every_code(void) {
  * take the smallest numbers for 0. */
 LOOP(attention_reads_every_code, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
     begin(1);
-    kernel = (cp_attend_kernel)_i;
     cp_pieces pieces = {0};
     for (int64_t s = 0; s < 1024; s++)
         cp_pieces_append(&pieces, (cp_piece){{s, 5, 1, 1}, s});
     void *zeros = memset(on_host(131072), 0, 131072);
-    const cp_device_attention call = {.kernel = kernel,
+    const cp_device_attention call = {.kernel = (cp_attend_kernel)_i,
                                       .shape = {1, 1, 64},
                                       .element = CP_BF16,
                                       .queries_of = tiles_of(&pieces, 32, 0),
@@ -543,8 +541,8 @@ LOOP(attention_reads_every_code, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
     const float *got = fetch(call.output, 262144);
     for (uint32_t i = 0; i < 65536; i++) {
         const float want = (float)decode(CP_BF16, i);
-        const bool none = kernel != CP_ATTEND_LOOPS && got[i] == 0.0f &&
-                          fabsf(want) < 0x1p-126f;
+        const bool none =
+            _i != CP_ATTEND_LOOPS && got[i] == 0.0f && fabsf(want) < 0x1p-126f;
         hold(isnan(want) ? isnan(got[i]) : got[i] == want || none);
     }
     cp_pieces_free(&pieces);

@@ -49,14 +49,32 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene,
 
 static const char *scene;
 
-enum { PATIENCE = 5 }; /* seconds, where somebody is waited for in vain */
+enum { MOST_PROCESSES = 4 };
+
+/* Seconds from the start of a process alone to its end, which measure_start says
+ * to all that come later. */
+static const char START_SECONDS[] = "LONGRING_TEST_START_SECONDS";
+
+/* A rank begins to wait when it has started. On a GPU the last of four may start
+ * when the others have, one after the other. */
+static double at_least(double seconds) {
+    const char *measured = getenv(START_SECONDS);
+    const double start = measured != NULL ? strtod(measured, NULL) : 0.0;
+    return fmax(seconds, ceil(MOST_PROCESSES * start));
+}
+
+/* Where somebody is waited for in vain. */
+static double patience(void) {
+    return at_least(5);
+}
 
 static double patience_of(const char *name) {
-    static const char *const complete[] = {"alone", "talk", "grid", "leave"};
-    for (int i = 0; i < 4; i++)
+    static const char *const complete[] = {"starts", "alone", "talk", "grid",
+                                           "leave"};
+    for (int i = 0; i < COUNT_OF(complete); i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return strcmp(name, "mends") == 0 ? 2 : PATIENCE;
+    return strcmp(name, "mends") == 0 ? at_least(2) : patience();
 }
 
 /* This process's part of a call; rank 1 may die in it. */
@@ -148,7 +166,7 @@ static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
         CP_TRY(exchange_bytes(crew, sizes[i], all, truth));
     CP_TRY(require(pipe(pipes) == 0, "no pipe", 0));
     if (crew->rank == 0 && fork() == 0) {
-        sleep(PATIENCE + 2);
+        sleep((unsigned)patience() + 2);
         _exit(write(pipes[1], "x", 1) != 1);
     }
     CP_TRY(cp_crew_await(pipes[0]));
@@ -169,11 +187,16 @@ static cp_status differ(const cp_crew *crew, int64_t way) {
     if (way == 3 && other)
         kill(getpid(), SIGKILL);
     if (way == 4 && other)
-        sleep(PATIENCE + 3);
+        sleep((unsigned)patience() + 3);
     cp_status status = crew->collect(items, way == 2 && other ? 96 : 80);
     if (way == 5 && other)
         exit(0);
     return status;
+}
+
+static cp_status start_only(const cp_crew *crew, int64_t unused) {
+    (void)crew, (void)unused;
+    return CP_OK;
 }
 
 /* Ranks 1 and 2 are killed one after the other, before they collect; what rank 1
@@ -206,9 +229,9 @@ static const struct {
     cp_status (*play)(const cp_crew *crew, int64_t way);
     int64_t way;
 } crew_scenes[] = {
-    {"mends", mend_twice, 0}, {"crew", be_a_crew, 0}, {"fails", differ, 0},
-    {"shares", differ, 1},    {"sizes", differ, 2},   {"killed", differ, 3},
-    {"sleeps", differ, 4},    {"exits", differ, 5},
+    {"mends", mend_twice, 0}, {"crew", be_a_crew, 0}, {"starts", start_only, 0},
+    {"fails", differ, 0},     {"shares", differ, 1},  {"sizes", differ, 2},
+    {"killed", differ, 3},    {"sleeps", differ, 4},  {"exits", differ, 5},
 };
 
 static const cp_crew *own_crew;
@@ -287,7 +310,7 @@ static const struct {
     int ranks;
     const char *scene;
     int end, other;   /* exit status of all, but of rank 1 */
-    const char *says; /* among what all say; NULL: nothing is said */
+    const char *says; /* among what all say, %g: patience; NULL: nothing */
     int come;         /* of the ranks; 0: all */
     bool taken;       /* the port is another's */
     int also;         /* the end of rank 2 */
@@ -309,13 +332,13 @@ static const struct {
     {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
-     .says = " waited 5 s in vain, hearing what the others say"},
+     .says = " waited %g s in vain, hearing what the others say"},
     {3, "in vain", 1, 1, .come = 2,
-     .says = "waited 5 s in vain, joining; rank 0 is due at 127"},
+     .says = "waited %g s in vain, joining; rank 0 is due at 127"},
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };
-enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 5, MOST_PROCESSES = 4 };
+enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 5 };
 
 typedef struct {
     pid_t players[MOST_PROCESSES];
@@ -339,8 +362,8 @@ static running start_play(int n) {
 
 /* All processes of a play end as they should, and say so. */
 static void end_play(int n, running *play) {
-    const char *scene_of = plays[n].scene, *says = plays[n].says;
-    static char said[1 << 13];
+    const char *scene_of = plays[n].scene;
+    static char said[1 << 13], says[100];
     int ends[MOST_PROCESSES]; /* exit statuses; -9: killed */
     for (int r = 0; r < play->come; r++) {
         int status = 0;
@@ -361,9 +384,23 @@ static void end_play(int n, running *play) {
     /* The address sanitizer has a word of its own about fibers. */
     const bool silent =
         said[0] == '\0' || (HARNESS_SANITIZED && !strstr(said, "longring"));
-    ck_assert_msg(says == NULL ? silent : strstr(said, says) != NULL, "%s: %s",
-                  scene_of, said);
+    if (plays[n].says != NULL)
+        snprintf(says, sizeof(says), plays[n].says, patience());
+    ck_assert_msg(plays[n].says == NULL ? silent : strstr(said, says) != NULL,
+                  "%s: %s", scene_of, said);
 }
+
+static void measure_start(void) {
+    char digits[24];
+    int port;
+    close(hold_port(&port));
+    const double began = cp_clock();
+    waitpid(start_rank(0, 1, port, "starts", STDERR_FILENO), NULL, 0);
+    snprintf(digits, sizeof(digits), "%.3f", cp_clock() - began);
+    setenv(START_SECONDS, digits, 1);
+}
+
+AROUND_ALL(measure_start, NULL);
 
 /* GPUs take their time to begin. */
 #define LIMIT (stand_in_pretends() ? 20 : 120)
