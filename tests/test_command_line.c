@@ -324,6 +324,7 @@ TEST(a_state_outlives_a_turn) {
         numbers[3][i] = -fabsf(numbers[3][i]);
         numbers[4][i] = fabsf(numbers[4][i]);
     }
+    numbers[3][30 * HEADS] = -INFINITY; /* a head forgets all */
     const cp_state_run run = {{HEADS, DIM, DIM}, TOKENS,     numbers[0],
                               numbers[1],        numbers[2], numbers[3],
                               numbers[4]};

@@ -476,3 +476,92 @@ TEST(files_on_disk_are_mapped) {
     refuses(cp_gguf_open(path, &file), CP_INVALID, "cut short or corrupt");
     unlink(path);
 }
+
+/* A model in three parts, in a folder of its own. */
+static char folder[32];
+
+static const char *part_path(int number) {
+    static char path[80];
+    snprintf(path, sizeof(path), "%s/m-%05d-of-00003.gguf", folder, number);
+    return path;
+}
+
+static void write_parts(void) {
+    strcpy(folder, "/tmp/longring-gguf-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    for (int n = 0; n < 3; n++)
+        tiny_gguf_write(part_path(n + 1),
+                        &(tiny_gguf_options){.part = n, .parts = 3});
+}
+
+static void remove_parts(void) {
+    for (int n = 1; n <= 3; n++)
+        unlink(part_path(n));
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+
+/* Whichever part is named, all are read, and they are the file in one. */
+LOOP(parts_are_the_file, 1, 4) {
+    cp_gguf *parts;
+    int64_t count, parts_count, context;
+    write_parts();
+    must(cp_gguf_open(part_path(_i), &parts));
+    read_sound(NULL);
+    const cp_gguf_tensor *one = cp_gguf_tensors(file, &count);
+    const cp_gguf_tensor *other = cp_gguf_tensors(parts, &parts_count);
+    ck_assert_int_eq(count, parts_count);
+    for (int64_t n = 0; n < count; n++) {
+        hold(cp_gguf_same(one[n].name, other[n].name));
+        ck_assert_int_eq(one[n].bytes, other[n].bytes);
+        ck_assert_mem_eq(one[n].data, other[n].data, (size_t)one[n].bytes);
+    }
+    must(cp_gguf_integer(parts, "llama.context_length", &context));
+    ck_assert_int_eq(context, 512);
+    /* A byte of the last part makes another model. */
+    const uint64_t print = cp_gguf_fingerprint(parts);
+    cp_gguf_close(parts);
+    FILE *last = fopen(part_path(3), "r+b");
+    ck_assert_ptr_nonnull(last);
+    fseek(last, -1, SEEK_END);
+    fputc(77, last);
+    fclose(last);
+    must(cp_gguf_open(part_path(_i), &parts));
+    hold(cp_gguf_fingerprint(parts) != print);
+    cp_gguf_close(parts);
+    remove_parts();
+}
+
+static const struct {
+    tiny_gguf_options third; /* instead of part 3 */
+    const char *because;
+} wrong_parts[] = {
+    {{0}, "m-00003-of-00003.gguf: its keys do not say part 3 of 3"},
+    {{.part = 1, .parts = 3}, "its keys do not say part 3 of 3"},
+    {{.part = 2, .parts = 4}, "its keys do not say part 3 of 3"},
+    {{.part = 2, .parts = 3, .blocks = 3}, "parts have 23 tensors and not 20"},
+};
+
+LOOP(parts_that_do_not_fit_are_refused, 0, COUNT_OF(wrong_parts)) {
+    write_parts();
+    tiny_gguf_write(part_path(3), &wrong_parts[_i].third);
+    refuses(cp_gguf_open(part_path(1), &file), CP_INVALID,
+            wrong_parts[_i].because);
+    remove_parts();
+}
+
+TEST(parts_that_are_not_found_are_named) {
+    char path[80], other[80];
+    write_parts();
+    strcpy(path, part_path(1));
+    unlink(part_path(3));
+    refuses(cp_gguf_open(path, &file), CP_FILE,
+            "m-00003-of-00003.gguf: No such file or directory");
+    discard();
+    snprintf(other, sizeof(other), "%s/x.gguf", folder);
+    ck_assert_int_eq(rename(path, other), 0);
+    refuses(cp_gguf_open(other, &file), CP_INVALID,
+            "x.gguf: split.no is 0 and split.count is 3, so its name must end "
+            "in -00001-of-00003.gguf");
+    unlink(other);
+    remove_parts();
+}

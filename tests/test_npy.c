@@ -190,6 +190,24 @@ TEST(nan_is_named_by_its_index) {
     cp_npy_free(&array);
 }
 
+TEST(a_logarithm_may_be_that_of_0) {
+    const double numbers[4] = {-INFINITY, -1e39, -2, 1e39};
+    const int64_t three = 3, four = 4;
+    cp_npy array;
+    must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &three, numbers));
+    must(cp_npy_read(path, &array));
+    must(cp_npy_to_logarithms(&array, "g.npy"));
+    const float *got = array.data;
+    hold(got[0] == -INFINITY && got[1] == -INFINITY && got[2] == -2);
+    cp_npy_free(&array);
+    must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &four, numbers));
+    must(cp_npy_read(path, &array));
+    refuses(cp_npy_to_logarithms(&array, "g.npy"), CP_INVALID,
+            "g.npy: element [3] is 1e+39; finite float32 numbers or -inf are "
+            "needed");
+    cp_npy_free(&array);
+}
+
 /* As when standard output is a file that was deleted since. */
 TEST(a_file_without_a_name_is_written_where_it_is) {
     char here[32], text[8] = "";

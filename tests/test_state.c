@@ -45,7 +45,7 @@ static cp_state_run run_of(int which) {
             values[n * s.value_dim + d] = harness_uniform(&state);
         decay[n] = -of->forget * fabsf(harness_uniform(&state));
         if (n / s.heads == 40) /* all is forgotten, once */
-            decay[n] = -1e8f;
+            decay[n] = which % 2 ? -1e30f : -INFINITY;
         rate[n] = fabsf(harness_uniform(&state));
     }
     return (cp_state_run){s, of->tokens, queries, keys, values, decay, rate};

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64 }; /* tokens that are solved together */
+enum {
+    BLOCK = 64,       /* tokens that are solved together */
+    FORGOTTEN = -200, /* exp of it is 0 in fp32, even times 3e38 */
+};
 
 /* Some tokens of one head. */
 typedef struct {
@@ -169,9 +172,10 @@ static void advance(const block *block) {
 
 static void run_block(block *block, float *output) {
     const cp_state_run *run = block->run;
+    const float *decay = run->decay + block->at;
     double level = 0;
     for (int64_t i = 0; i < block->count; i++) {
-        level += (double)run->decay[block->at + i * run->shape.heads];
+        level += fmax(FORGOTTEN, (double)decay[i * run->shape.heads]);
         block->level[i] = level;
         solve_row(block, i);
         if (output != NULL)

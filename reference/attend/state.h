@@ -17,7 +17,7 @@ typedef struct {
 /* A run of tokens of one sequence, in their order. Owns nothing.
  *   queries, keys [tokens][heads][key_dim]; keys of length 1 at most
  *   values [tokens][heads][value_dim]
- *   decay [tokens][heads], the logarithm of a: finite, at most 0
+ *   decay [tokens][heads], the logarithm of a: at most 0; -inf forgets all
  *   rate [tokens][heads], b: 0 to 2 */
 typedef struct {
     cp_state_shape shape;

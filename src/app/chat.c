@@ -34,8 +34,8 @@ static int64_t fresh_of(const cp_chat *chat, int64_t sequence) {
 }
 
 static bool is_reading(const cp_chat *chat, int64_t sequence) {
-    return cp_session_length(chat->session, sequence) <
-           chat->speakers[sequence].asked;
+    return sequence < chat->open && cp_session_length(chat->session, sequence) <
+                                        chat->speakers[sequence].asked;
 }
 
 static bool anyone(const cp_chat *chat,
@@ -47,7 +47,7 @@ static bool anyone(const cp_chat *chat,
 }
 
 static bool is_speaking(const cp_chat *chat, int64_t sequence) {
-    return fresh_of(chat, sequence) > 0;
+    return sequence < chat->open && fresh_of(chat, sequence) > 0;
 }
 
 /* See that an answer fits behind the question, and let it begin. */
@@ -86,18 +86,16 @@ static cp_status question_add(cp_chat *chat, const char *question,
 
 /* What begins with the document as sequence 0 does is not read again, but for
  * the last token at least, after which the answer is drawn. */
-static void alike_find(cp_chat *chat) {
+static void alike_find(cp_chat *chat, int64_t sequence) {
     const cp_speaker *first = &chat->speakers[0];
-    for (int64_t s = 1; s < chat->sequences; s++) {
-        cp_speaker *who = &chat->speakers[s];
-        const int64_t most = cp_min(first->said.count, who->said.count - 1);
-        who->alike = 0;
-        if (chat->document == NULL || who->before > 0 || first->before > 0)
-            continue;
-        while (who->alike < most &&
-               who->said.items[who->alike] == first->said.items[who->alike])
-            who->alike++;
-    }
+    cp_speaker *who = &chat->speakers[sequence];
+    const int64_t most = cp_min(first->said.count, who->said.count - 1);
+    who->alike = 0;
+    if (chat->document == NULL || who->before > 0 || first->before > 0)
+        return;
+    while (who->alike < most &&
+           who->said.items[who->alike] == first->said.items[who->alike])
+        who->alike++;
 }
 
 /* Begin as sequence 0 if that has read enough; else *waits. A placement may
@@ -246,6 +244,17 @@ static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
     return cp_tape_back(call, chat->session, sequence, guesses - right);
 }
 
+/* For each conversation that is over one that waits may begin. */
+static void waiting_open(cp_chat *chat, const cp_tape_call *call) {
+    for (int64_t s = 0; s < chat->sequences; s++) {
+        if (call->lengths[s] == 0 || fresh_of(chat, s) > 0)
+            continue;
+        while (chat->open < chat->sequences && fresh_of(chat, chat->open) == 0)
+            chat->open++;
+        chat->open += chat->open < chat->sequences;
+    }
+}
+
 static cp_status call_take(cp_chat *chat, cp_tape_call *call) {
     int64_t read = 0;
     for (int64_t s = 0; s < chat->sequences; s++) {
@@ -256,6 +265,7 @@ static cp_status call_take(cp_chat *chat, cp_tape_call *call) {
         } else if (call->lengths[s] > 0 && !is_reading(chat, s))
             CP_TRY(turn_end(chat, &chat->speakers[s]));
     }
+    waiting_open(chat, call);
     return CP_OK;
 }
 
@@ -340,14 +350,83 @@ static void answer_repeat(cp_chat *chat) {
     tokens_show(chat, answer->items, answer->count);
 }
 
+/* Each sequence draws by itself, so that what it says does not depend on how
+ * many tokens the others get in a step. */
+static void sampler_start(cp_chat *chat, int64_t sequence) {
+    cp_sampler *sampler = &chat->speakers[sequence].sampler;
+    uint64_t state = chat->sampler.state;
+    *sampler = chat->sampler;
+    for (int64_t n = 0; n < sequence; n++)
+        sampler->state = cp_random(&state);
+}
+
+/* Let conversations that are over forget what was said, so that their rows are
+ * free: the first not before all have taken over what they share with it. */
+static cp_status over_forget(cp_chat *chat, cp_tape_call *call, bool *found) {
+    bool shares = false;
+    for (int64_t s = chat->sequences - 1; s >= 0; s--) {
+        cp_speaker *who = &chat->speakers[s];
+        shares |= who->alike > 0;
+        if (cp_session_length(chat->session, s) == 0 || fresh_of(chat, s) > 0 ||
+            (s == 0 && shares))
+            continue;
+        CP_TRY(cp_tape_clear(call, chat->session, s));
+        who->said.count = who->asked = 0;
+        *found = true;
+    }
+    return CP_OK;
+}
+
+/* Let a conversation, and those behind it, begin anew when others are over. */
+static cp_status put_off(cp_chat *chat, cp_tape_call *call, int64_t sequence) {
+    cp_speaker *who = &chat->speakers[sequence];
+    chat->cost.shared -= call->alike[sequence];
+    chat->cost.tokens -= who->answer.count;
+    CP_TRY(cp_tape_clear(call, chat->session, sequence));
+    who->said.count = who->asked;
+    sampler_start(chat, sequence);
+    alike_find(chat, sequence);
+    chat->open = sequence;
+    chat->cost.waited = cp_max(chat->cost.waited, chat->sequences - sequence);
+    return answer_begin(chat, sequence);
+}
+
+/* A call has found too few rows: free some, if any can be, so that it may be
+ * made again. The first conversation that goes on is never put off. */
+static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
+    int64_t last = -1, going = 0;
+    bool found = false;
+    for (int64_t s = 0; s < chat->sequences; s++)
+        if (is_speaking(chat, s)) {
+            last = s;
+            going++;
+        }
+    cp_status freed = over_forget(chat, call, &found);
+    if (freed == CP_OK && !found && going > 1) {
+        found = true;
+        freed = put_off(chat, call, last);
+    }
+    for (int64_t s = 0; s < chat->sequences && !found; s++)
+        chat->speakers[s].alike = 0; /* then all read what they would share */
+    if (freed == CP_OK && !found)
+        freed = over_forget(chat, call, &found);
+    if (freed != CP_OK)
+        *status = freed;
+    return freed == CP_OK && found;
+}
+
 static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     cp_turn_report report;
     cp_status status;
     const bool led = cp_crew_leads();
-    cp_chat_mark(chat);
-    do
+    bool again;
+    do {
+        cp_chat_mark(chat);
         status = call_try(chat, call, &report);
-    while (status != CP_OK && cp_chat_mend(chat, &status));
+        again = status == CP_CAPACITY
+                    ? rows_find(chat, call, &status)
+                    : status != CP_OK && cp_chat_mend(chat, &status);
+    } while (again);
     CP_TRY(status);
     if (!led && cp_crew_leads())
         answer_repeat(chat);
@@ -376,7 +455,8 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
     cp_status status = CP_OK;
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
         status = question_add(chat, questions[s], s);
-    alike_find(chat);
+    for (int64_t s = 1; s < chat->sequences && status == CP_OK; s++)
+        alike_find(chat, s);
     chat->progress.doing = "reading";
     while (status == CP_OK && anyone(chat, is_reading))
         status = call_next(chat); /* text -> first tokens */
@@ -421,6 +501,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     cost_clear(&chat->cost);
     chat->stopping = false;
     chat->start = cp_clock();
+    chat->open = chat->sequences;
     for (int64_t s = 0; s < chat->sequences; s++)
         chat->speakers[s].before = cp_session_length(chat->session, s);
     cp_status status = read_all(chat, questions);
@@ -433,24 +514,14 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     return status == CP_OK ? CP_OK : turn_forget(chat, status);
 }
 
-/* Each sequence draws by itself, so that what it says does not depend on how
- * many tokens the others get in a step. */
-static void samplers_start(cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences; s++) {
-        uint64_t state = chat->sampler.state;
-        chat->speakers[s].sampler = chat->sampler;
-        for (int64_t n = 0; n < s; n++)
-            chat->speakers[s].sampler.state = cp_random(&state);
-    }
-}
-
 cp_status cp_chat_open(cp_chat *chat) {
     chat->unread = true;
     chat->tape.vocabulary = chat->opened.facts->vocabulary;
     chat->tape.sequences = chat->sequences;
     CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
                        "answers"));
-    samplers_start(chat);
+    for (int64_t s = 0; s < chat->sequences; s++)
+        sampler_start(chat, s);
     return CP_OK;
 }
 
@@ -609,6 +680,9 @@ void cp_chat_cost_page(const cp_chat *chat) {
         printf("  %s more token%s taken over from the first conversation, not "
                "read again\n",
                cp_group(cost->shared).text, cp_plural(cost->shared));
+    if (cost->waited > 0)
+        printf("  %ld conversation%s waited until enough of --rows were free\n",
+               cost->waited, cp_plural(cost->waited));
     if (cost->steps > 0)
         printf("  then decode: %ld hop%s a layer, at most %s bytes a rank and "
                "step\n",

@@ -46,6 +46,7 @@ typedef struct {
     int64_t tokens;          /* in the answers */
     int64_t drafted, stayed; /* guesses, and how many were right */
     int64_t cuts[CP_CUTS];   /* answers that were cut short, by why */
+    int64_t waited; /* conversations that waited until rows were free */
 } cp_cost;
 
 typedef struct {
@@ -70,12 +71,15 @@ typedef struct {
     cp_speaker *speakers; /* [sequences] */
     cp_cost cost;
     cp_tape tape;
+    int64_t open;  /* the first so many conversations do not wait for rows */
     double start;  /* of the turn */
     bool stopping; /* the user has had enough of this answer */
 } cp_chat;
 
 /* Ask questions[s] of each sequence s, and let it answer; cost says what it
- * took. Fails with CP_CAPACITY where there is no room for an answer. After a
+ * took. Of several sequences, those for which too few rows are free wait until
+ * others have answered, which then forget what was said. Fails with CP_CAPACITY
+ * where there is no room for an answer. After a
  * failure the conversations are as they were. */
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
 

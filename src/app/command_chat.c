@@ -125,7 +125,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .cores = (int)run->ring.cores,
         .sequences = chat->sequences,
         .capacity = run->capacity,
-        .rows = ranks == run->ring.ranks ? run->rows : 0,
+        .rows = chat->tape.keeps && chat->tape.count > 0 ? 0 : run->rows,
         .variant = ranks > 1 ? variant : CP_AUTO,
         .chooser = run->ring.chooser,
         .wire = run->ring.wire,
@@ -644,7 +644,8 @@ int cp_command_chat(int count, char *const *arguments) {
          "all at once (default 512)"},
         {"rows", CP_COUNT, &run.rows, "N",
          "cache rows on each rank, for all conversations together, in pages of "
-         "64 (default: for each at its capacity)"},
+         "64; a batch waits until enough are free (default: for each at its "
+         "capacity)"},
         {"capacity", CP_COUNT, &run.capacity, "N",
          "positions of a conversation (default: the model's)"},
         {0}};

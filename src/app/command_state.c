@@ -52,7 +52,8 @@ static cp_status state_load(state_run *run) {
     for (int n = 0; n < TENSORS; n++)
         if (run->paths[n] != NULL) {
             CP_TRY(cp_command_array(run->paths[n], &t[n]));
-            CP_TRY(cp_npy_to_float32(&t[n], run->paths[n]));
+            CP_TRY(n == DECAY ? cp_npy_to_logarithms(&t[n], run->paths[n])
+                              : cp_npy_to_float32(&t[n], run->paths[n]));
         }
     if (t[KEYS].dims != 3 || t[VALUES].dims != 3)
         return cp_refuse("%s, %s: [tokens][heads][dimension] is needed",
@@ -127,7 +128,7 @@ int cp_command_state(int count, char *const *arguments) {
         {"v", CP_INPUT, &run.paths[VALUES], "V.npy",
          "values [tokens][heads][value dimension]"},
         {"decay", CP_INPUT, &run.paths[DECAY], "G.npy",
-         "logarithms of the decays [tokens][heads], 0 at most"},
+         "logarithms of the decays [tokens][heads], -inf to 0"},
         {"rate", CP_INPUT, &run.paths[RATE], "B.npy",
          "how far a token moves the state [tokens][heads], 0 to 2"},
         {"before", CP_INPUT, &run.paths[BEFORE], "H.npy",

@@ -149,7 +149,8 @@ void cp_npy_free(cp_npy *array) {
 
 /* Name an element by where it lies: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
-                                int64_t element, double value) {
+                                int64_t element, double value,
+                                bool logarithms) {
     char index[CP_NPY_MOST_DIMS * 22], *end = index;
     int64_t stride = array->count;
     for (int i = 0; i < array->dims; i++) {
@@ -158,9 +159,9 @@ static cp_status refuse_element(const cp_npy *array, const char *path,
         element %= stride;
     }
     *end = '\0';
-    return cp_refuse("%s: element [%s] is %g; finite float32 numbers are "
+    return cp_refuse("%s: element [%s] is %g; finite float32 numbers%s are "
                      "needed",
-                     path, index, value);
+                     path, index, value, logarithms ? " or -inf" : "");
 }
 
 /* Make float32 of float16, which takes more room. */
@@ -176,7 +177,7 @@ static cp_status half_widen(cp_npy *array, const char *path) {
     return CP_OK;
 }
 
-cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
+static cp_status to_float32(cp_npy *array, const char *path, bool logarithms) {
     if (array->type == CP_NPY_INT32 || array->type == CP_NPY_INT64)
         return cp_refuse("%s: integers; floats are needed", path);
     if (array->type == CP_NPY_FLOAT16)
@@ -187,8 +188,9 @@ cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
     for (int64_t i = 0; i < array->count; i++) {
         const double value = wide ? doubles[i] : (double)numbers[i];
         const float number = (float)value;
-        if (!isfinite(number))
-            return refuse_element(array, path, i, value);
+        const bool none = logarithms && number == -INFINITY;
+        if (!isfinite(number) && !none)
+            return refuse_element(array, path, i, value, logarithms);
         numbers[i] = number; /* never beyond what was read */
     }
     const size_t bytes = (size_t)array->count * sizeof(float);
@@ -197,6 +199,14 @@ cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
         array->data = shorter;
     array->type = CP_NPY_FLOAT32;
     return CP_OK;
+}
+
+cp_status cp_npy_to_float32(cp_npy *array, const char *path) {
+    return to_float32(array, path, false);
+}
+
+cp_status cp_npy_to_logarithms(cp_npy *array, const char *path) {
+    return to_float32(array, path, true);
 }
 
 int64_t cp_npy_integer(const cp_npy *array, int64_t element) {

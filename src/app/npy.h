@@ -37,6 +37,10 @@ int64_t cp_npy_bytes(const cp_npy *array);
  * integers; or with CP_MEMORY. What the array then holds is of no use. */
 cp_status cp_npy_to_float32(cp_npy *array, const char *path);
 
+/* The same for logarithms of float32 numbers: -inf is that of 0, and a float64
+ * below float32's least number becomes -inf. */
+cp_status cp_npy_to_logarithms(cp_npy *array, const char *path);
+
 /* An element of an array of int32 or int64. */
 int64_t cp_npy_integer(const cp_npy *array, int64_t element);
 

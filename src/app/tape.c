@@ -116,6 +116,18 @@ cp_status cp_tape_back(cp_tape_call *call, cp_session *session,
                              cp_session_length(session, sequence) - tokens);
 }
 
+cp_status cp_tape_clear(cp_tape_call *call, cp_session *session,
+                        int64_t sequence) {
+    const int64_t held = cp_session_length(session, sequence);
+    CP_TRY(cp_session_truncate(session, sequence, 0));
+    call->back[sequence] = held - call->alike[sequence];
+    call->ids.count -= call->lengths[sequence];
+    while (call->count > 0 && call->read[call->count - 1].sequence == sequence)
+        call->count--;
+    call->lengths[sequence] = call->alike[sequence] = 0;
+    return CP_OK;
+}
+
 /* Compare what two sessions said, and draw from what the second did. */
 static void call_compare(const cp_tape *tape, const cp_tape_call *call,
                          const cp_tape_call *again,

@@ -77,6 +77,12 @@ cp_status cp_tape_draw(const cp_tape *tape, cp_tape_call *call,
 cp_status cp_tape_back(cp_tape_call *call, cp_session *session,
                        int64_t sequence, int64_t tokens);
 
+/* Take all of a sequence out of the session, and its new tokens, which must be
+ * the last ones, out of this call, which is yet to be made. Fails as
+ * cp_session_truncate does. */
+cp_status cp_tape_clear(cp_tape_call *call, cp_session *session,
+                        int64_t sequence);
+
 /* Let a sequence begin as the first so many tokens of sequence 0, before the
  * call. Fails as cp_session_fork does. */
 cp_status cp_tape_fork(cp_tape_call *call, cp_session *session,

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -82,6 +83,7 @@ struct cp_gguf {
     int64_t entry_count;
     cp_gguf_tensor *tensors; /* sorted by name */
     int64_t tensor_count;
+    cp_gguf *next; /* the part behind it, or NULL: of that, only the bytes */
 };
 
 typedef struct {
@@ -458,7 +460,7 @@ cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out) {
     return parse(*out);
 }
 
-cp_status cp_gguf_open(const char *path, cp_gguf **out) {
+static cp_status open_file(const char *path, cp_gguf **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(cp_gguf), "a GGUF file"));
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     cp_status status = map_file(descriptor, *out);
@@ -471,14 +473,92 @@ cp_status cp_gguf_open(const char *path, cp_gguf **out) {
     return status;
 }
 
+/* Parts count from 0 in the file, and from 1 in its name. Return the length. */
+static int64_t part_ending(int64_t number, int64_t count, char ending[64]) {
+    return snprintf(ending, 64, "-%05lu-of-%05ld.gguf", (uint64_t)number + 1,
+                    count);
+}
+
+static cp_status open_part(const char *path, int64_t number, int64_t count,
+                           cp_gguf **out) {
+    int64_t is, of;
+    CP_TRY(open_file(path, out));
+    if (cp_gguf_integer(*out, "split.no", &is) != CP_OK || is != number ||
+        cp_gguf_integer(*out, "split.count", &of) != CP_OK || of != count)
+        return cp_refuse("%s: its keys do not say part %ld of %ld", path,
+                         number + 1, count);
+    return CP_OK;
+}
+
+/* Open all parts, in their order, instead of the one at path. */
+static cp_status open_parts(const char *path, int64_t count, cp_gguf **out) {
+    int64_t number = 0;
+    char ending[64], *name;
+    CP_TRY(cp_gguf_integer(*out, "split.no", &number));
+    const int64_t length = part_ending(number, count, ending);
+    const int64_t stem = (int64_t)strlen(path) - length;
+    if (stem < 0 || strcmp(path + stem, ending) != 0)
+        return cp_refuse("split.no is %ld and split.count is %ld, so its name "
+                         "must end in %s",
+                         number, count, ending);
+    CP_TRY(cp_allocate(&name, stem + 64, 1, "a name"));
+    memcpy(name, path, (size_t)stem);
+    cp_gguf_close(*out);
+    *out = NULL;
+    cp_status status = CP_OK;
+    for (int64_t n = 0; n < count && status == CP_OK; n++) {
+        part_ending(n, count, name + stem);
+        status = open_part(name, n, count, out);
+        if (status == CP_OK)
+            out = &(*out)->next;
+    }
+    free(name);
+    return status;
+}
+
+/* The first part gets the tensors of all. */
+static cp_status join_parts(cp_gguf *first) {
+    int64_t due, count = 0, room = 0;
+    cp_gguf_tensor *all = NULL;
+    for (const cp_gguf *part = first; part != NULL; part = part->next)
+        room += part->tensor_count;
+    CP_TRY(cp_gguf_integer(first, "split.tensors.count", &due));
+    if (room != due)
+        return cp_refuse("its parts have %ld tensors and not %ld", room, due);
+    CP_TRY(cp_allocate(&all, room, sizeof(*all), "the tensors"));
+    for (const cp_gguf *part = first; part != NULL; part = part->next)
+        for (int64_t n = 0; n < part->tensor_count; n++)
+            all[count++] = part->tensors[n];
+    free(first->tensors);
+    first->tensors = all;
+    first->tensor_count = count;
+    return sort(all, count, sizeof(*all), "tensors");
+}
+
+cp_status cp_gguf_open(const char *path, cp_gguf **out) {
+    int64_t count = 1;
+    CP_TRY(open_file(path, out));
+    if (!cp_gguf_has(*out, "split.count"))
+        return CP_OK;
+    cp_status status = cp_gguf_integer(*out, "split.count", &count);
+    if (status == CP_OK && count > 1)
+        status = open_parts(path, count, out);
+    if (status == CP_OK && count > 1)
+        status = join_parts(*out);
+    return status == CP_OK ? CP_OK
+                           : cp_fail(status, "%s: %s", path, cp_message());
+}
+
 void cp_gguf_close(cp_gguf *file) {
-    if (file == NULL)
-        return;
-    if (file->mapped)
-        munmap((void *)(uintptr_t)file->bytes, (size_t)file->length);
-    free(file->entries);
-    free(file->tensors);
-    free(file);
+    while (file != NULL) {
+        cp_gguf *next = file->next;
+        if (file->mapped)
+            munmap((void *)(uintptr_t)file->bytes, (size_t)file->length);
+        free(file->entries);
+        free(file->tensors);
+        free(file);
+        file = next;
+    }
 }
 
 static const entry *find_entry(const cp_gguf *file, const char *key) {
@@ -488,7 +568,7 @@ static const entry *find_entry(const cp_gguf *file, const char *key) {
 /* Four words of 8 bytes at a time, each in a lane of its own, so that products
  * need not wait for each other. A step can be undone, so no change of one word
  * is lost. */
-uint64_t cp_gguf_fingerprint(const cp_gguf *file) {
+static uint64_t hash_bytes(const cp_gguf *file) {
     enum { LANES = 4, STEP = LANES * 8 };
     uint64_t lanes[LANES] = {1, 2, 3, 4}, words[LANES];
     for (int64_t at = 0; at < file->length; at += STEP) {
@@ -501,6 +581,15 @@ uint64_t cp_gguf_fingerprint(const cp_gguf *file) {
         }
     }
     return cp_hash((uint64_t)file->length, lanes, sizeof(lanes));
+}
+
+uint64_t cp_gguf_fingerprint(const cp_gguf *file) {
+    uint64_t all = hash_bytes(file);
+    while ((file = file->next) != NULL) {
+        const uint64_t part = hash_bytes(file);
+        all = cp_hash(all, &part, sizeof(part));
+    }
+    return all;
 }
 
 bool cp_gguf_has(const cp_gguf *file, const char *key) {

@@ -46,19 +46,24 @@ enum {
 typedef struct cp_gguf cp_gguf;
 
 /* Map the GGUF file (version 2 or 3, little-endian) at path and check all of
- * it but the tensors' values. Fails with CP_FILE if the file cannot be read,
- * CP_INVALID if it is no sound GGUF file, CP_MEMORY. Close with cp_gguf_close
+ * it but the tensors' values. If it is one of several parts (split.count,
+ * names NAME-00001-of-00003.gguf), all of them are opened: the result has the
+ * keys of the first and the tensors of all. Fails with CP_FILE if a file cannot
+ * be read, CP_INVALID if it is no sound GGUF file or its name is not that of its
+ * part, CP_MEMORY. Close with cp_gguf_close
  * even what is at *out then. A file that another process cuts short while it is
  * mapped raises SIGBUS on access: the system gives no other sign. */
 cp_status cp_gguf_open(const char *path, cp_gguf **out);
 
-/* The same for bytes in memory, which must outlive the result. */
+/* The same for bytes in memory, which must outlive the result: of one part,
+ * that part alone. */
 cp_status cp_gguf_parse(const void *bytes, int64_t length, cp_gguf **out);
 
 /* Release a file; its tensors and strings are gone. NULL is fine. */
 void cp_gguf_close(cp_gguf *file);
 
-/* A hash of all its bytes: keys, tokenizer and weights. Reads the whole file. */
+/* A hash of all its bytes: keys, tokenizer and weights. Reads the whole file,
+ * all parts of it. */
 uint64_t cp_gguf_fingerprint(const cp_gguf *file);
 
 /* Is there such a key? */

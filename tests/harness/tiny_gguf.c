@@ -325,10 +325,14 @@ static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
 typedef struct {
     tiny_bytes directory, data;
     uint64_t count, state;
+    int part, parts, all; /* of all tensors, those of one part are written */
+    tiny_bytes elsewhere; /* data of the others */
 } tensors;
 
 static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
                           int64_t rows) {
+    if (out->all++ % out->parts != out->part)
+        return &out->elsewhere;
     align(&out->data);
     tiny_put_string(&out->directory, name);
     tiny_put_u32(&out->directory, rows > 0 ? 2 : 1);
@@ -439,16 +443,26 @@ static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
     o.rope_dim = o.rope_dim > 0 ? o.rope_dim : o.head_dim;
     o.context = o.context > 0 ? o.context : 512;
     o.rope_base = o.rope_base > 0 ? o.rope_base : 10000;
+    o.parts = o.parts > 0 ? o.parts : 1;
     return o;
 }
 
 void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     const tiny_gguf_options o = with_defaults(options);
     metadata keys = {0};
-    tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1};
-    put_hyperparameters(&o, &keys);
-    put_vocabulary(&o, &keys);
+    tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1,
+                       .part = o.part,
+                       .parts = o.parts};
+    if (o.part == 0) {
+        put_hyperparameters(&o, &keys);
+        put_vocabulary(&o, &keys);
+    }
     put_tensors(&o, &weights);
+    if (o.parts > 1) {
+        key_u32(&keys, "split.no", o.part);
+        key_u32(&keys, "split.count", o.parts);
+        key_u32(&keys, "split.tensors.count", weights.all);
+    }
     tiny_put(out, "GGUF", 4);
     tiny_put_u32(out, 3);
     tiny_put_u64(out, weights.count);
@@ -460,6 +474,7 @@ void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     free(keys.bytes.bytes);
     free(weights.directory.bytes);
     free(weights.data.bytes);
+    free(weights.elsewhere.bytes);
 }
 
 void tiny_gguf_write(const char *path, const tiny_gguf_options *options) {

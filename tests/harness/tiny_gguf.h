@@ -35,6 +35,7 @@ typedef struct {
     const char *extra;         /* one more token, which no merge makes */
     int extra_type;            /* its type: 0 or 1 text, 3, 4 */
     uint64_t seed;
+    int part, parts; /* parts > 1: one of so many, from 0; tensors in turn */
 } tiny_gguf_options;
 
 /* A growing array of bytes; zero-initialised = empty. Free with free(bytes). */
