@@ -29,8 +29,11 @@ static float number(const rig *rig, int what, int64_t sequence,
     h ^= h >> 32;
     if (what >= INDEX_QUERY && rig->levels > 0)
         return (float)(h % (uint64_t)rig->levels) - 0.5f;
-    const float scale = what == QUERY && rig->scale != 0 ? rig->scale : 1;
-    return scale * ((float)(h >> 40) * 0x1p-23f - 1);
+    const float even = (float)(h >> 40) * 0x1p-23f - 1;
+    if (what == KEY || what == VALUE)
+        return ldexpf(even,
+                      rig->shrinks * (int)(sequence + 1 - rig->sequences));
+    return what == QUERY && rig->scale != 0 ? rig->scale * even : even;
 }
 
 static int64_t width_of(const rig *rig, int what) {

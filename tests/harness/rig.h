@@ -39,9 +39,11 @@ struct rig {
     uint64_t disorder; /* of the communicator; 0 = none */
     int spare;         /* spare slots of the ring; 0 = 1 */
     float scale;       /* of the queries; 0 = 1 */
-    cp_kernel kernel;  /* NULL = cp_attend */
-    int unwatched;     /* partials are not compared, so merges may be fused */
-    double strict;     /* error allowed / that of one rank, and no more; 0:
+    int shrinks; /* keys and values of a sequence are smaller by so many bits
+                    than those of the next, the last of usual size */
+    cp_kernel kernel;   /* NULL = cp_attend */
+    int unwatched;      /* partials are not compared, so merges may be fused */
+    double strict;      /* error allowed / that of one rank, and no more; 0:
                           about that of one rank; below 0: numbers may be few,
                           and each is held by itself */
     cp_indexer indexer; /* sparse attention by it, or all zero */
