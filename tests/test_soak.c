@@ -837,8 +837,8 @@ static const char *take_out(rig *rig, ring_turn *now) {
     return NULL;
 }
 
-/* Until it can be had, a call is refused, by the rig and by attend. */
-static void refuse_in_vain(rig *asked, ring_turn *now) {
+/* A call is refused by the rig and by attend, until it can be had. */
+static void ask_until_it_can_be(rig *asked, ring_turn *now) {
     for (;;) {
         rig as_asked = *asked;
         ring_turn turn = *now;
@@ -848,9 +848,8 @@ static void refuse_in_vain(rig *asked, ring_turn *now) {
             return;
         as_asked.report = (cp_plan_report){0};
         refuses(rig_call(&as_asked, turn.fresh, turn.variant), CP_INVALID, why);
-        const cp_attend_job job = job_of(&as_asked, &rows);
-        cp_attend_job again = job;
-        refuses(cp_backend_threads.attend(&again), CP_INVALID, why);
+        cp_attend_job job = job_of(&as_asked, &rows);
+        refuses(cp_backend_threads.attend(&job), CP_INVALID, why);
     }
 }
 
@@ -884,18 +883,20 @@ static void ask_one_rank(const rig *all, const ring_turn *now) {
                .unwatched = 1,
                .strict = -1,
                .bits = all->bits};
+    int64_t past = 0;
     must(rig_open(&one));
     one.cache->dealing = leafwise;
     for (int64_t s = 0; s < all->sequences; s++)
-        one.cache->length[s] = 0;
-    must(rig_assume(&one, all->cache->length, CP_PASS_KV));
+        past += all->cache->length[s];
+    if (past > 0)
+        must(rig_assume(&one, all->cache->length, CP_PASS_KV));
     must(rig_call(&one, now->fresh, CP_PASS_KV));
     rig_close(&one);
 }
 
 static void speak_on_ring(rig *rig) {
     ring_turn now = pick_turn(rig);
-    refuse_in_vain(rig, &now);
+    ask_until_it_can_be(rig, &now);
     note("rings", rig->seed,
          "%s of %ld, %ld, %ld, %ld on %d ranks, wire %d, top %ld, %s",
          cp_variant_name(now.variant), now.fresh[0], now.fresh[1], now.fresh[2],
