@@ -14,6 +14,7 @@ static char where[300]; /* the seed, and what was done last */
 #include <unistd.h>
 
 #include "app/npy.h"
+#include "harness/one_call.h"
 #include "harness/rig.h"
 #include "harness/shell.h"
 #include "harness/stand-in/stand_in.h"
@@ -22,6 +23,7 @@ static char where[300]; /* the seed, and what was done last */
 #include "model/keep.h"
 #include "model/repair.h"
 #include "model/session.h"
+#include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
 #include "ring/leaves.h"
 
@@ -49,18 +51,19 @@ static double number_in(const char *name, double otherwise) {
 }
 
 /* Live through so many seeds, or through those of a part of the time, if this
- * kind is asked for. One that fails or crashes is named. */
+ * kind is asked for. One that fails or crashes is named. True if it was the
+ * number of seeds. */
 #define SOAK(kind, seeds, part, live)                                          \
     soak(kind, "make soak TIME=0 KIND=" kind " SEED=_i:", seeds, part, live)
 
-static void soak(const char *kind, const char *again, int seeds, double part,
+static bool soak(const char *kind, const char *again, int seeds, double part,
                  void (*live)(uint64_t seed)) {
     const char *asked = getenv("SOAK_KIND");
     const double seconds = number_in("SOAK_SECONDS", -1);
     const double end = cp_clock() + part * seconds;
     const int first = (int)number_in("SOAK_SEED", 1);
     if (asked != NULL && *asked != '\0' && strcmp(asked, kind) != 0)
-        return;
+        return false;
     int *now = harness_note(again, first);
     for (bool more = true; more; ++*now) {
         randoms = (uint64_t)*now * 0x9E3779B97F4A7C15u;
@@ -70,6 +73,7 @@ static void soak(const char *kind, const char *again, int seeds, double part,
     if (seconds >= 0)
         fprintf(stderr, "%s: seeds %d to %d\n", kind, first, *now - 1);
     *now = HARNESS_DONE;
+    return seconds < 0;
 }
 
 /* Say what is done with a seed. One that is lived through alone is told. */
@@ -574,76 +578,381 @@ static void talk(uint64_t seed) {
     end_talk();
 }
 
-/* Attention alone: the rig compares all partials and bytes, too, has messages
- * arrive in disorder, and unused slots hold NaN. */
+/* Attention alone, in which features meet: conversations on the rig, which
+ * compares all partials and bytes, too, has messages arrive in disorder, and
+ * unused slots hold NaN; and each call again as `longring attend` makes it. What
+ * cannot be had together is refused. */
+enum { EXACT, PAGES, WIRE, TOP_K, PLACEMENT, LATENT, HISTORY, FEATURES };
+enum { RING_TURNS = 7, LONG_ROOM = 700, SHORT_ROOM = 400, MOST_RANKS = 7 };
+
+static const char *const feature_names[] = {
+    "exact order", "pages",     "wire",
+    "top-k",       "placement", "shared or narrow values",
+    "history"};
+
+/* Calls that had a feature: with each other one, by each variant, on so many
+ * ranks; and refusals of a variant, or of a feature, with a feature. */
+static struct {
+    int both[FEATURES][FEATURES], by[FEATURES][CP_VARIANTS];
+    int on[FEATURES][MOST_RANKS + 1];
+    int refused[FEATURES][FEATURES], refused_by[FEATURES][CP_VARIANTS];
+    int uncut[CP_VARIANTS]; /* refused: the heads cannot be cut */
+} seen;
+
+typedef struct {
+    bool decodes;
+    int64_t fresh[TALKS], tokens;
+    cp_variant variant;
+} ring_turn;
+
 static int kernels; /* until one fails; 0: none does */
+static cp_kernel plain_kernel;
 
 static cp_status kernel(const cp_attention *asked) {
     if (__atomic_sub_fetch(&kernels, 1, __ATOMIC_RELAXED) == 0)
         return cp_fail(CP_MEMORY, "the soak says so");
-    return cp_attend(asked);
+    return plain_kernel(asked);
+}
+
+/* Its turns so far. The first may be one that nobody has computed. */
+static cp_turn ring_past[TALKS][RING_TURNS + 1];
+static int64_t ring_turns;
+
+static cp_attend_job job_of(const rig *rig, const rig_rows *rows) {
+    static const cp_turn *const history[] = {ring_past[0], ring_past[1],
+                                             ring_past[2], ring_past[3]};
+    static int64_t turns[TALKS];
+    for (int s = 0; s < TALKS; s++)
+        turns[s] = ring_turns;
+    const cp_pages *pages =
+        rig->cache->pages == NULL ? NULL : rig->cache->pages[0];
+    return (cp_attend_job){.shape = rig->shape,
+                           .ranks = rig->ranks,
+                           .cores = 1,
+                           .sequences = rig->sequences,
+                           .new_tokens = rows->new_tokens,
+                           .turns = turns,
+                           .history = history,
+                           .variant = rows->variant,
+                           .wire = rig->wire,
+                           .dealing = rig->cache->dealing,
+                           .block = pages == NULL ? 0 : pages->block,
+                           .indexer = rig->indexer,
+                           .index_queries = rows->index_queries,
+                           .index_weights = rows->index_weights,
+                           .index_keys = rows->index_keys,
+                           .queries = rows->queries,
+                           .keys = rows->keys,
+                           .values = rows->values,
+                           .output = rows->output,
+                           .lse = rows->lse};
+}
+
+static cp_status attend_also(const rig *rig, rig_rows *rows) {
+    cp_attend_job job = job_of(rig, rows);
+    one_call_facts facts;
+    if (rig->wire == CP_WIRE_FP32)
+        return cp_backend_threads.attend(&job);
+    CP_TRY(one_call_of(&job, &facts));
+    rows->before = (rig_bound){facts.before.output, facts.before.lse};
+    rows->after = (rig_bound){facts.after.output, facts.after.lse};
+    return CP_OK;
+}
+
+static cp_shape pick_shape(int ranks) {
+    const int64_t kv_heads = pick(2) == 0 ? 1 : pick(2) == 0 ? ranks : 2;
+    static const int64_t dims[] = {4, 8, 20};
+    const int64_t dim = dims[pick(COUNT_OF(dims))];
+    const int64_t groups = pick(2) == 0 && kv_heads == 1 ? ranks : 1 + pick(3);
+    cp_shape shape = {kv_heads * groups, kv_heads, dim};
+    if (pick(2) == 0) {
+        shape.latent = pick(2) == 0;
+        shape.value_dim = 1 + pick(shape.latent ? dim : 24);
+    }
+    return shape;
 }
 
 static rig pick_rig(uint64_t seed) {
-    static const int64_t groups[] = {1, 2, 3, 7}, dims[] = {4, 8, 20};
-    const int ranks = 1 + (int)pick(pick(4) == 0 ? 16 : 6);
-    const int64_t kv_heads = 1 + pick(2) * (2 * ranks - 1);
+    const int ranks = 1 + (int)pick(pick(8) == 0 ? 16 : MOST_RANKS);
+    const bool exact = pick(3) == 0 && cp_micro_get()->in_order;
+    const bool sparse = pick(3) == 0, narrow = pick(3) == 0;
+    plain_kernel = exact || pick(2) == 0 ? cp_attend_fast : cp_attend;
+    const cp_shape shape = pick_shape(ranks);
+    const int64_t answers = TALKS * LONG_ROOM * shape.query_heads;
     return (rig){
-        .shape = {kv_heads * groups[pick(4)], kv_heads, dims[pick(3)]},
+        .shape = shape,
         .ranks = ranks,
-        .sequences = 1 + pick(4),
-        .room = 400,
+        .sequences = 1 + pick(TALKS),
+        .room = exact ? LONG_ROOM : SHORT_ROOM,
         .seed = seed,
         .disorder = (uint64_t)pick(2) * seed,
         .spare = 1 + (int)pick(3),
         .scale = pick(4) == 0 ? 4 : 1,
-        .unwatched = (int)pick(2),
+        .shrinks = pick(4) == 0 ? 5 : 0,
+        .unwatched = exact || pick(2) == 0,
+        .strict = -1,
         .kernel = kernel,
+        .wire = narrow ? (cp_wire)(1 + pick(CP_WIRES - 1)) : CP_WIRE_FP32,
+        .indexer = sparse ? (cp_indexer){1 + pick(3), 4 << pick(3), 1 + pick(9)}
+                          : (cp_indexer){0},
+        .levels = (int)pick(3),
+        .bits = exact ? calloc((size_t)answers, 8) : NULL,
+        .also = attend_also,
     };
 }
 
-static cp_variant pick_variant(const rig *rig, bool decode) {
+/* In exact order by leaves, which may have lost ranks. */
+static cp_dealing pick_ring_dealing(const rig *rig) {
+    cp_dealing dealing = leafwise;
+    if (rig->bits == NULL)
+        return pick_dealing();
+    if (pick(2) == 0)
+        dealing.owners =
+            cp_owners_without(cp_owners_first(rig->ranks + 1),
+                              (int)pick(rig->ranks + 1), rig->ranks + 1);
+    return dealing;
+}
+
+static cp_variant pick_variant(bool decodes) {
     static const cp_variant prefills[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                           CP_ULYSSES, CP_MESH};
     static const cp_variant steps[] = {CP_DECODE,   CP_GATHER_Q, CP_SCATTER_Q,
                                        CP_GATHER_O, CP_TREE,     CP_HELIX};
-    const bool divides = rig->shape.kv_heads % rig->ranks == 0;
-    return decode ? steps[pick(divides ? COUNT_OF(steps) : 1)]
-                  : prefills[pick(divides ? COUNT_OF(prefills) : 3)];
+    return decodes ? steps[pick(COUNT_OF(steps))]
+                   : prefills[pick(COUNT_OF(prefills))];
+}
+
+/* Some of the sequences speak, some may be left out for a while. */
+static ring_turn pick_turn(const rig *rig) {
+    ring_turn now = {.decodes = pick(3) == 0};
+    const int64_t most = now.decodes ? 2 : 1 + pick(30);
+    for (int64_t s = 0; s < rig->sequences; s++) {
+        now.fresh[s] = pick(most);
+        now.tokens += now.fresh[s];
+    }
+    now.fresh[0] += now.tokens == 0;
+    now.variant = pick_variant(now.decodes);
+    return now;
+}
+
+/* Does a sequence come back that was left out, after steps of decode? */
+static bool comes_back(const rig *rig, const ring_turn *now) {
+    bool decoded = false, back = false;
+    for (int64_t s = 0; s < rig->sequences; s++) {
+        for (int64_t n = 0; n < ring_turns; n++)
+            decoded = decoded || ring_past[s][n].decode;
+        back = back || (now->fresh[s] > 0 && rig->cache->length[s] > 0 &&
+                        ring_past[s][ring_turns - 1].tokens == 0);
+    }
+    return decoded && back;
+}
+
+/* Are there pages of one that takes part behind later ones? */
+static bool is_shuffled(const rig *rig, const ring_turn *now) {
+    for (int rank = 0; rank < rig->ranks && rig->cache->pages != NULL; rank++)
+        for (int64_t s = 0; s < rig->sequences; s++) {
+            const cp_table *table = &rig->cache->pages[rank]->tables[s];
+            for (int64_t n = 1; n < table->count && now->fresh[s] > 0; n++)
+                if (table->blocks[n] < table->blocks[n - 1])
+                    return true;
+        }
+    return false;
+}
+
+/* What is there in a call that changes what is done. */
+static void find_features(const rig *rig, const ring_turn *now,
+                          bool has[FEATURES]) {
+    static const cp_owners none;
+    const cp_dealing *dealing = &rig->cache->dealing;
+    const bool over = rig->ranks > 1;
+    int64_t longest = 0;
+    for (int64_t s = 0; s < rig->sequences; s++)
+        if (now->fresh[s] > 0)
+            longest = cp_max(longest, rig->cache->length[s] + now->fresh[s]);
+    has[EXACT] = over && dealing->leaves && longest > CP_LEAF_BLOCK;
+    has[PAGES] = is_shuffled(rig, now);
+    has[WIRE] = over && rig->wire != CP_WIRE_FP32;
+    has[TOP_K] = rig->indexer.top_k > 0 && rig->indexer.top_k < longest;
+    has[PLACEMENT] =
+        over &&
+        (dealing->leaves
+             ? memcmp(&dealing->owners, &none, sizeof(none)) != 0
+             : dealing->placement != CP_ZIGZAG || dealing->weights != NULL);
+    has[LATENT] =
+        rig->shape.latent || cp_value_dim(&rig->shape) != rig->shape.head_dim;
+    has[HISTORY] = comes_back(rig, now);
+}
+
+static void count_features(const rig *rig, const ring_turn *now) {
+    bool has[FEATURES];
+    find_features(rig, now, has);
+    for (int a = 0; a < FEATURES; a++) {
+        for (int b = 0; b < FEATURES; b++)
+            seen.both[a][b] += has[a] && has[b];
+        seen.by[a][now->variant] += has[a];
+        seen.on[a][cp_min(rig->ranks, MOST_RANKS)] += has[a];
+    }
+}
+
+static bool is_sparse(cp_variant variant) {
+    return variant <= CP_DECODE;
+}
+
+/* Whether a variant cuts the heads into a part for each rank. */
+static bool cuts_heads(cp_variant variant) {
+    return variant == CP_ULYSSES || variant == CP_GATHER_Q ||
+           variant == CP_SCATTER_Q || variant == CP_HELIX;
+}
+
+static bool is_barred(int a, int b) {
+    return (a == EXACT && (b == WIRE || b == TOP_K)) ||
+           (b == EXACT && (a == WIRE || a == TOP_K));
+}
+
+/* What a call is refused for, or NULL; in the next attempt it is not there. */
+static const char *take_out(rig *rig, ring_turn *now) {
+    const bool exact = rig->cache->dealing.leaves;
+    const bool sparse = rig->indexer.top_k > 0;
+    if (sparse && !is_sparse(now->variant)) {
+        seen.refused_by[TOP_K][now->variant]++;
+        now->variant = now->decodes ? CP_DECODE : CP_PASS_KV;
+        return "cannot attend to chosen keys alone";
+    }
+    if (cuts_heads(now->variant) &&
+        !cp_shape_divides(&rig->shape, rig->ranks)) {
+        seen.uncut[now->variant]++;
+        now->variant = now->decodes ? CP_TREE : CP_PASS_Q;
+        return "cannot be cut into";
+    }
+    if (exact && sparse) {
+        seen.refused[EXACT][TOP_K]++;
+        rig->indexer = (cp_indexer){0};
+        return "attention to chosen keys has no exact order";
+    }
+    if (exact && rig->wire != CP_WIRE_FP32) {
+        seen.refused[EXACT][WIRE]++;
+        rig->wire = CP_WIRE_FP32;
+        return "what is rounded to be sent has no exact order";
+    }
+    return NULL;
+}
+
+/* A call is refused by the rig and by attend, until it can be had. */
+static void ask_until_it_can_be(rig *asked, ring_turn *now) {
+    for (;;) {
+        rig as_asked = *asked;
+        ring_turn turn = *now;
+        const char *why = take_out(asked, now);
+        rig_rows rows = {.variant = turn.variant, .new_tokens = turn.fresh};
+        if (why == NULL)
+            return;
+        as_asked.report = (cp_plan_report){0};
+        refuses(rig_call(&as_asked, turn.fresh, turn.variant), CP_INVALID, why);
+        cp_attend_job job = job_of(&as_asked, &rows);
+        refuses(cp_backend_threads.attend(&job), CP_INVALID, why);
+    }
+}
+
+static void remember(const rig *rig, const ring_turn *now) {
+    for (int64_t s = 0; s < rig->sequences; s++)
+        ring_past[s][ring_turns] = (cp_turn){now->decodes, now->fresh[s]};
+    ring_turns++;
+}
+
+/* A past that nobody has computed: in exact order, of many leaves. */
+static void pick_past(rig *rig) {
+    ring_turn past = {0};
+    for (int64_t s = 0; s < rig->sequences; s++)
+        past.tokens += past.fresh[s] = pick(rig->bits != NULL ? 400 : 60);
+    if (past.tokens == 0)
+        return;
+    must(rig_assume(rig, past.fresh, CP_PASS_KV));
+    remember(rig, &past);
+}
+
+/* The bits of one rank, of the same tokens. */
+static void ask_one_rank(const rig *all, const ring_turn *now) {
+    rig one = {.shape = all->shape,
+               .ranks = 1,
+               .sequences = all->sequences,
+               .room = LONG_ROOM,
+               .seed = all->seed,
+               .scale = all->scale,
+               .shrinks = all->shrinks,
+               .kernel = cp_attend_fast,
+               .unwatched = 1,
+               .strict = -1,
+               .bits = all->bits};
+    int64_t past = 0;
+    must(rig_open(&one));
+    one.cache->dealing = leafwise;
+    for (int64_t s = 0; s < all->sequences; s++)
+        past += all->cache->length[s];
+    if (past > 0)
+        must(rig_assume(&one, all->cache->length, CP_PASS_KV));
+    must(rig_call(&one, now->fresh, CP_PASS_KV));
+    rig_close(&one);
+}
+
+static void speak_on_ring(rig *rig) {
+    ring_turn now = pick_turn(rig);
+    ask_until_it_can_be(rig, &now);
+    note("rings", rig->seed,
+         "%s of %ld, %ld, %ld, %ld on %d ranks, wire %d, top %ld, %s",
+         cp_variant_name(now.variant), now.fresh[0], now.fresh[1], now.fresh[2],
+         now.fresh[3], rig->ranks, (int)rig->wire, rig->indexer.top_k,
+         rig->bits != NULL ? "exact" : "as usual");
+    if (rig->bits != NULL)
+        ask_one_rank(rig, &now);
+    kernels = pick(6) == 0 ? 1 + (int)pick(2 * rig->ranks) : 0;
+    cp_status status = rig_call(rig, now.fresh, now.variant);
+    if (status == CP_MEMORY && kernels <= 0 &&
+        strstr(cp_message(), "the soak says so") != NULL) {
+        kernels = 0;
+        status = rig_call(rig, now.fresh, now.variant);
+    }
+    must(status);
+    count_features(rig, &now);
+    remember(rig, &now);
 }
 
 static void ring(uint64_t seed) {
     rig rig = pick_rig(seed);
+    ring_turns = 0;
     must(rig_open(&rig));
-    rig.cache->dealing = pick_dealing();
+    rig.cache->dealing = pick_ring_dealing(&rig);
     if (pick(2) == 0)
-        must(rig_page(&rig, 1 + pick(9), seed));
-    for (int n = 0; n < 8; n++) {
-        const bool decode = pick(3) == 0;
-        const int64_t most = decode ? 2 : 1 + pick(30);
-        const cp_variant variant = pick_variant(&rig, decode);
-        int64_t fresh[4] = {0};
-        for (int64_t i = 0; i < rig.sequences; i++)
-            fresh[i] = pick(most);
-        fresh[0] += fresh[0] + fresh[1] + fresh[2] + fresh[3] == 0;
-        note("rings", seed, "%s of %ld, %ld, %ld, %ld on %d ranks",
-             cp_variant_name(variant), fresh[0], fresh[1], fresh[2], fresh[3],
-             rig.ranks);
-        kernels = pick(4) == 0 ? 1 + (int)pick(2 * rig.ranks) : 0;
-        cp_status status = rig_call(&rig, fresh, variant);
-        if (status == CP_MEMORY && kernels <= 0 &&
-            strstr(cp_message(), "the soak says so") != NULL) {
-            kernels = 0;
-            status = rig_call(&rig, fresh, variant);
-        }
-        /* Over the few numbers of one token roundings do not average out: the
-         * rig's bound is for more. */
-        if (status == CP_BROKEN && rig.output_error < 2e-6 &&
-            strstr(cp_message(), "on one rank by") != NULL)
-            break;
-        must(status);
-    }
+        must(rig_page(&rig, 1 + pick(pick(2) == 0 ? 64 : 9), seed));
+    if (rig.bits != NULL || pick(2) == 0)
+        pick_past(&rig);
+    for (int n = 0; n < RING_TURNS; n++)
+        speak_on_ring(&rig);
+    free(rig.bits);
     rig_close(&rig);
+}
+
+/* Each feature has met each other, all variants and numbers of ranks, or was
+ * refused with them. */
+static void see_that_all_have_met(void) {
+    for (int a = 0; a < FEATURES; a++) {
+        const char *name = feature_names[a];
+        for (int b = 0; b < FEATURES; b++)
+            if (is_barred(a, b) ? seen.both[a][b] > 0 : seen.both[a][b] == 0)
+                ck_abort_msg("%d calls have %s and %s", seen.both[a][b], name,
+                             feature_names[b]);
+        for (cp_variant v = CP_PASS_KV; v < CP_VARIANTS; v++)
+            if (a == TOP_K && !is_sparse(v)
+                    ? seen.by[a][v] > 0 || seen.refused_by[a][v] == 0
+                    : seen.by[a][v] == 0)
+                ck_abort_msg("%d calls have %s by %s", seen.by[a][v], name,
+                             cp_variant_name(v));
+        for (int ranks = 2; ranks <= MOST_RANKS; ranks++)
+            if (seen.on[a][ranks] == 0)
+                ck_abort_msg("no call has %s on %d ranks", name, ranks);
+    }
+    hold(seen.refused[EXACT][TOP_K] > 0 && seen.refused[EXACT][WIRE] > 0);
+    for (cp_variant v = CP_PASS_KV; v < CP_VARIANTS; v++)
+        hold(!cuts_heads(v) || seen.uncut[v] > 0);
 }
 
 /* Ranks as processes: the program has the bits that it has over threads, and
@@ -703,7 +1012,10 @@ LOOP_FOR(60, talks_are_those_of_one_rank, 0, 1) {
 }
 
 LOOP_FOR(60, rings_equal_dense_attention, 0, 1) {
-    SOAK("rings", 8, 0.25, ring);
+    /* The sanitizer has time for fewer seeds. */
+    if (SOAK("rings", harness_seeds(240), 0.25, ring) && !HARNESS_SANITIZED &&
+        cp_micro_get()->in_order)
+        see_that_all_have_met();
 }
 
 /* test_mpi.c is what make check has of it. */

@@ -277,6 +277,24 @@ void cp_loss_free(cp_loss *loss) {
     cp_attend_call_free(&loss->call);
 }
 
+/* The keys and values of some tokens. */
+static void add_keys(cp_loss *loss, const cp_pieces *pieces,
+                     cp_loss_table *table) {
+    const cp_attend_job *job = loss->call.job;
+    const cp_shape *shape = &job->shape;
+    const int64_t width = shape->kv_heads * shape->head_dim;
+    const int64_t wide = job->values == NULL ? 0 : cp_value_width(shape);
+    for (int64_t p = 0; p < pieces->count; p++) {
+        const cp_span span = pieces->items[p].span;
+        const int64_t first = cp_attend_row(&loss->call, span, false);
+        for (int64_t t = 0; t < span.count; t++) {
+            const int64_t row = first + t * span.step;
+            cp_loss_table_add(table, 1, job->keys + row * width,
+                              wide == 0 ? NULL : job->values + row * wide);
+        }
+    }
+}
+
 cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
                       cp_loss *loss) {
     *loss = (cp_loss){0};
@@ -291,8 +309,9 @@ cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
     CP_TRY(cp_allocate(&loss->sums, rows, sizeof(cp_loss_sum), "bounds"));
     for (int64_t n = 0; n < rows; n++)
         loss->sums[n] = cp_loss_none;
-    cp_loss_table_add(&loss->all, layout->cached_tokens + layout->new_tokens,
-                      job->keys, job->values);
+    /* Of the sequences that take part: others may lie between their rows. */
+    for (int k = 0; k < job->ranks; k++)
+        add_keys(loss, &layout->keys[k].pieces, &loss->all);
     return CP_OK;
 }
 
@@ -330,23 +349,6 @@ cp_wire_error cp_loss_before(const cp_loss *loss) {
 
 cp_wire_error cp_loss_after(const cp_loss *loss) {
     return largest(loss, true);
-}
-
-static void add_block(cp_loss *loss, const cp_pieces *pieces) {
-    const cp_attend_job *job = loss->call.job;
-    const cp_shape *shape = &job->shape;
-    const int64_t width = shape->kv_heads * shape->head_dim;
-    const int64_t wide = job->values == NULL ? 0 : cp_value_width(shape);
-    cp_loss_table_clear(&loss->block);
-    for (int64_t p = 0; p < pieces->count; p++) {
-        const cp_span span = pieces->items[p].span;
-        const int64_t first = cp_attend_row(&loss->call, span, false);
-        for (int64_t t = 0; t < span.count; t++) {
-            const int64_t row = first + t * span.step;
-            cp_loss_table_add(&loss->block, 1, job->keys + row * width,
-                              wide == 0 ? NULL : job->values + row * wide);
-        }
-    }
 }
 
 static const cp_op *attend_of(const cp_plan *plan, int rank, int64_t n) {
@@ -388,8 +390,10 @@ void cp_loss_see(cp_loss *loss, int rank, int64_t n, const float *output,
     const int64_t heads = cp_plan_shape(plan, op->in.slot).query_heads;
     const int64_t dim = cp_value_dim(&plan->shape);
     const int64_t first = op->in.part * heads;
-    add_block(loss,
-              &(home ? layout->cache : layout->keys)[op->keys.origin].pieces);
+    cp_loss_table_clear(&loss->block);
+    add_keys(loss,
+             &(home ? layout->cache : layout->keys)[op->keys.origin].pieces,
+             &loss->block);
     for (int64_t p = 0; p < queries->count; p++) {
         const cp_piece piece = queries->items[p];
         const int64_t row = cp_attend_row(&loss->call, piece.span, true);

@@ -35,28 +35,48 @@ static inline void one_call_see(void *loss, int rank, int64_t n,
     cp_loss_see(loss, rank, n, output, lse);
 }
 
-static inline cp_wire_error one_call_rounding(const one_call *it,
+static inline cp_wire_error one_call_rounding(const cp_attend_job *job,
                                               const cp_loss *loss) {
+    const int64_t heads = job->shape.query_heads;
     cp_wire_error most = {0, 0};
-    for (int64_t n = 0; n < it->fresh * it->shape.query_heads; n++) {
+    for (int64_t n = 0; n < loss->call.layout->new_tokens * heads; n++) {
         const cp_wire_error one = cp_loss_rounding(
-            &loss->all, loss->travels, n % it->shape.query_heads,
-            it->queries + n * it->shape.head_dim, &loss->depth);
+            &loss->all, loss->travels, n % heads,
+            job->queries + n * job->shape.head_dim, &loss->depth);
         most.output = fmax(most.output, one.output);
         most.lse = fmax(most.lse, one.lse);
     }
     return most;
 }
 
-/* Compute it twice: with each partial looked at, and as it is when nobody
+/* Compute a job twice: with each partial looked at, and as it is when nobody
  * looks. Fails as the plan or the walk does. */
+static inline cp_status one_call_of(cp_attend_job *job, one_call_facts *facts) {
+    cp_plan_report report = {0};
+    cp_loss loss;
+    *facts = (one_call_facts){0};
+    CP_TRY(cp_loss_new(cp_backend_threads.machine, job, &loss));
+    CP_TRY(cp_plan_check(loss.call.plan, &report));
+    facts->before = cp_loss_before(&loss);
+    facts->rounding = one_call_rounding(job, &loss);
+    facts->travels = loss.travels;
+    for (int k = 0; k < job->ranks; k++)
+        facts->bytes = cp_max(facts->bytes, report.bytes[k]);
+    job->partial = one_call_see;
+    job->partial_context = &loss;
+    CP_TRY(cp_backend_threads.attend(job));
+    facts->after = cp_loss_after(&loss);
+    job->partial = NULL;
+    cp_plan_report_free(&report);
+    cp_loss_free(&loss);
+    return cp_backend_threads.attend(job);
+}
+
 static inline cp_status one_call_answer(const one_call *it, int ranks,
                                         cp_variant variant, cp_wire wire,
                                         one_call_facts *facts) {
     const cp_turn past = {.tokens = it->past}, *const pasts[] = {&past};
     const int64_t turns = it->past > 0;
-    cp_plan_report report = {0};
-    cp_loss loss;
     cp_attend_job job = {.shape = it->shape,
                          .ranks = ranks,
                          .sequences = 1,
@@ -71,23 +91,8 @@ static inline cp_status one_call_answer(const one_call *it, int ranks,
                          .keys = it->keys,
                          .values = it->values,
                          .output = it->output,
-                         .lse = it->lse,
-                         .partial = one_call_see,
-                         .partial_context = &loss};
-    *facts = (one_call_facts){0};
-    CP_TRY(cp_loss_new(cp_backend_threads.machine, &job, &loss));
-    CP_TRY(cp_plan_check(loss.call.plan, &report));
-    facts->before = cp_loss_before(&loss);
-    facts->rounding = one_call_rounding(it, &loss);
-    facts->travels = loss.travels;
-    for (int k = 0; k < ranks; k++)
-        facts->bytes = cp_max(facts->bytes, report.bytes[k]);
-    CP_TRY(cp_backend_threads.attend(&job));
-    facts->after = cp_loss_after(&loss);
-    job.partial = NULL;
-    cp_plan_report_free(&report);
-    cp_loss_free(&loss);
-    return cp_backend_threads.attend(&job);
+                         .lse = it->lse};
+    return one_call_of(&job, facts);
 }
 
 /* The most that two numbers of a kind differ. */

@@ -11,7 +11,26 @@
 #include "ring/check.h"
 #include "ring/variants.h"
 
+/* How far off an answer may be, any number of it; both 0: as far as rounding
+ * explains. */
 typedef struct {
+    double output, lse;
+} rig_bound;
+
+/* A call in rows by sequence and position: of new tokens, and keys of all that
+ * there are, those of sequences that take no part among them. */
+typedef struct {
+    cp_variant variant;
+    const int64_t *new_tokens; /* [sequences] */
+    const float *queries, *keys, *values;
+    const float *index_queries, *index_weights, *index_keys;
+    float *output, *lse;     /* out */
+    rig_bound before, after; /* out: what could be said of answers to the call
+                                 before, and of this one after it */
+} rig_rows;
+
+typedef struct rig rig;
+struct rig {
     /* Set these, then call rig_open. */
     cp_shape shape;
     int ranks;
@@ -20,11 +39,20 @@ typedef struct {
     uint64_t disorder; /* of the communicator; 0 = none */
     int spare;         /* spare slots of the ring; 0 = 1 */
     float scale;       /* of the queries; 0 = 1 */
-    cp_kernel kernel;  /* NULL = cp_attend */
-    int unwatched;     /* partials are not compared, so merges may be fused */
-    double strict;     /* error allowed / that of one rank, and no more; or 0 */
+    int shrinks; /* keys and values of a sequence are smaller by so many bits
+                    than those of the next, the last of usual size */
+    cp_kernel kernel;   /* NULL = cp_attend */
+    int unwatched;      /* partials are not compared, so merges may be fused */
+    double strict;      /* error allowed / that of one rank, and no more; 0:
+                          about that of one rank; below 0: numbers may be few,
+                          and each is held by itself */
     cp_indexer indexer; /* sparse attention by it, or all zero */
     int levels;         /* its numbers are one of so many; 0: any */
+    cp_wire wire;       /* how numbers are written to be sent */
+    /* Answers a call in another way, before it is committed: that is held
+     * against the truth, too. Its bounds are those of numbers that were sent in
+     * fewer bits. Or NULL */
+    cp_status (*also)(const rig *rig, rig_rows *rows);
     uint64_t
         *bits; /* [sequences][room][N_H] those of an answer, 0: of none yet;
                        later ones must have the same. Or NULL */
@@ -43,7 +71,7 @@ typedef struct {
 
     /* The ledger; NULL but for its call. */
     int64_t *met, longest;
-} rig;
+};
 
 /* Fails if anything cannot be had. */
 cp_status rig_open(rig *rig);
