@@ -206,8 +206,8 @@ static cp_status enqueue_attention(const void *what, int turn) {
 }
 
 static int turns_of(const subject *it) {
-    return (int)cp_min(MOST_TURNS, it->desk->bytes[KEYS] /
-                                       key_bytes(it->desk, it->size));
+    return (int)cp_min(MOST_TURNS,
+                       it->desk->bytes[KEYS] / key_bytes(it->desk, it->size));
 }
 
 static cp_status enqueue_turns(void *context) {
@@ -228,8 +228,8 @@ static cp_status launch_graph(const void *what, int turn) {
 static cp_status decode_run(subject *it, double *seconds) {
     cp_graph *graph = NULL;
     CP_TRY(enqueue_attention(it, 0));
-    cp_status status = cp_graph_capture(&it->desk->queues, 1, NULL,
-                                        enqueue_turns, it, &graph);
+    cp_status status =
+        cp_graph_capture(&it->desk->queues, 1, NULL, enqueue_turns, it, &graph);
     if (status == CP_OK)
         status = time_it(it->desk, launch_graph, &graph, seconds);
     cp_graph_free(graph);
