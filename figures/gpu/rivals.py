@@ -4,14 +4,18 @@ rivals.py prefill|decode ... [LONGRING]
 
 Prints what `longring bench --on cuda --csv` prints, in the same words: cuDNN's
 attention (PyTorch's default on Hopper is another, and slower), FlashAttention 3
-and FlashInfer where they can be imported. Every size has fresh random inputs,
-every round times all of its kernels in turn by events, and afterwards the last
-row of each answer is held against its definition: one that is wrong is left
-out, and said on stderr. With LONGRING, our kernels at the same sizes come right
+and 4 and FlashInfer where they can be imported. Every size has fresh random
+inputs, every round times all of its kernels in turn by events, and afterwards the
+last row of each answer is held against its definition: one that is wrong is left
+out, and said on stderr. What takes less than a millisecond is timed in a CUDA
+graph of several calls, each with inputs that no cache holds, or Python's launches
+would be what is timed. With LONGRING, our kernels at the same sizes come right
 behind, and their ratios to the fastest rival.
 """
 
+import functools
 import importlib
+import itertools
 import statistics
 import subprocess
 import sys
@@ -20,8 +24,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HEADS, KV_HEADS, DIM, ROUNDS = 64, 8, 128, 21
-TOKENS, KEYS = (2048, 4096, 8192, 16384, 32768), (8192, 65536)
-TURNS = 3  # sets of keys and values in decode, more than a cache holds
+TOKENS, KEYS = (2048, 4096, 8192, 16384, 32768), (2048, 8192, 65536, 131072)
+NO_CACHE = 192 << 20  # bytes of inputs, of which a cache holds a third at most
+BRIEF = 1  # milliseconds; calls below are timed in graphs
 SIDE = 8192
 
 
@@ -46,6 +51,14 @@ def with_fa3(module):
     return fa3
 
 
+def with_fa4(module):
+    def fa4(q, k, v, causal):
+        out = module.flash_attn_func(q, k, v, causal=causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    return fa4
+
+
 def with_flashinfer(module):
     def flashinfer(q, k, v, causal):
         if q.shape[1] == 1:
@@ -56,17 +69,25 @@ def with_flashinfer(module):
     return flashinfer
 
 
+def first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def rivals():
     found = {"cudnn": cudnn}
     for name, modules, make in (
             ("fa3", ("flash_attn_interface", "fa3_fwd_interface"), with_fa3),
+            ("fa4", ("flash_attn.cute",), with_fa4),  # package flash-attn-4
             ("flashinfer", ("flashinfer",), with_flashinfer)):
+        why = []
         for module in modules:
             try:
                 found[name] = make(importlib.import_module(module))
                 break
             except Exception as error:  # built for another PyTorch, say
-                print(f"{module}: {error}", file=sys.stderr)
+                why.append(f"{module}: {first_line(error)}")
+        if name not in found:
+            print(f"no {name}: {'; '.join(why)}", file=sys.stderr)
     return found
 
 
@@ -78,13 +99,47 @@ def error_of(out, q, k, v):
     return float((out[0, -1, -1].double() - right).norm() / right.norm())
 
 
-def milliseconds(work, turn):
+def milliseconds(work):
     begun, over = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun.record()
-    work(turn)
+    work()
     over.record()
     over.synchronize()
     return begun.elapsed_time(over)
+
+
+def from_graph(run, calls):
+    """A call's time, of so many in a graph with inputs of their own."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for turn in range(calls):
+            run(turn)
+
+    def time():
+        graph.replay()  # while it runs, the host launches what is timed
+        return milliseconds(graph.replay) / calls
+
+    time()
+    return time
+
+
+def timer(name, run, calls):
+    """What times run(turn) once more each time it is called."""
+    run(0)  # makes what is made at a first time
+    turns = itertools.count()
+
+    def eager():
+        return milliseconds(functools.partial(run, next(turns)))
+
+    if min(eager() for _ in range(3)) >= BRIEF:
+        return eager
+    try:
+        return from_graph(run, calls)
+    except Exception as error:
+        torch.cuda.synchronize()
+        print(f"{name}: cannot be captured, so Python's launches are timed with it: "
+              f"{first_line(error)}", file=sys.stderr, flush=True)
+        return eager
 
 
 def kernel_of(work):
@@ -96,52 +151,56 @@ def kernel_of(work):
         events = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         return max(events, key=lambda e: e.time_range.elapsed_us()).name
     except Exception as error:
-        return f"not known ({error})"
+        return f"not known ({first_line(error)})"
 
 
 def ceilings():
     a, b, c = (numbers(SIDE, SIDE) for _ in range(3))
     big, copy = numbers(2 * SIDE, SIDE), torch.empty(2 * SIDE, SIDE, device="cuda",
                                                      dtype=torch.bfloat16)
-    return {"product": (f"product/{SIDE}", 2 * SIDE**3 / 1e12, "TFLOP/s",
-                        lambda turn: torch.matmul(a, b, out=c)),
-            "copy": ("copy", 2 * big.nbytes / 1e9, "GB/s", lambda turn: copy.copy_(big))}
+    works = {"product": (f"product/{SIDE}", 2 * SIDE**3 / 1e12, "TFLOP/s",
+                         lambda turn: torch.matmul(a, b, out=c)),
+             "copy": ("copy", 2 * big.nbytes / 1e9, "GB/s", lambda turn: copy.copy_(big))}
+    return {of: (name, work, unit, timer(name, run, 4))
+            for of, (name, work, unit, run) in works.items()}
 
 
 def spread(values):
     return f"{statistics.median(values):.4g},{min(values):.4g},{max(values):.4g}"
 
 
-def case(kind, size, ceiling, found):
+def case(kind, size, limit, found):
     """Times of the ceiling and of all rivals, in turn; their rates by name."""
     decode = kind == "decode"
-    name, of_work, unit, base = ceiling
-    q = numbers(1, 1 if decode else size, HEADS, DIM)
-    sets = [(numbers(1, size, KV_HEADS, DIM), numbers(1, size, KV_HEADS, DIM))
-            for _ in range(TURNS if decode else 1)]
-    work = (2 * sets[0][0].nbytes / 1e9 if decode else
+    name, of_work, unit, base = limit
+    tokens = 1 if decode else size
+    bytes_of_set = 2 * DIM * (tokens * HEADS + 2 * size * KV_HEADS)
+    sets = [(numbers(1, tokens, HEADS, DIM), numbers(1, size, KV_HEADS, DIM),
+             numbers(1, size, KV_HEADS, DIM)) for _ in range(-(-NO_CACHE // bytes_of_set))]
+    work = (2 * sets[0][1].nbytes / 1e9 if decode else
             4 * HEADS * DIM * size * (size / 2 if kind == "causal" else size) / 1e12)
-    works = {}
-    for rival, attend in found.items():
+    works, timers, times = {}, {"": base}, {"": []}
+    for rival, attend in list(found.items()):
         def run(turn, attend=attend):
-            return attend(q, *sets[turn % len(sets)], kind == "causal")
+            return attend(*sets[turn % len(sets)], kind == "causal")
         try:
-            error = error_of(run(0), q, *sets[0])
+            error = error_of(run(0), *sets[0])
             if not error < 0.02:
                 raise ValueError(f"the last row is off by {error:.2g} of it")
             print(f"# {kind}/{size}/{rival}: {kernel_of(run)}", flush=True)
-            works[rival] = run
-        except Exception as error:  # one that cannot is no reason to stop
-            print(f"{kind}/{size}/{rival}: {error}", file=sys.stderr)
-    times = {rival: [] for rival in ("", *works)}
+            timers[rival] = timer(f"{kind}/{size}/{rival}", run, len(sets))
+            works[rival], times[rival] = run, []
+        except Exception as error:  # one that cannot is no reason to stop, nor to ask again
+            print(f"{kind}/{size}/{rival}: {first_line(error)}", file=sys.stderr)
+            del found[rival]
     for turn in range(ROUNDS + 1):
-        for rival, run in (("", base), *works.items()):
-            spent = milliseconds(run, turn)
+        for rival, time in timers.items():
+            spent = time()
             if turn > 0:
                 times[rival].append(spent)
     rates = {}
     for rival, run in works.items():
-        error = error_of(run(0), q, *sets[0])
+        error = error_of(run(0), *sets[0])
         if not error < 0.02:
             print(f"{kind}/{size}/{rival}: wrong after timing, {error:.2g}", file=sys.stderr)
             continue
@@ -179,14 +238,14 @@ def main():
           f"cuDNN {torch.backends.cudnn.version()}")
     print("what,rate,unit,milliseconds,fraction,fraction_low,fraction_high,of,rounds")
     limits, found = ceilings(), rivals()
-    for what, of_work, unit, run in limits.values():
-        run(0)
-        middle = statistics.median(milliseconds(run, n) for n in range(ROUNDS))
+    for what, of_work, unit, time in limits.values():
+        middle = statistics.median(time() for _ in range(ROUNDS))
         print(f"peer/{what},{1e3 * of_work / middle:.4g},{unit},,,,,,{ROUNDS}", flush=True)
     cases = [("causal", n) for n in TOKENS] + [("full", n) for n in TOKENS]
     cases = cases * ("prefill" in kinds) + [("decode", n) for n in KEYS] * ("decode" in kinds)
+    left = {kind: dict(found) for kind in ("causal", "full", "decode")}
     for kind, size in cases:
-        rates = case(kind, size, limits["copy" if kind == "decode" else "product"], found)
+        rates = case(kind, size, limits["copy" if kind == "decode" else "product"], left[kind])
         if others:
             torch.cuda.empty_cache()
             ours(others[0], kind, size, rates)
