@@ -249,13 +249,13 @@ cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
         error = cp_device_blocks(&blocks);
     const int capability = 10 * major + minor;
     const int64_t tiles = rows * shape->kv_heads / tile_rows[CP_ATTEND_HOPPER];
+    const cp_attend_kernel few =
+        cp_device_takes(CP_ATTEND_HOPPER_FEW, shape, element, capability)
+            ? CP_ATTEND_HOPPER_FEW
+            : CP_ATTEND_FEW;
     *kernel = CP_ATTEND_LOOPS;
     if (cp_device_takes(CP_ATTEND_TILES, shape, element, capability))
-        *kernel = rows > tile_rows[CP_ATTEND_FEW] ? CP_ATTEND_TILES
-                  : cp_device_takes(CP_ATTEND_HOPPER_FEW, shape, element,
-                                    capability)
-                      ? CP_ATTEND_HOPPER_FEW
-                      : CP_ATTEND_FEW;
+        *kernel = rows <= tile_rows[CP_ATTEND_FEW] ? few : CP_ATTEND_TILES;
     if (tiles >= blocks &&
         cp_device_takes(CP_ATTEND_HOPPER, shape, element, capability))
         *kernel = CP_ATTEND_HOPPER;

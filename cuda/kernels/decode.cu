@@ -138,8 +138,7 @@ CP_ALWAYS void hide_keys(float scores[2][4], const rows_of_block *mine,
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     CP_EACH(half, 2) {
         const int64_t at = position(mine, lane / 4 + 8 * half);
-        const int reach =
-            (int)keys_seen(keys, at) - 16 * warp - lane % 4 * 2;
+        const int reach = (int)keys_seen(keys, at) - 16 * warp - lane % 4 * 2;
         CP_EACH(n, 4)
             if (n / 2 * 8 + n % 2 >= reach)
                 scores[n / 2][2 * half + n % 2] = -INFINITY;
@@ -189,8 +188,8 @@ CP_ALWAYS void add_own_values(warp_sums *sums, float scores[2][4],
     const cp_shared row = row_at(values, 16 * warp + lane % 16, lane / 16);
     uint32_t weights[4];
     CP_EACH(i, 4)
-        weights[i] = bf16_pair(scores[i / 2][i % 2 * 2],
-                               scores[i / 2][i % 2 * 2 + 1]);
+        weights[i] =
+            bf16_pair(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
     CP_EACH(d, 4 * boxes) {
         uint32_t b[4];
         cp_load_transposed(b, cp_shared_xor(row, 32 * (d % 4)) + d / 4 * BOX);

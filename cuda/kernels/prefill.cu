@@ -884,9 +884,9 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     out->box_rows = (int)(ROWS / heads * heads);
     out->items = (uint32_t)(call->queries_of.room *
                             cp_ceil_divide(group, ROWS) * s.kv_heads);
-    cudaError_t error = cp_tensor_map(
-        call->queries, call->rows, s.query_heads, s.query_heads, s.head_dim,
-        ROWS / heads, heads, &out->queries);
+    cudaError_t error =
+        cp_tensor_map(call->queries, call->rows, s.query_heads, s.query_heads,
+                      s.head_dim, ROWS / heads, heads, &out->queries);
     if (error == cudaSuccess)
         error = cp_tensor_map(call->keys, call->key_rows, apart, s.kv_heads,
                               s.head_dim, KEYS, 1, &out->keys);
