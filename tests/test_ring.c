@@ -345,16 +345,23 @@ LOOP(conversations_equal_dense_attention, 0, 10 * COUNT_OF(conversations)) {
         converse(talk, dealings[0], turns, ranks, round);
 }
 
+/* Any variant of the table for a step, or for a prefill: a new one is drawn
+ * without being named here. */
+static cp_variant draw_variant(uint64_t *random, bool decodes) {
+    cp_variant variant;
+    do
+        variant = CP_PASS_KV + (cp_variant)(harness_random(random) %
+                                            (CP_VARIANTS - CP_PASS_KV));
+    while (cp_variant_decodes(variant) != decodes);
+    return variant;
+}
+
 LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
     if (harness_spared(_i))
         return;
     uint64_t random = (uint64_t)_i + 1;
     const int64_t groups[4] = {1, 3, 7, 2};
     const int ranks = 1 + (int)(harness_random(&random) % 8);
-    const cp_variant prefills[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
-                                   CP_ULYSSES, CP_MESH};
-    const cp_variant steps[] = {CP_DECODE,   CP_GATHER_Q, CP_SCATTER_Q,
-                                CP_GATHER_O, CP_TREE,     CP_HELIX};
     const conversation talk = {.name = "random",
                                .heads = -groups[_i % 4] * 2,
                                .kv_heads = -2,
@@ -371,9 +378,7 @@ LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
             sum += turns[n].tokens[i] =
                 (int64_t)(harness_random(&random) % most);
         turns[n].tokens[0] += sum == 0;
-        turns[n].variant =
-            decode ? steps[harness_random(&random) % COUNT_OF(steps)]
-                   : prefills[harness_random(&random) % COUNT_OF(prefills)];
+        turns[n].variant = draw_variant(&random, decode);
     }
     converse(&talk, dealings[_i / 24], turns, ranks, _i);
 }
