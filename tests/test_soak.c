@@ -741,7 +741,8 @@ static bool comes_back(const rig *rig, const ring_turn *now) {
     for (int64_t s = 0; s < rig->sequences; s++) {
         for (int64_t n = 0; n < ring_turns; n++)
             decoded = decoded || ring_past[s][n].decode;
-        back = back || (now->fresh[s] > 0 && rig->cache->length[s] > 0 &&
+        back = back || (ring_turns > 0 && now->fresh[s] > 0 &&
+                        rig->cache->length[s] > 0 &&
                         ring_past[s][ring_turns - 1].tokens == 0);
     }
     return decoded && back;
