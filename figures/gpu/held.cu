@@ -20,82 +20,61 @@ typedef struct {
     cp_piece keys, tiles[];
 } held_lists;
 
+/* A call of one size; its memory stays as long as the process. */
 typedef struct {
     int prefill; /* which of Hopper's for prompts; 0: call.kernel */
     cp_device_attention call;
-    char *memory;
 } held_case;
 
 typedef struct {
     int64_t heads, kv_heads, dim, rows, start, keys; /* rows: from start on */
 } held_size;
 
-/* Memory behind the lists: tickets, then what splits leave unfinished. */
-static cudaError_t reserve(held_case *it, held_lists *lists, int64_t bytes) {
-    const int64_t heads = it->call.rows * it->call.shape.query_heads;
-    const int64_t tickets = 4 * heads + 8;
-    const int64_t dim = it->call.shape.head_dim;
-    const int64_t partials = it->call.splits * heads * (dim + 1) * 4;
-    const int64_t behind = cp_ceil_divide(bytes, 16) * 16;
-    void *memory;
-    cudaError_t error = cudaMalloc(
-        &memory, (size_t)(behind + cp_ceil_divide(tickets, 16) * 16 +
-                          (it->call.splits > 1 ? partials : 0)));
-    if (error != cudaSuccess)
-        return error;
-    it->memory = (char *)memory;
-    it->call.tickets = (int32_t *)(it->memory + behind);
-    it->call.unfinished = (float *)(it->memory + behind +
-                                    cp_ceil_divide(tickets, 16) * 16);
-    error = cudaMemset(it->call.tickets, 0, (size_t)tickets);
-    return error == cudaSuccess ? cudaMemcpy(memory, lists, (size_t)bytes,
-                                             cudaMemcpyHostToDevice)
-                                : error;
+static cudaError_t reserve(int64_t bytes, void **memory) {
+    const cudaError_t error = cudaMalloc(memory, (size_t)bytes);
+    return error == cudaSuccess ? cudaMemset(*memory, 0, (size_t)bytes) : error;
 }
 
-static cudaError_t prepare(held_case *it, const held_size *size) {
-    cp_device_attention *call = &it->call;
+/* Queries in tiles of at most that many rows, on the device. */
+static cudaError_t send_lists(cp_device_attention *call, const held_size *size,
+                              int64_t longest) {
     const cp_piece all = {{0, size->start, size->rows, 1}, 0};
-    const int64_t longest =
-        it->prefill > 0 ? cp_device_prefill_tile(&call->shape)
-                        : cp_device_query_tile(call->kernel, &call->shape);
-    const int64_t bytes =
-        (int64_t)sizeof(held_lists) +
-        cp_ceil_divide(size->rows, longest) * (int64_t)sizeof(cp_piece);
-    held_lists *lists = (held_lists *)calloc(1, (size_t)bytes);
-    int blocks = 0;
-    cudaError_t error = cp_device_blocks(&blocks);
-    if (lists == NULL || error != cudaSuccess) {
-        free(lists);
-        return lists == NULL ? cudaErrorMemoryAllocation : error;
-    }
+    const size_t bytes =
+        sizeof(held_lists) +
+        (size_t)cp_ceil_divide(size->rows, longest) * sizeof(cp_piece);
+    held_lists *lists = (held_lists *)calloc(1, bytes), *there;
+    void *memory = NULL;
+    if (lists == NULL)
+        return cudaErrorMemoryAllocation;
     lists->first[1] = 1;
-    lists->keys.span = (cp_span){0, 0, size->keys, 1};
+    lists->keys.span.count = size->keys;
+    lists->keys.span.step = 1;
     for (int64_t i = 0; i < size->rows; i += longest)
         lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
+    cudaError_t error = reserve((int64_t)bytes, &memory);
+    if (error == cudaSuccess)
+        error = cudaMemcpy(memory, lists, bytes, cudaMemcpyHostToDevice);
+    there = (held_lists *)memory;
+    call->queries_of.items = there->tiles;
+    call->queries_of.count = &there->count;
     call->queries_of.room = lists->count;
-    call->splits = 1;
-    if (it->prefill == 0)
-        call->splits = cp_device_splits(
-            call, blocks,
-            cp_device_most_splits(call->kernel, &call->shape, blocks,
-                                  size->rows));
-    error = reserve(it, lists, bytes);
+    call->keys_of.items = &there->keys;
+    call->keys_of.first = there->first;
     free(lists);
-    const held_lists *there = (const held_lists *)it->memory;
-    if (error == cudaSuccess) {
-        call->queries_of.items = there->tiles;
-        call->queries_of.count = &there->count;
-        call->keys_of.items = &there->keys;
-        call->keys_of.first = there->first;
-    }
     return error;
 }
 
-SEEN void held_free(held_case *it) {
-    if (it != NULL)
-        cudaFree(it->memory);
-    free(it);
+/* Tickets, and room for what splits leave unfinished. */
+static cudaError_t give_room(cp_device_attention *call) {
+    const int64_t heads = call->rows * call->shape.query_heads;
+    const int64_t partial = heads * (call->shape.head_dim + 1) * 4;
+    void *tickets = NULL, *unfinished = NULL;
+    cudaError_t error = reserve(4 * heads + 8, &tickets);
+    if (error == cudaSuccess && call->splits > 1)
+        error = reserve(call->splits * partial, &unfinished);
+    call->tickets = (int32_t *)tickets;
+    call->unfinished = (float *)unfinished;
+    return error;
 }
 
 /* By the names that longring bench has for them. */
@@ -110,7 +89,7 @@ static const struct {
 enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
 
 /* For calls of one size in bf16, on the current device; NULL where there is no
- * memory or no such kernel. Free it. */
+ * memory or no such kernel. It stays. */
 SEEN held_case *held_new(const char *name, const held_size *size) {
     held_case *it = (held_case *)calloc(1, sizeof(*it));
     int n = 0;
@@ -130,10 +109,23 @@ SEEN held_case *held_new(const char *name, const held_size *size) {
     it->call.keys_of.longest = it->call.key_rows = size->keys;
     it->call.key_heads = size->kv_heads;
     it->call.rows = size->rows;
-    if (prepare(it, size) == cudaSuccess)
-        return it;
-    held_free(it);
-    return NULL;
+    const cp_shape *shape = &it->call.shape;
+    const int64_t longest = it->prefill > 0
+                                ? cp_device_prefill_tile(shape)
+                                : cp_device_query_tile(it->call.kernel, shape);
+    int blocks = 0;
+    cudaError_t error = cp_device_blocks(&blocks);
+    if (error == cudaSuccess)
+        error = send_lists(&it->call, size, longest);
+    it->call.splits =
+        it->prefill > 0
+            ? 1
+            : cp_device_splits(&it->call, blocks,
+                               cp_device_most_splits(it->call.kernel, shape,
+                                                     blocks, size->rows));
+    if (error == cudaSuccess)
+        error = give_room(&it->call);
+    return error == cudaSuccess ? it : NULL;
 }
 
 /* Enqueue one, merged into what output and lse hold or not; CUDA's error. */

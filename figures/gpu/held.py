@@ -89,8 +89,7 @@ class Card(Device):
         torch.manual_seed(1)
         about = torch.cuda.get_device_properties(0)
         self.processors = about.multi_processor_count
-        self.name = (f"{about.name}, CUDA {torch.version.cuda}, PyTorch {torch.__version__}, "
-                     f"cuDNN {torch.backends.cudnn.version()}")
+        self.name = f"{about.name} (CUDA {torch.version.cuda}, PyTorch {torch.__version__})"
         self.sides = [self.numbers(SIDE, SIDE) for _ in range(3)]
         super().__init__(library)
 

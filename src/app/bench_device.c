@@ -462,8 +462,7 @@ static cp_status model_rows(const bench_desk *it, const cp_entrant *product,
     floor.unit = "tokens/s";
     floor.scale = (double)it->bench->model->facts.weight_bytes;
     cp_measure_report(it->bench, &floor, NULL);
-    return cp_measure_model(it->bench, ceilings,
-                            cp_element_bytes(it->element));
+    return cp_measure_model(it->bench, ceilings, cp_element_bytes(it->element));
 }
 
 static cp_status all_rows(bench_desk *it) {
