@@ -129,7 +129,7 @@ $(B)/stand-in/libheld.so: $(patsubst %,$(B)/stand-in/%.o,$(HELD) $(wildcard test
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -shared -Wl,-Bsymbolic -o $@ $^ -lm
 held: # Python loads it, whatever the rest is built with
-	+@$(again) -s build/pic/stand-in/libheld.so B=build/pic MPI= CFLAGS="-O1 -march=native -fPIC"
+	+@$(again) -s build/pic/stand-in/libheld.so B=build/pic MPI= CFLAGS="-O1 -fPIC"
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
