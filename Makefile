@@ -88,6 +88,8 @@ GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
+# Kernels of attention for Python, on a GPU and on the stand-in.
+HELD      = figures/gpu/held.cu $(patsubst %,cuda/kernels/%,attend.cu tiles.cu latent.cu decode.cu prefill.cu maps.c)
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*/*.c reference/*/*.c))
@@ -110,7 +112,7 @@ $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 $(filter-out $(WATCHED),$(ON_STAND_IN)): $(STAND_IN)
 $(WATCHED): $(STAND_IN:.cu.o=.cu.watched.o)
 $(B)/tests/test_predictions: $(SHARED)
-$(B)/tests/test_gpu_commands: $(B)/stand-in/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply
+$(B)/tests/test_gpu_commands: $(B)/stand-in/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply | held
 $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
 # A whole program on the stand-in, with GPUs in its table of backends.
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
@@ -123,6 +125,11 @@ $(B)/stand-in/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
 $(B)/stand-in/measure_gpu: $(B)/stand-in/figures/gpu/measure_gpu.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
+$(B)/stand-in/libheld.so: $(patsubst %,$(B)/stand-in/%.o,$(HELD) $(wildcard tests/harness/stand-in/*.c)) $(patsubst %.c,$(B)/%.o,$(wildcard src/ground/*.c) src/ring/span.c)
+	@echo "  link $@"
+	$(Q)$(CC) $(flags) -shared -Wl,-Bsymbolic -o $@ $^ -lm
+held: # Python loads it, whatever the rest is built with
+	+@$(again) -s build/pic/stand-in/libheld.so B=build/pic MPI= CFLAGS="-O1 -fPIC"
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
 	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
@@ -215,15 +222,18 @@ $(B)/gpu/measure_gpu: $(B)/gpu/figures/gpu/measure_gpu.c.o $(B)/gpu/tests/harnes
 $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(nvcc) $(cudart) -o $@ $^ -Xcompiler -fopenmp $(for_gpu) $(libraries)
+$(B)/gpu/libheld.so: $(patsubst %,$(B)/gpu/%.o,$(HELD)) $(LIBRARY)
+	@echo "  link $@"
+	$(Q)$(nvcc) $(cudart) -shared -Xlinker -Bsymbolic,-z,defs -o $@ $^
 # Programs for another machine, which may be older than this one.
-PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3" cudart="-cudart shared" packed=--compress-mode=size
+PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3 -fPIC" cudart="-cudart shared" packed="--compress-mode=size -Xcompiler -fPIC"
 first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
 	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
 	@tests/harness/first-gpu $(B)/first-gpu
 first-gpu-pack: ## of first-gpu, what is built, to carry to a machine with a driver and Python
 	@$(need_nvcc)
 	@$(call install,$(FOR_GPU))
-	+@$(again) $(PORTABLE) gpu-programs build/portable/tiny-model
+	+@$(again) $(PORTABLE) gpu-programs build/portable/tiny-model build/portable/gpu/libheld.so
 	@tests/harness/first-gpu-pack build/portable $(B)/first-gpu
 count-gpu: ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
 	@$(need_nvcc)
@@ -288,10 +298,10 @@ warnings: ## compile everything with gcc and with clang; any warning is an error
 LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/grade.c $(SKELETONS)/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard $(SKELETONS)/*/*.cu))
 $(B)/exercises/%.o $(B)/$(SKELETONS)/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
 $(B)/stand-in/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
-objects: $(STAND_IN:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
+objects: $(STAND_IN:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/stand-in/figures/gpu/held.cu.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI)); $(skeletons)
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] exercises/*/grade.c) $(SKELETONS)/*/*
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] figures/gpu/*.cu exercises/*/grade.c) $(SKELETONS)/*/*
 
 CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 ONLY ?= $(CHAPTERS)
@@ -356,4 +366,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: held kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

@@ -323,7 +323,7 @@ static void print_product(product *it, int layer, int64_t rows) {
 static void print_products(void) {
     const bool small = stand_in_pretends();
     const int64_t part = small ? SMALLER : 1;
-    const int64_t rows = small ? heights[2] : heights[HEIGHTS - 1];
+    const int64_t rows = small ? heights[3] : heights[HEIGHTS - 1];
     const int64_t most = 28672 / part;
     product it = {.x = random_numbers(rows * 16384 / part * 2),
                   .weights = random_numbers(3 * 16384 * 13312 / part * 2),

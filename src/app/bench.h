@@ -51,6 +51,7 @@ typedef struct {
     const cp_place *place; /* where the ranks of a ring run */
     const cp_model *model; /* measure it, and no parts; or NULL */
     cp_counts prompts;     /* of the model */
+    cp_dealing dealing;    /* of them */
     int64_t generate;      /* tokens after each prompt */
     void (*row)(void *context, const cp_bench_row *row);
     void *context;

@@ -94,16 +94,16 @@ static int64_t most_unfinished(const bench_desk *it, int64_t rows) {
 
 static void measure_memory(bench_desk *it) {
     const cp_bench *bench = it->bench;
-    const int64_t rows = cp_largest(&bench->tokens);
+    const bool model = bench->model != NULL;
+    const int64_t rows = cp_largest(model ? &bench->prompts : &bench->tokens);
+    const int64_t keys = model ? 0 : TURNS * cp_largest(&bench->keys);
     const int64_t heads = rows * bench->shape.query_heads;
     int64_t product;
     it->side = cp_min(WIDEST_PRODUCT, cp_max(64, rows));
     product = it->side * it->side * 4;
     it->bytes[QUERIES] = cp_max(product, heads * bench->shape.head_dim *
                                              cp_element_bytes(it->element));
-    it->bytes[KEYS] = cp_max(
-        product, cp_max(key_bytes(it, rows),
-                        TURNS * key_bytes(it, cp_largest(&bench->keys))));
+    it->bytes[KEYS] = cp_max(product, key_bytes(it, cp_max(rows, keys)));
     it->bytes[VALUES] = it->bytes[KEYS];
     it->bytes[LISTS] =
         (int64_t)sizeof(tile_lists) + rows * (int64_t)sizeof(cp_piece);
@@ -453,6 +453,18 @@ static cp_status rows(const bench_desk *it, cp_bench_part part,
     return CP_OK;
 }
 
+/* No step of decode is faster than its weights are read. */
+static cp_status model_rows(const bench_desk *it, const cp_entrant *product,
+                            const cp_entrant *copy) {
+    const cp_entrant ceilings[] = {*product, *copy};
+    cp_entrant floor = *copy;
+    snprintf(floor.what, sizeof(floor.what), "floor/weights");
+    floor.unit = "tokens/s";
+    floor.scale = (double)it->bench->model->facts.weight_bytes;
+    cp_measure_report(it->bench, &floor, NULL);
+    return cp_measure_model(it->bench, ceilings, cp_element_bytes(it->element));
+}
+
 static cp_status all_rows(bench_desk *it) {
     const cp_bench *bench = it->bench;
     const double side = (double)it->side;
@@ -472,6 +484,8 @@ static cp_status all_rows(bench_desk *it) {
     cp_measure_report(bench, &product, NULL);
     CP_TRY(cp_measure_rounds(bench->rounds, 1, &copy));
     cp_measure_report(bench, &copy, NULL);
+    if (bench->model != NULL)
+        return model_rows(it, &product, &copy);
     CP_TRY(rows(it, CP_BENCH_FULL, &bench->tokens, &product));
     CP_TRY(rows(it, CP_BENCH_CAUSAL, &bench->tokens, &product));
     CP_TRY(rows(it, CP_BENCH_MERGE, &bench->tokens, &product));

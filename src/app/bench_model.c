@@ -10,12 +10,12 @@
 typedef struct {
     const cp_bench *bench;
     const cp_model_facts *facts;
-    cp_reading memory;
+    int64_t element_bytes;
     int32_t *ids;  /* [positions] a prompt is their beginning */
     float *logits; /* [vocabulary] of the last token */
     cp_session *session;
     struct reader *readers; /* [sizes of the ring] */
-    cp_entrant *entrants;   /* fma, read, and two for each reader */
+    cp_entrant *entrants;   /* two ceilings, and two for each reader */
 } contest;
 
 /* One that reads a prompt, and goes on. */
@@ -33,6 +33,7 @@ static cp_status reader_prefill(void *context, double *seconds) {
                                         .capacity =
                                             it->prompt + in->bench->generate,
                                         .variant = CP_AUTO,
+                                        .dealing = in->bench->dealing,
                                         .cores = in->bench->threads};
     cp_session_close(in->session);
     in->session = NULL;
@@ -69,11 +70,11 @@ static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
            2.0 * (double)(facts->width * facts->vocabulary);
 }
 
-static double decode_bytes(const cp_model_facts *facts, int64_t past,
-                           int64_t steps) {
+static double decode_bytes(const contest *it, int64_t past, int64_t steps) {
+    const cp_model_facts *facts = it->facts;
     const cp_shape *shape = &facts->shape;
-    const double token = 8.0 * (double)facts->layers *
-                         (double)(shape->kv_heads * shape->head_dim);
+    const double token = (double)(2 * it->element_bytes * facts->layers *
+                                  shape->kv_heads * shape->head_dim);
     return (double)steps * ((double)facts->weight_bytes +
                             token * ((double)past + (double)steps / 2));
 }
@@ -91,11 +92,11 @@ static void reader_enter(reader *it, bool warm, cp_entrant *out) {
     out[0].work = prefill_operations(facts, prompt);
     out[0].scale = out[0].work / (double)prompt;
     out[1].run = reader_generate;
-    out[1].work = decode_bytes(facts, prompt, generate);
+    out[1].work = decode_bytes(it->in, prompt, generate);
     out[1].scale = out[1].work / (double)generate;
 }
 
-static cp_status contest_open(contest *it) {
+static cp_status contest_open(contest *it, const cp_entrant ceilings[2]) {
     const int64_t sizes = it->bench->ranks.count;
     CP_TRY(cp_allocate(&it->ids, it->facts->positions, sizeof(int32_t),
                        "a prompt"));
@@ -106,8 +107,9 @@ static cp_status contest_open(contest *it) {
     CP_TRY(cp_allocate(&it->readers, sizes, sizeof(reader), "readers"));
     CP_TRY(cp_allocate(&it->entrants, 2 + 2 * sizes, sizeof(cp_entrant),
                        "entrants"));
-    it->entrants[0] = cp_measure_fma(&it->bench->threads);
-    return cp_measure_read(&it->memory, &it->entrants[1]);
+    for (int n = 0; n < 2; n++)
+        it->entrants[n] = ceilings[n];
+    return CP_OK;
 }
 
 static cp_status prompt_measure(contest *it, int64_t prompt, bool warm) {
@@ -124,18 +126,28 @@ static cp_status prompt_measure(contest *it, int64_t prompt, bool warm) {
     return CP_OK;
 }
 
-cp_status cp_bench_model(const cp_bench *bench) {
+cp_status cp_measure_model(const cp_bench *bench, const cp_entrant ceilings[2],
+                           int64_t element_bytes) {
     contest it = {.bench = bench,
                   .facts = &bench->model->facts,
-                  .memory = {.threads = bench->threads}};
-    cp_status status = contest_open(&it);
+                  .element_bytes = element_bytes};
+    cp_status status = contest_open(&it, ceilings);
     for (int64_t i = 0; i < bench->prompts.count && status == CP_OK; i++)
         status = prompt_measure(&it, bench->prompts.items[i], i > 0);
     cp_session_close(it.session);
-    free(it.memory.numbers);
     free(it.ids);
     free(it.logits);
     free(it.readers);
     free(it.entrants);
+    return status;
+}
+
+cp_status cp_bench_model(const cp_bench *bench) {
+    cp_reading memory = {.threads = bench->threads};
+    cp_entrant ceilings[2] = {cp_measure_fma(&bench->threads)};
+    cp_status status = cp_measure_read(&memory, &ceilings[1]);
+    if (status == CP_OK)
+        status = cp_measure_model(bench, ceilings, sizeof(float));
+    free(memory.numbers);
     return status;
 }

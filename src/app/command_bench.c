@@ -15,7 +15,7 @@ typedef struct {
     int64_t threads, rounds; /* below 0: not given; nor bench.generate */
     int kernel;              /* 1: chapter 1's */
     bool csv;
-    cp_command_ring ring; /* place and patience */
+    cp_command_ring ring; /* place, patience and order */
     /* What they come to. */
     int count; /* of arguments, for the head of the file */
     char *const *arguments;
@@ -68,7 +68,6 @@ static cp_status meaning_check(const bench_run *run, bool joined) {
         {model && run->only != NULL, "only", "with --model"},
         {model && run->kernel == 1, "kernel first", "with --model"},
         {model && joined, "model", "with --on mpi"},
-        {model && on_gpu(run), "model", "on a GPU"},
         {run->kernel == 1 && on_gpu(run), "kernel", "on a GPU; all are timed"},
         {model && bench->tokens.count > 0, "tokens",
          "with --model; --prompt has"},
@@ -76,6 +75,7 @@ static cp_status meaning_check(const bench_run *run, bool joined) {
         {model && run->heads.count > 0, "heads", "with --model"},
         {!model && bench->prompts.count > 0, "prompt", "without --model"},
         {!model && bench->generate >= 0, "generate", "without --model"},
+        {!model && run->ring.exact, "exact-order", "without --model"},
     };
     for (size_t n = 0; n < sizeof(useless) / sizeof(useless[0]); n++)
         if (useless[n].given)
@@ -137,7 +137,8 @@ static cp_status bench_check(void *context) {
     cp_bench *bench = &run->bench;
     cp_command_ring *ring = &run->ring;
     const bool joined = cp_crew_mine()->share != NULL;
-    CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
+    CP_TRY(cp_command_ring_check(ring));
+    bench->dealing = ring->placement.dealing;
     bench->place = cp_meter_cores(ring->backend);
     if (joined && on_gpu(run))
         return cp_refuse("--on %s: one process measures a GPU",
@@ -173,8 +174,7 @@ static void head_print(const bench_run *run) {
 static void title_print(const bench_run *run) {
     char machine[320];
     const cp_bench *bench = &run->bench;
-    const cp_shape *shape =
-        run->model != NULL ? &run->opened.facts->shape : &bench->shape;
+    const cp_shape *shape = &bench->shape;
     cp_host_describe(machine, sizeof(machine));
     printf("%s\nBLIS kernel: %s\n", machine, cp_command_kernel());
     printf("%ld query heads, %ld key and value heads of %ld;\n%d "
@@ -211,6 +211,7 @@ static cp_status weights_load(bench_run *run) {
     run->opened.path = run->model;
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     bench->model = run->opened.weights;
+    bench->shape = run->opened.facts->shape;
     const int64_t room = run->opened.facts->positions;
     for (int64_t i = 0; i < bench->prompts.count; i++)
         if (bench->prompts.items[i] + bench->generate > room)
@@ -231,8 +232,9 @@ static cp_status bench_work(void *context) {
     else
         title_print(run);
     fflush(stdout);
-    return model ? cp_bench_model(&run->bench)
-                 : cp_meter_bench(run->ring.backend, &run->bench);
+    return model && !on_gpu(run)
+               ? cp_bench_model(&run->bench)
+               : cp_meter_bench(run->ring.backend, &run->bench);
 }
 
 int cp_command_bench(int count, char *const *arguments) {
@@ -271,6 +273,8 @@ int cp_command_bench(int count, char *const *arguments) {
          "lengths of the model's prompts (default 512,2048,7000)"},
         {"generate", CP_COUNT, &run.bench.generate, "K",
          "tokens generated after each (default 32)"},
+        {"exact-order", CP_FLAG, &run.ring.exact, NULL,
+         "of a model, sum up in one order whatever the ranks"},
         {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &run.ring.timeout, "SECONDS",

@@ -38,6 +38,11 @@ typedef struct {
 } cp_reading;
 cp_status cp_measure_read(cp_reading *memory, cp_entrant *out);
 
+/* cp_bench_model against these ceilings, of operations and of bytes, where a
+ * number of keys and values has so many bytes. */
+cp_status cp_measure_model(const cp_bench *bench, const cp_entrant ceilings[2],
+                           int64_t element_bytes);
+
 /* Fill a tensor with numbers between -1 and 1, from seed and place alone;
  * tensor[0] is at place first. */
 void cp_measure_fill(float *tensor, int64_t first, int64_t count,

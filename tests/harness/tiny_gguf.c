@@ -306,8 +306,10 @@ static void put_weight(tiny_bytes *out, int type, double value) {
         tiny_put(out, &bits, 2);
 }
 
+enum { BLOCKS_DRAWN = 4096 };
+
 static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
-                        double deviation, uint64_t *state) {
+                        double deviation, bool repeats, uint64_t *state) {
     const bool numbers =
         type == CP_GGUF_F32 || type == CP_GGUF_F16 || type == CP_GGUF_BF16;
     for (int64_t i = 0; i < row * rows && numbers; i++)
@@ -316,8 +318,15 @@ static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
         return;
     const recipe *recipe = &recipes[type];
     assert(recipe->count > 0 && row % recipe->count == 0);
-    for (int64_t i = 0; i < row * rows / recipe->count; i++)
+    const int64_t blocks = row * rows / recipe->count, start = out->length;
+    const int64_t drawn = repeats ? cp_min(blocks, BLOCKS_DRAWN) : blocks;
+    for (int64_t i = 0; i < drawn; i++)
         put_block(out, recipe, deviation, state);
+    const int64_t end = start + blocks * recipe->bytes;
+    must(cp_grow(&out->bytes, &out->room, end, 1, "a model"));
+    while (out->length < end)
+        tiny_put(out, out->bytes + start,
+                 cp_min(end - out->length, drawn * recipe->bytes));
 }
 
 /* ---- tensors ---- */
@@ -325,6 +334,7 @@ static void put_weights(tiny_bytes *out, int type, int64_t row, int64_t rows,
 typedef struct {
     tiny_bytes directory, data;
     uint64_t count, state;
+    bool repeats;
     int part, parts, all; /* of all tensors, those of one part are written */
     tiny_bytes elsewhere; /* data of the others */
 } tensors;
@@ -351,7 +361,7 @@ static void put_tensor(tensors *out, const char *name, int type, int row,
     tiny_bytes *data = tensor(out, name, type, row, rows);
     if (rows > 0)
         put_weights(data, type, row, rows, gain / sqrt((double)row),
-                    &out->state);
+                    out->repeats, &out->state);
     for (int i = 0; i < row && rows == 0; i++)
         put_f32(data, (float)(1.0 + 0.2 * uniform(&out->state)));
 }
@@ -451,6 +461,7 @@ void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     const tiny_gguf_options o = with_defaults(options);
     metadata keys = {0};
     tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1,
+                       .repeats = o.repeats,
                        .part = o.part,
                        .parts = o.parts};
     if (o.part == 0) {

@@ -34,6 +34,7 @@ typedef struct {
     const char *without;       /* bytes (not 0) that get no token */
     const char *extra;         /* one more token, which no merge makes */
     int extra_type;            /* its type: 0 or 1 text, 3, 4 */
+    bool repeats; /* quantised weights after some thousands: soon written */
     uint64_t seed;
     int part, parts; /* parts > 1: one of so many, from 0; tensors in turn */
 } tiny_gguf_options;
