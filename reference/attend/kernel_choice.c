@@ -104,7 +104,7 @@ cp_kernel_choice cp_kernel_choose(void) {
     char number[16];
     snprintf(number, sizeof(number), "%d", BLIS_ARCH_SKX);
     if (choice.wide && setenv("BLIS_ARCH_TYPE", number, 1) == 0) {
-        bli_arch_query_id(); /* now it looks */
+        bli_init(); /* now it looks */
         unsetenv("BLIS_ARCH_TYPE");
     }
 #endif
