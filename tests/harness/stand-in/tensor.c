@@ -154,3 +154,11 @@ static uint32_t rounded(float x) {
 uint32_t cp_pack_bf16(float low, float high) {
     return rounded(high) << 16 | rounded(low);
 }
+
+void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high) {
+    float x[4];
+    for (int i = 0; i < 4; i++)
+        x[i] = from_f8(codes >> 8 * i);
+    *low = cp_pack_bf16(x[0], x[1]);
+    *high = cp_pack_bf16(x[2], x[3]);
+}
