@@ -70,6 +70,14 @@ void cp_copy_async(cp_shared to, const void *from, int bytes) {
         read_source(c);
 }
 
+void cp_load_16(uint32_t to[4], const void *from, bool there) {
+    memset(to, 0, WIDTH);
+    if (there && (uintptr_t)from % WIDTH != 0)
+        accuse("a load of %d bytes from no multiple of them", WIDTH);
+    else if (there)
+        memcpy(to, from, WIDTH);
+}
+
 void cp_copies_commit(void) {
     committed[threadIdx.x]++;
 }
