@@ -1124,18 +1124,19 @@ TEST(what_lies_behind_an_lse_of_nothing_is_not_read) {
 static float number_of_row(int64_t row, int64_t d, uint64_t *random) {
     const float even = harness_uniform(random);
     const float kinds[] = {even,
-                           0.0f,
+                           d % 2 == 0 ? 0.0f : -0.0f,
                            3e38f * even,
                            ldexpf(even, -130),
                            d == 0 ? -1000.0f : even,
                            d == 0 ? INFINITY : even,
                            d == 0 ? NAN : even,
-                           d == 0 ? 127.0f : truncf(9 * even) + 0.5f};
+                           0.1875f *
+                               (d == 0 ? 127.0f : truncf(99 * even) + 0.5f)};
     return kinds[row % COUNT_OF(kinds)];
 }
 
 LOOP(rows_are_written_as_on_the_host, 0, 8) {
-    static const int64_t dims[] = {1, 2, 3, 31, 33, 64, 70, 576};
+    static const int64_t dims[] = {1, 2, 3, 31, 64, 33, 576, 64, 136};
     const cp_writing writing = (cp_writing)(CP_WRITING_BF16 + _i % 4);
     const cp_element element = _i < 4 ? CP_F32 : CP_BF16;
     uint64_t random = (uint64_t)_i + 1;
@@ -1143,17 +1144,21 @@ LOOP(rows_are_written_as_on_the_host, 0, 8) {
         const int64_t dim = dims[n], rows = 8 * n + 1, count = rows * dim;
         const int64_t bytes = rows * cp_writing_bytes(writing, dim, 4);
         const int64_t size = count * cp_element_bytes(element);
+        const int askew = n % 2; /* numbers before the first */
         begin(_i + n);
-        float *x = on_host(4 * count), *back = on_host(4 * count);
+        float *x = on_host(4 * (count + 1)), *back = on_host(4 * count);
         for (int64_t i = 0; i < count; i++)
-            x[i] = number_of_row(i / dim, i % dim, &random);
-        cp_device_rewriting call = {.writing = writing,
-                                    .element = element,
-                                    .rows = rows,
-                                    .dim = dim,
-                                    .held = stored(element, x, count),
-                                    .sent = on_device(bytes)};
+            x[i + askew] = number_of_row(i / dim, i % dim, &random);
+        cp_device_rewriting call = {
+            .writing = writing,
+            .element = element,
+            .rows = rows,
+            .dim = dim,
+            .held = (char *)stored(element, x, count + askew) +
+                    askew * cp_element_bytes(element),
+            .sent = on_device(bytes)};
         char *due = on_host(bytes);
+        x += askew;
         cp_rows_write(writing, rows, dim, x, due);
         cp_rows_read(writing, rows, dim, due, back);
         must(cp_device_rows_write(&call, NULL));

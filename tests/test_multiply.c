@@ -1,5 +1,5 @@
-/* Products by the library: the definition's numbers, what it remembers and what
- * it refuses, captures, and faults of the device. */
+/* Products, by the library and of few rows: the definition's numbers, what is
+ * remembered and what is refused, captures, and faults of the device. */
 #include "device.h"
 
 #include <math.h>
@@ -111,6 +111,16 @@ static void begin_products(int seed) {
     must(cp_multiplier_new(&multiplier));
 }
 
+/* The numbers of a kind: the last is FP8 once more, on a GPU that has a kernel
+ * for few rows. */
+enum { KINDS = 4 };
+static cp_numbers begin_kind(int seed, int kind) {
+    begin(seed);
+    stand_in_pretend_hopper(kind == KINDS - 1);
+    must(cp_multiplier_new(&multiplier));
+    return (cp_numbers)(kind == KINDS - 1 ? CP_NUMBERS_F8 : kind);
+}
+
 static void end_products(void) {
     cp_multiplier_free(multiplier);
     end();
@@ -129,19 +139,18 @@ static bool can(cp_numbers kind) {
     return status == CP_OK;
 }
 
-LOOP(products_are_those_of_the_definition, 0, 3) {
+LOOP(products_are_those_of_the_definition, 0, KINDS) {
     static const int64_t sizes[][3] = {
-        {1, 1, 1},   {3, 5, 7},    {33, 17, 2},    {64, 48, 1},
-        {100, 3, 9}, {16, 16, 1},  {48, 112, 5},   {160, 48, 33},
-        {64, 64, 0}, {576, 64, 3}, {1040, 32, 17},
+        {1, 1, 1},   {3, 5, 7},       {33, 17, 2},    {64, 48, 1},
+        {100, 3, 9}, {16, 16, 1},     {48, 112, 5},   {160, 48, 33},
+        {64, 64, 0}, {576, 64, 3},    {1040, 32, 17}, {16, 64, 8},
+        {48, 80, 9}, {2064, 144, 24}, {4112, 64, 23}, {1024, 64, 25},
     };
-    const cp_numbers kind = (cp_numbers)_i;
     for (int n = 0; n < COUNT_OF(sizes); n++) {
         const int64_t in = sizes[n][0], out = sizes[n][1], rows = sizes[n][2];
-        if (kind == CP_NUMBERS_F8 && (in % 16 != 0 || out % 16 != 0))
-            continue;
-        begin_products(n);
-        if (can(kind)) {
+        const bool f8 = _i >= CP_NUMBERS_F8;
+        const cp_numbers kind = begin_kind(n, _i);
+        if (can(kind) && (!f8 || (in % 16 == 0 && out % 16 == 0))) {
             problem p = make_problem(in, out, rows, kind, (uint64_t)n + 1);
             must(product(&p, false, NULL));
             check_product(&p, 0);
@@ -154,11 +163,10 @@ LOOP(products_are_those_of_the_definition, 0, 3) {
     }
 }
 
-LOOP(products_are_rounded_to_16_bits, 1, 3) {
-    const cp_numbers kind = (cp_numbers)_i;
-    begin_products(_i);
+LOOP(products_are_rounded_to_16_bits, 1, KINDS) {
+    const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
-        problem p = make_problem(160, 48, 33, kind, 5);
+        problem p = make_problem(160, 80, 23, kind, 5);
         const int64_t count = p.rows * p.w.out;
         uint16_t *narrow = on_device(count * 2 + 2);
         must(cp_device_multiply_bf16(multiplier, &p.w, p.rows, p.x,
@@ -187,11 +195,10 @@ TEST(more_sizes_than_are_remembered) {
 
 /* In order, a row has the same bits alone and among others; a multiplier that
  * has not been told is found out. */
-LOOP(rows_in_order_do_not_look_at_others, 0, 3) {
-    const cp_numbers kind = (cp_numbers)_i;
-    begin_products(_i);
+LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
+    const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
-        problem p = make_problem(160, 48, 1, kind, 5);
+        problem p = make_problem(160, 80, 1, kind, 5);
         if (stand_in_pretends())
             refuses(cp_multiplier_try_order(multiplier, &p.w, NULL), CP_INVALID,
                     "sums up a row of 160 numbers in one order among");
@@ -199,6 +206,40 @@ LOOP(rows_in_order_do_not_look_at_others, 0, 3) {
         must(cp_multiplier_try_order(multiplier, &p.w, NULL));
         must(product(&p, false, NULL));
         check_product(&p, 0);
+    }
+    end_products();
+}
+
+/* A row of few has the same bits wherever it stands, whatever stands around it;
+ * a row of weights that is NaN spoils its own sums. */
+TEST(few_rows_do_not_look_at_others) {
+    enum { IN = 3136, OUT = 80, ROWS = 40, SPOILED = 70 };
+    static const int groups[][2] = {{0, 8}, {3, 9}, {5, 17}, {8, 24}, {39, 1}};
+    begin_kind(1, KINDS - 1);
+    problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F8, 5);
+    unsigned char *codes = fetch(p.x, ROWS * IN);
+    must(cudaMemset((char *)p.w.values + SPOILED * IN + 77, 0x7f, 1));
+    for (int n = 0; n < COUNT_OF(groups) && can(CP_NUMBERS_F8); n++) {
+        problem some = p, one = p;
+        const int first = groups[n][0], rows = groups[n][1];
+        some.rows = rows;
+        some.x = (const char *)p.x + first * IN;
+        some.x_scales_there = upload(p.x_scales + first, rows * 4);
+        must(cudaMemset((void *)p.x, 0x7f, ROWS * IN)); /* NaN */
+        bring((char *)p.x + first * IN, codes + first * IN, rows * IN);
+        must(product(&some, false, NULL));
+        const float *all = fetch(p.y, rows * OUT * 4);
+        one.rows = 1;
+        for (int row = 0; row < rows; row++) {
+            one.x = (const char *)some.x + row * IN;
+            one.x_scales_there = upload(p.x_scales + first + row, 4);
+            must(product(&one, false, NULL));
+            const float *alone = fetch(p.y, OUT * 4);
+            for (int o = 0; o < OUT; o++)
+                hold(o == SPOILED ? isnan(alone[o])
+                                  : alone[o] == all[row * OUT + o]);
+            hold(isnan(all[row * OUT + SPOILED]));
+        }
     }
     end_products();
 }
@@ -221,13 +262,12 @@ TEST(operands_may_begin_anywhere) {
     }
 }
 
-LOOP(a_product_can_be_captured, 0, 6) {
+LOOP(a_product_can_be_captured, 0, 2 * KINDS) {
     cudaGraph_t graph;
     cudaGraphExec_t replay;
-    begin_products(_i);
+    const cp_numbers kind = begin_kind(_i, _i % KINDS);
     cudaStream_t stream = new_stream();
-    const cp_numbers kind = (cp_numbers)(_i % 3);
-    problem p = make_problem(32, 48, 3, can(kind) ? kind : CP_NUMBERS_F32, 9);
+    problem p = make_problem(2048, 64, 3, can(kind) ? kind : CP_NUMBERS_F32, 9);
     must(product(&p, false, stream));
     must(cudaStreamSynchronize(stream));
     check_product(&p, 0);

@@ -187,16 +187,9 @@ int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
     return cp_max(1, cp_min(MOST_SPLITS, wanted));
 }
 
-int cp_device_splits(const cp_device_attention *call, int blocks,
-                     int64_t most) {
-    const int64_t sense = call->keys_of.longest / LEAST_KEYS;
-    const int64_t limit = call->kernel == CP_ATTEND_HOPPER
-                              ? 1
-                              : cp_min(cp_min(most, MOST_SPLITS), sense);
-    const int64_t work = blocks_of(call);
-    if (call->kernel == CP_ATTEND_HOPPER_FEW)
-        blocks /= 2; /* they have a multiprocessor each */
+int cp_device_fill(int64_t work, int64_t blocks, int64_t most) {
     double full[MOST_SPLITS + 1], best = 0.0;
+    const int64_t limit = cp_min(most, MOST_SPLITS);
     for (int64_t n = 1; n <= limit; n++) {
         const int64_t waves = cp_ceil_divide(work * n, blocks);
         full[n] = (double)(work * n) / (double)(waves * blocks);
@@ -206,6 +199,16 @@ int cp_device_splits(const cp_device_attention *call, int blocks,
     while (splits < limit && full[splits] < 0.95 * best)
         splits++;
     return splits;
+}
+
+int cp_device_splits(const cp_device_attention *call, int blocks,
+                     int64_t most) {
+    const int64_t sense = call->keys_of.longest / LEAST_KEYS;
+    if (call->kernel == CP_ATTEND_HOPPER)
+        return 1;
+    if (call->kernel == CP_ATTEND_HOPPER_FEW)
+        blocks /= 2; /* they have a multiprocessor each */
+    return cp_device_fill(blocks_of(call), blocks, cp_min(most, sense));
 }
 
 cudaError_t cp_device_blocks(int *blocks) {

@@ -120,6 +120,10 @@ int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows);
 int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
 
+/* The least number, 1 to most, that cuts so much work into waves of blocks that
+ * are nearly as full as any. */
+int cp_device_fill(int64_t work, int64_t blocks, int64_t most);
+
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens
  * times heads.
  *   add_output, add_lse   [rows][dim], [rows] of the first addend; those of

@@ -10,6 +10,9 @@
 #include <cuda_runtime_api.h>
 
 #define CP_KERNEL(name, type) static __global__ void name(const type a)
+/* As many blocks of so many threads shall fit on a multiprocessor. */
+#define CP_KERNEL_FITS(name, type, threads, blocks)                            \
+    static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
 #define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
 /* The ticket's number, and the next block's is one more: it sees what the
@@ -52,6 +55,20 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 
 /* For i from 0 to count - 1, a constant: no loop is left. */
 #define CP_EACH(i, count) CP_UNROLL for (int i = 0; i < (count); i++)
+
+/* Whether so many blocks but this one have stored all that they store, and will
+ * be seen; for all threads. The ticket, of those blocks alone, is 0 again. */
+static inline __device__ bool is_last_block(int32_t *ticket, int blocks) {
+    CP_SHARED(int, is_last, [1]);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last[0] = take_ticket(ticket) == blocks - 1;
+        if (is_last[0])
+            *ticket = 0;
+    }
+    __syncthreads();
+    return is_last[0];
+}
 
 #ifdef __cplusplus
 extern "C" {

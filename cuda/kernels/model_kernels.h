@@ -108,4 +108,25 @@ cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
                              cp_element element, void *out,
                              cudaStream_t stream);
 
+/* y = x w^T, or y += x w^T with add, of e4m3 with scales (multiply.h): up to
+ * CP_FEW_ROWS rows of x, and CP_FEW_HEIGHT or more of w. in is a multiple of
+ * 16, and w and x begin at one. Compute capability 8.9 or later. */
+enum { CP_FEW_ROWS = 24, CP_FEW_HEIGHT = 64 };
+typedef struct {
+    int64_t in, out, rows;
+    const void *w, *x;
+    const float *w_scales, *x_scales;
+    bool add;
+    cp_element element; /* of y; CP_F32 with add */
+    void *y;
+    int splits;       /* of in, by cp_few_splits */
+    float *parts;     /* [splits][rows][out] */
+    int32_t *tickets; /* for each CP_FEW_HEIGHT rows of w; 0, and so again */
+} cp_few_rows;
+cudaError_t cp_device_multiply_few(const cp_few_rows *, cudaStream_t);
+
+/* For any number of rows, where so many floats are left for parts and blocks
+ * are those of cp_device_blocks. */
+int cp_few_splits(int64_t in, int64_t out, int blocks, int64_t room);
+
 #endif

@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* Linear layers: descriptions of products for cuBLASLt, and the algorithms it
- * chose. */
+ * chose; but few rows of eight bits go to a kernel of ours. */
 #include "cuda/kernels/multiply.h"
 
 #include <cublasLt.h>
@@ -8,8 +8,9 @@
 #include <string.h>
 
 #include "cuda/kernels/device.h"
+#include "cuda/kernels/model_kernels.h"
 
-enum { REMEMBERED = 128 };
+enum { REMEMBERED = 128, TICKET_BYTES = 8192 };
 
 /* What an algorithm is good for; without gaps, to be compared as bytes. */
 typedef struct {
@@ -22,7 +23,8 @@ typedef struct {
 struct cp_multiplier {
     cublasLtHandle_t library;
     void *workspace;
-    size_t workspace_bytes;
+    size_t workspace_bytes; /* tickets for few rows are behind them */
+    int major, blocks;      /* of the device */
     bool in_order;
     struct {
         sizes of;
@@ -49,14 +51,20 @@ static cp_status library_failed(cublasStatus_t result, const char *what,
     } while (false)
 
 static cp_status take_workspace(cp_multiplier *mine) {
-    int device = 0, major = 0;
+    int device = 0;
     CP_TRY(cp_cuda(cudaGetDevice(&device), "asking for the device"));
     CP_TRY(cp_cuda(cudaDeviceGetAttribute(
-                       &major, cudaDevAttrComputeCapabilityMajor, device),
+                       &mine->major, cudaDevAttrComputeCapabilityMajor, device),
                    "asking what device %d can do", device));
-    mine->workspace_bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
-    return cp_cuda(cudaMalloc(&mine->workspace, mine->workspace_bytes),
-                   "taking %zu bytes to multiply in", mine->workspace_bytes);
+    CP_TRY(cp_cuda(cp_device_blocks(&mine->blocks), "asking for blocks"));
+    const size_t bytes = (size_t)(mine->major >= 9 ? 32 : 4) << 20;
+    mine->workspace_bytes = bytes - TICKET_BYTES;
+    CP_TRY(cp_cuda(cudaMalloc(&mine->workspace, bytes),
+                   "taking %zu bytes to multiply in", bytes));
+    CP_TRY(cp_cuda(cudaMemset((char *)mine->workspace + mine->workspace_bytes,
+                              0, TICKET_BYTES),
+                   "clearing tickets"));
+    return cp_cuda(cudaStreamSynchronize(NULL), "clearing tickets");
 }
 
 cp_status cp_multiplier_new(cp_multiplier **out) {
@@ -276,6 +284,27 @@ static cp_status find_in_order(cp_multiplier *mine, sizes of,
                : library_failed(result, "multiplying in exact order", of);
 }
 
+static bool is_for_few(const cp_multiplier *mine, sizes of) {
+    return of.numbers == CP_NUMBERS_F8 && of.rows <= CP_FEW_ROWS &&
+           of.out >= CP_FEW_HEIGHT && mine->major >= 9 && !mine->in_order;
+}
+
+static cp_status multiply_few(cp_multiplier *mine, const cp_device_matrix *w,
+                              sizes of, const void *x, const float *x_scales,
+                              bool add, void *y, cudaStream_t stream) {
+    const int64_t room = (int64_t)(mine->workspace_bytes / sizeof(float));
+    const int splits = cp_few_splits(of.in, of.out, mine->blocks, room);
+    int32_t *tickets = (int32_t *)mine->workspace + room;
+    const cp_few_rows call = {of.in,     of.out, of.rows,
+                              w->values, x,      w->scales,
+                              x_scales,  add,    of.narrow ? CP_BF16 : CP_F32,
+                              y,         splits, mine->workspace,
+                              tickets};
+    return cp_cuda(cp_device_multiply_few(&call, stream),
+                   "multiplying %ld x %ld by %ld x %ld in FP8", of.rows, of.in,
+                   of.in, of.out);
+}
+
 static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
                           sizes of, const void *x, const float *x_scales,
                           bool add, void *y, cudaStream_t stream) {
@@ -285,6 +314,8 @@ static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
     if (of.rows == 0)
         return CP_OK;
     CP_TRY(check_operands(of, w, x, x_scales, y));
+    if (is_for_few(multiplier, of))
+        return multiply_few(multiplier, w, of, x, x_scales, add, y, stream);
     CP_TRY(multiplier->in_order
                ? find_in_order(multiplier, of, w->scales, x_scales, &p)
                : find(multiplier, of, w->scales, x_scales, &p));

@@ -35,6 +35,20 @@ CP_INLINE uint32_t cp_f8_bits(float x) {
     return sign | (bits - 0x3c000000u + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
 }
 
+/* Two of them, the first in the lower byte; where they are not NaN the device's
+ * own instruction makes the same. */
+CP_INLINE uint32_t cp_f8_pair(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+        : "=h"(pair)
+        : "f"(high), "f"(low));
+    return pair;
+#else
+    return cp_f8_bits(low) | cp_f8_bits(high) << 8;
+#endif
+}
+
 CP_INLINE void cp_put(void *tensor, cp_element element, int64_t index,
                       float x) {
     if (element == CP_F32)

@@ -193,19 +193,10 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
 
 CP_INLINE void merge_splits(const cp_device_attention *a,
                             const rows_of_block *mine) {
-    CP_SHARED(int, is_last, [1]);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int32_t *ticket = &a->tickets[place(a, mine, 0)];
-        is_last[0] = take_ticket(ticket) == a->splits - 1;
-        if (is_last[0])
-            *ticket = 0;
-    }
-    __syncthreads();
     const int warps = (int)blockDim.x / 32;
-    for (int r = (int)threadIdx.x / 32; is_last[0] && r < mine->count;
-         r += warps)
-        merge_row(a, place(a, mine, r));
+    if (is_last_block(&a->tickets[place(a, mine, 0)], a->splits))
+        for (int r = (int)threadIdx.x / 32; r < mine->count; r += warps)
+            merge_row(a, place(a, mine, r));
 }
 
 CP_INLINE int64_t value_width(const cp_shape *shape) {

@@ -58,15 +58,19 @@ CP_INLINE void cp_load_transposed(uint32_t to[4], cp_shared row) {
         : "memory");
 }
 
-/* sums += a b, of 16 by 16 and 16 by 8 numbers of bf16. */
-CP_INLINE void cp_multiply_add(float sums[4], const uint32_t a[4],
-                               const uint32_t b[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]),
-                   "r"(b[1]));
-}
+/* sums += a b, of 16 by 16 and 16 by 8 numbers. */
+#define MULTIPLY_ADD(name, type)                                               \
+    CP_INLINE void name(float sums[4], const uint32_t a[4],                    \
+                        const uint32_t b[2]) {                                 \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type    \
+                     ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "            \
+                     "{%0,%1,%2,%3};"                                          \
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]),            \
+                       "+f"(sums[3])                                           \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]),  \
+                       "r"(b[1]));                                             \
+    }
+MULTIPLY_ADD(cp_multiply_add, "bf16")
 
 /* Two numbers rounded to bf16, the first of them in the lower half. */
 CP_INLINE uint32_t cp_pack_bf16(float low, float high) {
@@ -80,6 +84,30 @@ CP_INLINE float cp_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* 16 bytes of global memory that nothing writes meanwhile; or zeros. Loads begin
+ * in the order in which they are written. */
+CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool there) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\t"
+                 "mov.b32 %3, 0;\n\t"
+                 "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3])
+                 : "l"(from), "r"((int)there));
+}
+
+/* The same of pairs that cp_unpack_f8 makes of four codes of e4m3, the first two
+ * in low: of fp16, which has room for them. It takes sm_89. */
+MULTIPLY_ADD(cp_multiply_add_f8, "f16")
+
+CP_INLINE void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n\tcvt.rn.f16x2.e4m3x2 %1, high;\n\t}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(codes));
+#endif
 }
 #endif
 

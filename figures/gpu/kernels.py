@@ -229,7 +229,7 @@ def over(row, given):
     for key, limit in most.items():
         if limit not in (None, "") and seen[key] > int(limit):
             yield f"{name}: {key} {seen[key]}, of {limit} at most"
-    for key in ("useful", "overlapped", "multiply_adds", "hidden"):
+    for key in ("useful", "overlapped", "multiply_adds", "hidden", "in_flight"):
         if given.get(key) and float(row[key] or 0) < float(given[key]):
             yield f"{name}: {key} {row[key]}, of {given[key]} at least"
 

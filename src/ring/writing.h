@@ -67,18 +67,24 @@ CP_INLINE int cp_writing_is_wide(cp_writing writing) {
     return writing == CP_WRITING_BF16 || writing == CP_WRITING_BLOCK;
 }
 
-/* The d-th number behind the scale of a row, which is 1 where there is none;
- * where it is NaN all are. */
+/* A number by the scale of its row, which is 1 where there is none; where it is
+ * NaN all are. */
+CP_INLINE float cp_row_steps(float scale, float number) {
+    return scale != scale ? 0 : number / scale;
+}
+
+/* In the lower bits. */
+CP_INLINE uint32_t cp_steps_code(cp_writing writing, float steps) {
+    if (writing == CP_WRITING_BF16)
+        return steps != steps ? 0x7FC0 : cp_upper_bits(steps, 16);
+    return writing == CP_WRITING_FP8 ? cp_e4m3_of(steps)
+                                     : (uint32_t)(int32_t)rintf(steps);
+}
+
+/* The d-th number behind the scale. */
 CP_INLINE void cp_row_put(char *row, cp_writing writing, float scale, int64_t d,
                           float number) {
-    const float steps = scale != scale ? 0 : number / scale;
-    uint32_t code;
-    if (writing == CP_WRITING_BF16)
-        code = number != number ? 0x7FC0 : cp_upper_bits(number, 16);
-    else if (writing == CP_WRITING_FP8)
-        code = cp_e4m3_of(steps);
-    else
-        code = (uint32_t)(int32_t)lrintf(steps);
+    const uint32_t code = cp_steps_code(writing, cp_row_steps(scale, number));
     if (cp_writing_is_wide(writing))
         ((uint16_t *)(void *)row)[d] = (uint16_t)code;
     else

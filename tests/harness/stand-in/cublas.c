@@ -336,7 +336,7 @@ uint16_t to_bf16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static float f8_value(unsigned code) {
+float from_f8(unsigned code) {
     const int exponent = (int)(code >> 3 & 15), fraction = (int)(code & 7);
     const float size = exponent == 0
                            ? ldexpf((float)fraction, -9)
@@ -355,7 +355,7 @@ static void read_column(const product *p, int operand, int64_t column,
         } else if (l->type == CUDA_R_16BF) {
             to[i] = from_bf16(((const uint16_t *)(const void *)from)[i]);
         } else {
-            to[i] = f8_value((unsigned char)from[i]);
+            to[i] = from_f8((unsigned char)from[i]);
         }
     }
 }

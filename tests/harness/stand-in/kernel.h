@@ -30,6 +30,8 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
     }                                                                          \
     static void name(name##_arguments a)
 
+#define CP_KERNEL_FITS(name, type, threads, blocks) CP_KERNEL(name, type)
+
 /* Enqueue that kernel, whose blocks share so many bytes besides; `arguments` is
  * an lvalue of its type, copied now. */
 #define CP_LAUNCH_SHARED(name, grid, block_threads, shared, stream, arguments) \

@@ -193,6 +193,7 @@ unsigned leave(unsigned result); /* unlock */
 /* Numbers of 16 bits: a float's upper half, rounded to nearest even. */
 float from_bf16(uint16_t bits);
 uint16_t to_bf16(float x);
+float from_f8(unsigned code); /* e4m3: its last eight bits */
 /* Return if this fails; and for the body of a call: leave it. In each of the
  * three interfaces 0 is success. */
 #define OR_RETURN(this)                                                        \

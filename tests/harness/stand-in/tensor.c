@@ -70,6 +70,14 @@ void cp_copy_async(cp_shared to, const void *from, int bytes) {
         read_source(c);
 }
 
+void cp_load_16(uint32_t to[4], const void *from, bool there) {
+    memset(to, 0, WIDTH);
+    if (there && (uintptr_t)from % WIDTH != 0)
+        accuse("a load of %d bytes from no multiple of them", WIDTH);
+    else if (there)
+        memcpy(to, from, WIDTH);
+}
+
 void cp_copies_commit(void) {
     committed[threadIdx.x]++;
 }
@@ -153,4 +161,12 @@ static uint32_t rounded(float x) {
 
 uint32_t cp_pack_bf16(float low, float high) {
     return rounded(high) << 16 | rounded(low);
+}
+
+void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high) {
+    float x[4];
+    for (int i = 0; i < 4; i++)
+        x[i] = from_f8(codes >> 8 * i);
+    *low = cp_pack_bf16(x[0], x[1]);
+    *high = cp_pack_bf16(x[2], x[3]);
 }

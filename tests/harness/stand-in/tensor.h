@@ -40,6 +40,12 @@ void stand_in_load_matrices(uint32_t to[4], const unsigned char *row,
 void stand_in_multiply_add(float sums[4], const uint32_t a[4],
                            const uint32_t b[2], const char *file, int line);
 
+void cp_load_16(uint32_t to[4], const void *from, bool there);
+
+/* e4m3 and mma.m16n8k16, f16: here the pairs are of bf16, which has room too. */
+#define cp_multiply_add_f8 cp_multiply_add
+void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high);
+
 /* Two numbers rounded to bf16, the first of them in the lower half. */
 uint32_t cp_pack_bf16(float low, float high);
 
