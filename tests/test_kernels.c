@@ -246,6 +246,28 @@ TEST(uneven_heads_have_no_splits) {
     }
 }
 
+static const cp_device_attention refused[] = {
+    {.shape = {4, 2, 63, 0, false}, .element = CP_BF16},
+    {.shape = {4, 2, 96, 0, false}, .element = CP_BF16},
+    {.shape = {4, 2, 256, 0, false}, .element = CP_BF16},
+    {.shape = {4, 2, 128, 64, false}, .element = CP_BF16},
+    {.shape = {4, 1, 576, 512, true}, .element = CP_BF16},
+    {.shape = {4, 2, 64, 0, false}, .element = CP_F32},
+};
+
+/* By all kernels but the loops. */
+LOOP(what_a_kernel_does_not_take_is_refused, 0, COUNT_OF(refused)) {
+    cp_device_attention call = refused[_i];
+    begin(1);
+    call.queries_of.room = call.rows = 1;
+    call.splits = 1;
+    for (int kernel = CP_ATTEND_TILES; kernel < CP_ATTEND_KERNELS; kernel++) {
+        call.kernel = (cp_attend_kernel)kernel;
+        ck_assert_int_eq(cp_device_attend(&call, NULL), cudaErrorInvalidValue);
+    }
+    end();
+}
+
 /* Lists of the best keys. */
 
 static float rough(uint64_t *state) {

@@ -5,7 +5,7 @@
 
 #include "device.h"
 
-enum { THREADS = 64, NONE = 0, SHUFFLE, WARP, BLOCK };
+enum { THREADS = 64, NONE = 0, SHUFFLE, WARP, BLOCK, NUMBERED, HALF_WAIT };
 
 /* What each thread puts down, its partner takes, and puts down something new
  * there: two chances to forget a barrier. */
@@ -22,6 +22,10 @@ static __device__ void join(int how) {
         __syncwarp();
     if (how == BLOCK)
         __syncthreads();
+    if (how == NUMBERED || (how == HALF_WAIT && threadIdx.x < 32))
+        named_wait(1, THREADS);
+    else if (how == HALF_WAIT)
+        named_arrive(1, THREADS);
 }
 
 CP_KERNEL(trade_numbers, trade) {
@@ -47,6 +51,10 @@ static const struct {
 } cases[] = {
     {"barriers of the block", {BLOCK, BLOCK, 33, false}, NULL},
     {"barriers of the warp", {WARP, WARP, 1, false}, NULL},
+    {"barriers with a number", {NUMBERED, NUMBERED, 33, false}, NULL},
+    {"a barrier at which half only arrive",
+     {HALF_WAIT, BLOCK, 33, false},
+     "of row, which thread"},
     {"nobody else", {NONE, NONE, 0, false}, NULL},
     {"small neighbours", {NONE, NONE, 0, true}, NULL},
     {"no barrier", {NONE, BLOCK, 33, false}, "of row, which thread"},
@@ -113,5 +121,170 @@ LOOP(what_is_said_to_be_there_is, 0, 8) {
                       "%d: %ld problems: %s", _i, problems, stand_in_report());
         if (problems > 0)
             says("a fence and a barrier are wanted");
+    }
+}
+
+/* A warp fills slots, two others read each of them: who waits for whom? Slots
+ * are filled by stores or by copies. */
+enum {
+    SLOTS = 2,
+    SLOT = 1024,
+    ROUNDS = 6,
+    READERS = 2,
+    ALL = 32 * (READERS + 1),
+    SLOTS_BYTES = SLOTS * SLOT + 256,
+};
+
+typedef enum {
+    SOUND,
+    LANE_WAITS, /* for its warp, which it meets then */
+    CLEANED,    /* readers write to the slot when they have read it */
+    FULL_TURNED,
+    FULL_OF_OTHER,
+    LANES_GO_ON, /* though one lane alone has waited */
+    LANES_APART, /* when one of them says that all have stored */
+    READ_APART,  /* the same when all have read */
+    EMPTY_NOT_WAITED_FOR,
+    LET_GO_BEFORE,
+    UNHEARD_READER, /* arrives where nobody waits */
+    NO_FENCE
+} handing;
+
+typedef struct {
+    CUtensorMap map;
+    handing how;
+    bool copied;
+    uint32_t *sums; /* of each reader */
+} hand_over;
+
+typedef struct {
+    uint64_t full[SLOTS], empty[SLOTS], spare;
+} slot_barriers;
+
+static void begin_slots(slot_barriers *b, handing how) {
+    barrier_init(&b->spare, 1);
+    for (int i = 0; i < SLOTS; i++) {
+        barrier_init(&b->full[i], 1);
+        barrier_init(&b->empty[i], how == UNHEARD_READER ? 1 : READERS);
+    }
+    barriers_ready();
+}
+
+static void fill_slot(const hand_over *a, uint32_t *slot, uint64_t *full) {
+    const unsigned lane = threadIdx.x % 32;
+    if (!a->copied) {
+        slot[lane] = slot[lane + 32] = lane;
+        if (a->how != LANES_APART)
+            __syncwarp();
+        if (lane == 0)
+            barrier_arrive(full);
+    } else if (lane == 0) {
+        barrier_expect(full, SLOT);
+        load_box(slot, &a->map, 0, 0, 0, full);
+    }
+}
+
+static void let_slot_go(const hand_over *a, slot_barriers *b, int slot) {
+    if (a->how != READ_APART)
+        __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(a->how == UNHEARD_READER && threadIdx.x != 0
+                           ? &b->spare
+                           : &b->empty[slot]);
+}
+
+static void read_slot(const hand_over *a, uint32_t *slots, slot_barriers *b,
+                      int n) {
+    const unsigned lane = threadIdx.x % 32;
+    const int slot = n % SLOTS, phase = n / SLOTS % 2;
+    uint32_t *mine = slots + slot * SLOT / 4 + threadIdx.x;
+    if (lane == 0 || (a->how != LANE_WAITS && a->how != LANES_GO_ON))
+        barrier_wait(&b->full[slot ^ (a->how == FULL_OF_OTHER)],
+                     phase ^ (a->how == FULL_TURNED));
+    if (a->how == LANE_WAITS)
+        __syncwarp();
+    if (a->how == LET_GO_BEFORE)
+        let_slot_go(a, b, slot);
+    a->sums[threadIdx.x] += *mine;
+    if (a->how == CLEANED || a->how == NO_FENCE)
+        *mine = 0;
+    if (a->how == CLEANED)
+        async_fence();
+    if (a->how != LET_GO_BEFORE)
+        let_slot_go(a, b, slot);
+}
+
+CP_KERNEL(hand_slots_over, hand_over) {
+    CP_DYNAMIC(room);
+    uint32_t *slots = (uint32_t *)(void *)room;
+    slot_barriers *b = (slot_barriers *)(void *)(room + SLOTS * SLOT);
+    if (threadIdx.x == 0)
+        begin_slots(b, a.how);
+    __syncthreads();
+    for (int n = 0; n < ROUNDS; n++) {
+        const int slot = n % SLOTS, phase = n / SLOTS % 2;
+        if (threadIdx.x / 32 < READERS) {
+            read_slot(&a, slots, b, n);
+            continue;
+        }
+        if (a.how != EMPTY_NOT_WAITED_FOR)
+            barrier_wait(&b->empty[slot], phase ^ 1);
+        fill_slot(&a, slots + slot * SLOT / 4, &b->full[slot]);
+    }
+}
+
+static const struct {
+    handing how;
+    bool stored, copied; /* found there */
+    const char *said;
+} hand_overs[] = {
+    {SOUND, false, false, NULL},
+    {LANE_WAITS, false, false, NULL},
+    {CLEANED, false, false, NULL},
+    {FULL_TURNED, true, true, ""},
+    {FULL_OF_OTHER, false, true, "which a copy for barrier"},
+    {LANES_GO_ON, true, true, "which"},
+    {LANES_APART, true, false, "which thread"},
+    {READ_APART, true, true, "which"},
+    {EMPTY_NOT_WAITED_FOR, true, true, ""},
+    {LET_GO_BEFORE, true, true, "which"},
+    {UNHEARD_READER, true, true, ""},
+    {NO_FENCE, false, true, "and no fence is between"},
+};
+
+static CUtensorMap map_of_a_slot(const void *tensor) {
+    CUtensorMap map;
+    const cuuint64_t sizes[] = {64, 1, 8}, strides[] = {128, 128};
+    const cuuint32_t box[] = {64, 1, 8}, ones[] = {1, 1, 1};
+    ck_assert_int_eq(
+        cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+                               (void *)(uintptr_t)tensor, sizes, strides, box,
+                               ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                               CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        CUDA_SUCCESS);
+    return map;
+}
+
+LOOP(hand_overs_are_seen_through, 0, 2 * COUNT_OF(hand_overs)) {
+    const dim3 one = {1, 1, 1};
+    const bool copied = _i % 2 == 1;
+    const bool wrong =
+        copied ? hand_overs[_i / 2].copied : hand_overs[_i / 2].stored;
+    for (int seed = 0; seed < 20; seed++) {
+        begin(seed);
+        const hand_over call = {map_of_a_slot(on_device(SLOT)),
+                                hand_overs[_i / 2].how, copied,
+                                on_device(4 * 32 * READERS)};
+        must(CP_LAUNCH_SHARED(hand_slots_over, one, ALL, SLOTS_BYTES, NULL,
+                              call));
+        const cudaError_t error = cudaDeviceSynchronize();
+        release();
+        const bool seen = stand_in_end() > 0 || error != cudaSuccess;
+        ck_assert_msg(seen == wrong || (wrong && HARNESS_SANITIZED),
+                      "%d, error %d: %s", _i, error, stand_in_report());
+        if (seen)
+            says(hand_overs[_i / 2].said);
     }
 }

@@ -270,6 +270,8 @@ cudaError_t cp_device_attend(const cp_device_attention *call,
     const int64_t heads = call->shape.kv_heads;
     cp_device_attention full = *call;
     full.key_heads = cp_max(call->key_heads, heads);
+    if (!cp_device_takes(call->kernel, &call->shape, call->element, 90))
+        return cudaErrorInvalidValue;
     if (call->kernel == CP_ATTEND_HOPPER)
         return cp_device_prefill(&full, CP_PREFILL_FAST, stream);
     if (call->kernel == CP_ATTEND_HOPPER_FEW)

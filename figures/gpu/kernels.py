@@ -24,6 +24,9 @@ than its budget says, and the compiler may serialise no wgmma. Code that a loop 
                   stand before the last wait; late: multiplications behind the
                   last exponential
   local           loads and stores of what was spilled, in the loop
+  ahead           loads of global memory that are under way at once, at most,
+                  straight down the whole kernel: who uses what one of them
+                  brings waits for it and for those before
 """
 
 import collections
@@ -36,7 +39,7 @@ import sys
 CHECKED = ("sm_80", "sm_90a")
 SHOWN = ("kernel", "architecture", "registers", "spills", "serialised", "shared", "dynamic",
          "blocks", "loop", "executed", "HGMMA", "HMMA", "FFMA", "MUFU", "multiply_adds", "useful",
-         "overlapped", "between", "softmax", "hidden", "late")
+         "overlapped", "between", "softmax", "hidden", "late", "ahead")
 APART = 64  # instructions and more between two HGMMA: they are of two products
 KINDS = ("HGMMA", "HMMA", "FFMA", "MUFU", "LDSM", "LDGSTS", "LDG", "LDS")
 # Cycles of a quarter of a multiprocessor for an instruction of a warp: CUDA's
@@ -72,7 +75,7 @@ def loads(opcode):
 
 
 def kernels_of(text):
-    """Of each kernel its instructions: address, opcode, where a branch goes."""
+    """Of each kernel its instructions: address, opcode, where a branch goes, operands."""
     code, kernels = None, {}
     for line in text.splitlines():
         found = re.match(r"\s*Function : (\S+)", line)
@@ -81,14 +84,15 @@ def kernels_of(text):
         found = re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+ )?\s*([A-Z]\S*)([^;]*);", line)
         if found and code is not None:
             target = re.search(r"0x[0-9a-f]+", found[3]) if found[2].startswith("BRA") else None
-            code.append((int(found[1], 16), found[2], int(target[0], 16) if target else None))
+            code.append((int(found[1], 16), found[2], int(target[0], 16) if target else None,
+                         found[3]))
     return kernels
 
 
 def shortest(loop):
     """How many instructions a turn of a loop executes at least."""
     count, skip_to = 0, 0
-    for at, _, to in loop:
+    for at, _, to, _ in loop:
         if at >= skip_to:
             count += 1
             skip_to = to if to is not None and at < to <= loop[-1][0] else 0
@@ -110,10 +114,10 @@ def inner_loop(code):
     """The instructions of that loop without loops that multiply which has the most
     multiply-adds; of those with as many, the shortest."""
     # A branch back over the end of the program comes from a wait that is begun again.
-    ends = [at for at, op, _ in code if op == "EXIT"]
-    spans = {(to, at) for at, _, to in code
+    ends = [at for at, op, _, _ in code if op == "EXIT"]
+    spans = {(to, at) for at, _, to, _ in code
              if to is not None and to <= at and not any(to < end < at for end in ends)}
-    work = {s: sum(multiply_adds(op) for at, op, _ in code if s[0] <= at <= s[1])
+    work = {s: sum(multiply_adds(op) for at, op, _, _ in code if s[0] <= at <= s[1])
             for s in spans}
     best, most = [], 0
     for low, high in sorted(spans, key=lambda s: s[1] - s[0]):
@@ -122,6 +126,20 @@ def inner_loop(code):
         if not inside and work[low, high] > most:
             best, most = [one for one in code if low <= one[0] <= high], work[low, high]
     return best
+
+
+def loads_ahead(code):
+    under_way, most = [], 0
+    for _, op, _, operands in code:
+        used = [int(n) + i for n, pair in re.findall(r"\bR(\d+)\b(\.64)?", operands)
+                for i in range(2 if pair else 1)]
+        to = used.pop(0) if re.match(r"LDG\b", op) else None
+        waits = [n for n, register in enumerate(under_way) if register in used]
+        under_way = under_way[max(waits, default=-1) + 1:]
+        if to is not None:
+            under_way.append(to)
+        most = max(most, len(under_way))
+    return most
 
 
 def kind_of(opcode):
@@ -183,12 +201,12 @@ def count(folder, nvcc, cuobjdump, path, arch):
     text = subprocess.run([cuobjdump, "-sass", cubin], check=True, capture_output=True,
                           text=True).stdout
     for name, code in kernels_of(text).items():
-        yield plain(name), taken[name], inner_loop(code)
+        yield plain(name), dict(taken[name], ahead=loads_ahead(code)), inner_loop(code)
 
 
 def row_of(name, arch, taken, loop, given):
     """given: of the budgets, its threads and dynamic shared memory."""
-    executed, loop = shortest(loop) if loop else 0, [op for _, op, _ in loop]
+    executed, loop = shortest(loop) if loop else 0, [op for _, op, _, _ in loop]
     kinds = collections.Counter(map(kind_of, loop))
     work = sum(map(multiply_adds, loop))
     spent = sum(cycles(op, arch) for op in loop)
@@ -216,6 +234,7 @@ def row_of(name, arch, taken, loop, given):
     row["executed"] = executed
     row["hidden"], row["late"] = order_of(loop)
     row["local"] = sum(op.startswith(("LDL", "STL")) for op in loop)
+    row["ahead"] = taken["ahead"]
     return row
 
 
@@ -229,7 +248,7 @@ def over(row, given):
     for key, limit in most.items():
         if limit not in (None, "") and seen[key] > int(limit):
             yield f"{name}: {key} {seen[key]}, of {limit} at most"
-    for key in ("useful", "overlapped", "multiply_adds", "hidden", "in_flight"):
+    for key in ("useful", "overlapped", "multiply_adds", "hidden", "in_flight", "ahead"):
         if given.get(key) and float(row[key] or 0) < float(given[key]):
             yield f"{name}: {key} {row[key]}, of {given[key]} at least"
 

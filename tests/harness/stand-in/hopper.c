@@ -12,7 +12,6 @@
 enum {
     LANES = 32,
     MOST_WARPS = 32,
-    MOST_BARRIERS = 64,
     MOST_COPIES = 64,
     MOST_PRODUCTS = 96, /* of a warp that are not done */
     MOST_SUMS = 4,      /* of a warp, to which those add */
@@ -42,10 +41,10 @@ uint32_t shared_address(const void *at) {
     return offset < dynamic_bytes() ? (uint32_t)offset : 0;
 }
 
-/* The second image is the first again. Only what the calling thread has written
- * should be carried over; that all of it is makes this kinder than a GPU to a
- * fence that some threads forget. */
+/* The second image is the first again, also what others have written: where
+ * accesses are watched, their own fences are asked for. */
 void async_fence(void) {
+    watch_fence();
     memcpy(find_image(), stand_in_dynamic(), dynamic_bytes());
 }
 
@@ -56,7 +55,8 @@ typedef struct {
     int expected, pending;
     int64_t bytes; /* that are expected and have not come */
     int64_t phase;
-    bool ready; /* for copies, after barriers_ready */
+    bool ready;             /* for copies, after barriers_ready */
+    past arriving, over[2]; /* what who arrives knows; of phases that ended */
 } barrier_state;
 
 static barrier_state barriers[MOST_BARRIERS];
@@ -77,8 +77,10 @@ void stand_in_barrier_init(uint64_t *barrier, int arrivals) {
                      barrier_count, arrivals);
         return;
     }
-    barriers[barrier_count++] = (barrier_state){
-        .at = barrier, .expected = arrivals, .pending = arrivals};
+    barrier_state *b = &barriers[barrier_count++];
+    memset(b, 0, sizeof *b);
+    b->at = barrier;
+    b->expected = b->pending = arrivals;
 }
 
 void barriers_ready(void) {
@@ -90,9 +92,9 @@ void barriers_ready(void) {
 static void complete_phase(barrier_state *b) {
     if (b->pending > 0 || b->bytes != 0)
         return;
-    b->phase++;
+    b->over[b->phase++ & 1] = b->arriving;
+    memset(&b->arriving, 0, sizeof b->arriving);
     b->pending = b->expected;
-    order_block();
     wake(b);
 }
 
@@ -105,6 +107,7 @@ void stand_in_barrier_arrive(uint64_t *barrier, int64_t bytes) {
                      (long)(b - barriers), b->expected);
         return;
     }
+    hand_on(&b->arriving);
     b->bytes += bytes;
     b->pending--;
     complete_phase(b);
@@ -113,13 +116,24 @@ void stand_in_barrier_arrive(uint64_t *barrier, int64_t bytes) {
 void stand_in_barrier_wait(uint64_t *barrier, int parity, const char *file,
                            int line) {
     barrier_state *b = find_barrier(barrier);
-    if (b != NULL && (b->phase & 1) == parity)
+    if (b == NULL)
+        return;
+    const int64_t phase = b->phase;
+    if ((phase & 1) == parity)
         wait_for(b, file, line);
+    if (b->phase > phase + 1)
+        accuse_block("barrier %ld: the phase after the one that thread waited "
+                     "for is over too",
+                     (long)(b - barriers));
+    learn(&b->over[parity]);
 }
 
 /* Barriers with a number. */
 
-static struct { int arrived, threads; } named[16];
+static struct {
+    int arrived, threads;
+    past arriving, over;
+} named[16];
 
 void stand_in_named(int id, int threads, bool waits, const char *file,
                     int line) {
@@ -130,13 +144,17 @@ void stand_in_named(int id, int threads, bool waits, const char *file,
         return;
     }
     named[id].threads = threads;
+    hand_on(&named[id].arriving);
     if (++named[id].arrived == threads) {
         named[id].arrived = 0;
-        order_block();
+        named[id].over = named[id].arriving;
+        memset(&named[id].arriving, 0, sizeof named[id].arriving);
         wake(&named[id]);
     } else if (waits) {
         wait_for(&named[id], file, line);
     }
+    if (waits)
+        learn(&named[id].over);
 }
 
 /* Registers: what the launch gave to each thread, and what some gave back. */
@@ -298,6 +316,9 @@ void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
                                           : "no room for it");
         return;
     }
+    const unsigned agent = (unsigned)(c.barrier - barriers);
+    watch_copy(to, (size_t)rows_in(&c) * 128, agent);
+    hand_on_agent(&c.barrier->arriving, agent);
     memset(find_image() + c.to, POISON, (size_t)rows_in(&c) * 128);
     memset(stand_in_dynamic() + c.to, POISON, (size_t)rows_in(&c) * 128);
     copies[copy_count++] = c;
@@ -323,6 +344,7 @@ typedef struct {
     const uint32_t *registers[LANES];
     uint32_t copied[LANES][4];
     bool done;
+    uint32_t read; /* its operands, at this time */
 } warp_product;
 
 typedef struct {
@@ -362,6 +384,7 @@ static const uint8_t *operand(uint64_t descriptor, uint32_t offset) {
                          : "its rows do not begin where the pattern does");
         return NULL;
     }
+    watch_product(stand_in_dynamic() + at, this_thread() / LANES);
     return image + at;
 }
 
@@ -451,6 +474,7 @@ static void multiply(warp_product *p, int warp) {
         return; /* the block is accused already */
     read_left(p, warp, left);
     read_right(&p->what, right);
+    p->read = pass_time();
     for (int lane = 0; lane < LANES; lane++)
         for (int r = 0; r < columns / 2; r++)
             sums[row_of(lane, r)][column_of(lane, r)] =
@@ -560,6 +584,7 @@ static void give_back(int warp, sums_in_flight *sums, int from) {
 static void finish(int warp, int count) {
     warp_state *w = &warps[warp];
     multiply_up_to(warp, count);
+    learn_products(warp, w->queue[count - 1].read);
     for (int i = 0; i < count; i++) {
         warp_product *p = &w->queue[i];
         for (int lane = 0; lane < LANES && p->what.registers != NULL; lane++)
@@ -586,7 +611,7 @@ static void finish(int warp, int count) {
 void stand_in_products_wait(int left, const char *file, int line) {
     const int warp = this_thread() / LANES, lane = this_thread() % LANES;
     warp_state *w = &warps[warp];
-    stand_in_barrier(false, file, line);
+    stand_in_meet(file, line);
     w->fenced[lane] = false;
     const int last = w->groups[lane] - left;
     const int count = last > 0 ? w->ends[lane][last - 1] : 0;
@@ -604,7 +629,8 @@ void stand_in_products_wait(int left, const char *file, int line) {
 
 void instructions_begin(void) {
     imaged = false;
-    memset(named, 0, sizeof named);
+    for (int i = 0; i < 16; i++)
+        named[i].arrived = 0;
     barrier_count = copy_count = 0;
     for (int warp = 0; multiplied && warp < MOST_WARPS; warp++) {
         warps[warp].count = 0;

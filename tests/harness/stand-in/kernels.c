@@ -57,7 +57,6 @@ UNCHECKED static void go_to(place there) {
 
 enum {
     LANES = 32,
-    MOST_THREADS = 1024,
     MOST_WARPS = MOST_THREADS / LANES,
     STACK = 256 * 1024,
     STACK_GUARD = 4096,

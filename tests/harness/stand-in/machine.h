@@ -282,14 +282,43 @@ void finish_graphs(void);
 void run_kernel(const operation *kernel);
 cudaError_t launch(const operation *kernel, cudaStream_t given); /* a call */
 
-/* races.c: who is watched (NULL: nobody), where, and what has come in order. */
+/* races.c: who is watched (NULL: nobody), where, and what has come in order.
+ * Parties are the threads of a block and agents, which work when they like:
+ * copies, those of one barrier together, and products, those of a warp. */
+enum {
+    MOST_THREADS = 1024,
+    MOST_BARRIERS = 64,
+    MOST_AGENTS = MOST_BARRIERS + MOST_THREADS / 32
+};
+
+/* What somebody knows: of each party, that all it did until then is over. */
+typedef struct {
+    uint32_t until[MOST_AGENTS + MOST_THREADS];
+} past;
+
+static inline unsigned products_of(int warp) {
+    return MOST_BARRIERS + (unsigned)warp;
+}
+
 void watch_kernel(const char *name);
 void watch_block(void); /* a new one */
 void watch_shared(const void *start, size_t bytes, const char *name);
 void watch_read(const void *at, size_t bytes);
 void watch_write(const void *at, size_t bytes);
+void watch_copy(const void *at, size_t bytes, unsigned barrier);
+void watch_product(const void *at, int warp);
+void watch_fence(void);
 void order_block(void);
 void order_warp(int warp);
+
+/* The running thread hands on what it knows, or learns what was handed on; an
+ * agent hands on what it did; a warp learns that its products until then are
+ * over. pass_time says what time it is, which is over then. */
+void hand_on(past *to);
+void learn(const past *from);
+void hand_on_agent(past *to, unsigned agent);
+void learn_products(int warp, uint32_t time);
+uint32_t pass_time(void);
 
 /* tensor.c: at a barrier that all threads of a block have reached, and when a
  * block begins. */

@@ -1,10 +1,11 @@
 /* Races of a block in the memory that it shares. Kernel files are compiled as
  * for the thread sanitizer, whose library is not linked: the calls that the
- * compiler puts before each load and store end here. Two accesses of one
- * address, one of which writes, must have a barrier between them: of the block,
- * or of the warp if both are in one. A shuffle is none, since CUDA lets it order
- * no memory. So a missing barrier shows on every seed, whatever the order.
- * Not watched: global memory. */
+ * compiler puts before each load and store end here. Of two accesses of one
+ * address, one of which writes, the first must be known to who makes the second.
+ * A barrier of the block lets all know all, one of the warp its lanes; other
+ * barriers hand on what who arrives knows to who waits, for that phase. A
+ * shuffle tells nobody, since CUDA lets it order no memory. So a missing barrier
+ * shows whatever the order was. Not watched: global memory. */
 #include <stdio.h>
 
 #include "kernel.h"
@@ -14,10 +15,10 @@ enum {
     GRAIN = 2,
     MOST_REGIONS = 32,
     MOST_CELLS = (1 << 18) / GRAIN,
-    WARPS = 32
+    WARPS = MOST_THREADS / 32
 };
 
-/* When a grain was last written and read, and by which threads; of the readers
+/* When a grain was last written and read, and by which parties; of the readers
  * the last two. */
 typedef struct {
     uint32_t wrote, read, read_before;
@@ -39,11 +40,17 @@ static const char *kernel;
 
 /* A thread's stores to global memory: what has come since the last one. */
 typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
-static stores left_by[32 * WARPS];
+static stores left_by[MOST_THREADS];
 
-/* Time goes on at each barrier. What lies before these times is in order with
- * all that comes: for a block, and for each of its warps. */
-static uint32_t now, of_block, of_warp[WARPS];
+/* Time goes on whenever somebody hands on what it knows. What lies before these
+ * times all threads know, and all lanes of a warp. */
+static uint32_t now, began, of_block, of_warp[WARPS];
+
+/* What else each thread knows, and some lanes of a warp alone; when it last
+ * made its stores known to copies and products. */
+static past known[MOST_THREADS];
+static bool uneven[WARPS];
+static uint32_t fenced[MOST_THREADS];
 
 void watch_kernel(const char *name) {
     kernel = name;
@@ -73,12 +80,56 @@ void watch_shared(const void *start, size_t bytes, const char *name) {
 
 void watch_block(void) {
     memset(left_by, 0, sizeof left_by);
+    began = now++;
+}
+
+static unsigned party_of(unsigned thread) {
+    return MOST_AGENTS + thread;
+}
+
+static void add_past(past *to, const past *more) {
+    for (unsigned i = 0; i < party_of(blockDim.x); i++)
+        to->until[i] =
+            to->until[i] > more->until[i] ? to->until[i] : more->until[i];
+}
+
+void hand_on(past *to) {
+    const unsigned me = threadIdx.x, first = me / 32 * 32;
+    past *mine = &known[me];
+    for (unsigned i = party_of(first); i < party_of(first + 32); i++)
+        if (mine->until[i] < of_warp[me / 32])
+            mine->until[i] = of_warp[me / 32];
+    mine->until[party_of(me)] = now++;
+    add_past(to, mine);
+}
+
+void learn(const past *from) {
+    add_past(&known[threadIdx.x], from);
+    uneven[threadIdx.x / 32] = true;
+}
+
+void hand_on_agent(past *to, unsigned agent) {
+    to->until[agent] = now++;
+}
+
+void learn_products(int warp, uint32_t time) {
+    for (int i = 0; i < 32; i++)
+        known[warp * 32 + i].until[products_of(warp)] = time;
+}
+
+uint32_t pass_time(void) {
+    return now++;
+}
+
+void watch_fence(void) {
+    fenced[threadIdx.x] = now++;
 }
 
 /* A fence before the barrier is the thread's own, and one behind it may be
  * anybody's. */
 void order_block(void) {
     of_block = now++;
+    memset(uneven, 0, sizeof uneven);
     for (unsigned i = 0; i < blockDim.x; i++)
         left_by[i] =
             left_by[i] == STORED || left_by[i] == MET ? MET : PUBLISHED;
@@ -108,49 +159,73 @@ int stand_in_add(int *to, int more) {
 }
 
 void order_warp(int warp) {
+    past *first = &known[32 * warp];
+    for (int i = 1; uneven[warp] && i < 32; i++)
+        add_past(first, &first[i]);
+    for (int i = 1; uneven[warp] && i < 32; i++)
+        first[i] = *first;
+    uneven[warp] = false;
     of_warp[warp] = now++;
 }
 
-static bool in_order(uint32_t time, unsigned thread) {
+static bool is_known(uint32_t time, unsigned party) {
     const unsigned me = threadIdx.x;
-    return time <= of_block || thread == me ||
-           (thread / 32 == me / 32 && time <= of_warp[me / 32]);
+    return time <= of_block || party == party_of(me) ||
+           (party / 32 == party_of(me) / 32 && time <= of_warp[me / 32]) ||
+           time <= known[me].until[party];
 }
 
-/* Once for each launch. */
-static void report(int region, size_t at, bool writes, unsigned other,
-                   bool wrote) {
+/* Whether copies and products may meet what was stored then. */
+static bool is_fenced(uint32_t time, unsigned party) {
+    return time <= began || party < MOST_AGENTS ||
+           time <= fenced[party - MOST_AGENTS];
+}
+
+/* Once for each launch. By the running thread or in its name; other: who was
+ * there before. */
+static void report(int region, size_t at, const char *does, unsigned other,
+                   const char *did, const char *missing) {
+    char who[40];
     watching = false;
+    if (other >= MOST_AGENTS)
+        snprintf(who, sizeof who, "thread %u", other - MOST_AGENTS);
+    else if (other >= products_of(0))
+        snprintf(who, sizeof who, "a product of warp %u",
+                 other - products_of(0));
+    else
+        snprintf(who, sizeof who, "a copy for barrier %u", other);
     accuse("race: kernel %s, block (%u, %u, %u): thread %u %s byte %zu of %s, "
-           "which thread %u %s, and no barrier is between",
-           kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x,
-           writes ? "writes" : "reads", at, regions[region].name, other,
-           wrote ? "wrote" : "read");
+           "which %s %s, and no %s is between",
+           kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, does, at,
+           regions[region].name, who, did, missing);
 }
 
-static void touch(int region, size_t grain, bool writes) {
+static void touch(int region, size_t grain, bool writes, unsigned party) {
     cell *c = &regions[region].cells[grain];
-    const uint16_t me = (uint16_t)threadIdx.x;
-    if (!in_order(c->wrote, c->writer))
-        report(region, grain * GRAIN, writes, c->writer, true);
-    else if (writes && !in_order(c->read, c->reader))
-        report(region, grain * GRAIN, writes, c->reader, false);
-    else if (writes && !in_order(c->read_before, c->reader_before))
-        report(region, grain * GRAIN, writes, c->reader_before, false);
+    const char *does = writes ? "writes" : "reads";
+    if (!is_known(c->wrote, c->writer))
+        report(region, grain * GRAIN, does, c->writer, "wrote", "barrier");
+    else if (party < MOST_AGENTS && !is_fenced(c->wrote, c->writer))
+        report(region, grain * GRAIN, does, c->writer, "wrote", "fence");
+    else if (writes && !is_known(c->read, c->reader))
+        report(region, grain * GRAIN, does, c->reader, "read", "barrier");
+    else if (writes && !is_known(c->read_before, c->reader_before))
+        report(region, grain * GRAIN, does, c->reader_before, "read",
+               "barrier");
     if (writes) {
         c->wrote = now;
-        c->writer = me;
+        c->writer = (uint16_t)party;
         return;
     }
-    if (c->reader != me) {
+    if (c->reader != party) {
         c->read_before = c->read;
         c->reader_before = c->reader;
     }
     c->read = now;
-    c->reader = me;
+    c->reader = (uint16_t)party;
 }
 
-static void look(const void *at, size_t bytes, bool writes) {
+static void look(const void *at, size_t bytes, bool writes, unsigned party) {
     const uintptr_t address = (uintptr_t)at;
     if (!watching)
         return;
@@ -165,37 +240,50 @@ static void look(const void *at, size_t bytes, bool writes) {
             continue;
         const size_t last = (offset + bytes - 1) / GRAIN;
         for (size_t g = offset / GRAIN; g <= last && watching; g++)
-            touch(i, g, writes);
+            touch(i, g, writes, party);
         return;
     }
 }
 
+static void look_myself(const void *at, size_t bytes, bool writes) {
+    look(at, bytes, writes, party_of(threadIdx.x));
+}
+
 /* For what the stand-in does in a thread's name. */
 void watch_read(const void *at, size_t bytes) {
-    look(at, bytes, false);
+    look_myself(at, bytes, false);
 }
 
 void watch_write(const void *at, size_t bytes) {
-    look(at, bytes, true);
+    look_myself(at, bytes, true);
+}
+
+void watch_copy(const void *at, size_t bytes, unsigned barrier) {
+    look(at, bytes, true, barrier);
+}
+
+/* Products read sixteen bytes at a time: the first stand for all of them. */
+void watch_product(const void *at, int warp) {
+    look(at, GRAIN, false, products_of(warp));
 }
 
 /* What the compiler calls. */
 #define ACCESS(bytes)                                                          \
     void __tsan_read##bytes(void *at);                                         \
     void __tsan_read##bytes(void *at) {                                        \
-        look(at, bytes, false);                                                \
+        look_myself(at, bytes, false);                                         \
     }                                                                          \
     void __tsan_write##bytes(void *at);                                        \
     void __tsan_write##bytes(void *at) {                                       \
-        look(at, bytes, true);                                                 \
+        look_myself(at, bytes, true);                                          \
     }                                                                          \
     void __tsan_unaligned_read##bytes(void *at);                               \
     void __tsan_unaligned_read##bytes(void *at) {                              \
-        look(at, bytes, false);                                                \
+        look_myself(at, bytes, false);                                         \
     }                                                                          \
     void __tsan_unaligned_write##bytes(void *at);                              \
     void __tsan_unaligned_write##bytes(void *at) {                             \
-        look(at, bytes, true);                                                 \
+        look_myself(at, bytes, true);                                          \
     }
 ACCESS(1)
 ACCESS(2)
@@ -206,7 +294,7 @@ ACCESS(16)
 #define RANGE(name, writes)                                                    \
     void name(void *at, size_t bytes);                                         \
     void name(void *at, size_t bytes) {                                        \
-        look(at, bytes, writes);                                               \
+        look_myself(at, bytes, writes);                                        \
     }
 RANGE(__tsan_read_range, false)
 RANGE(__tsan_write_range, true)

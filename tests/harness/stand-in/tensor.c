@@ -7,7 +7,7 @@
 #include "kernel.h"
 #include "machine.h"
 
-enum { LANES = 32, MOST_THREADS = 1024, MOST_COPIES = 1 << 15, WIDTH = 16 };
+enum { LANES = 32, MOST_COPIES = 1 << 15, WIDTH = 16 };
 
 /* Copies of the block that runs. A group is what a thread has committed. */
 typedef struct {
