@@ -231,7 +231,7 @@ cp_status cp_session_draw(const cp_session *session, int64_t count,
                           int32_t *tokens) {
     for (int64_t n = 0; n < count; n++)
         if (after[n] < 0 || after[n] >= session->last.rows)
-            return cp_refuse("a token after token %ld of a call of %ld tokens",
+            return cp_refuse("a token after %ld of a call of %ld tokens",
                              after[n], session->last.rows);
     return cp_engine_draw(session->engine, count, after, samplers, tokens);
 }
