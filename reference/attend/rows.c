@@ -81,7 +81,7 @@ score(int rows, int64_t dim, const float *q, const float *a, const float *b,
             two[r] = multiply_add(load(q + r * dim + d), y, two[r]);
         }
     }
-    /* Add up the lanes, and what is left of the dimension. */
+    /* Add up the lanes, and the rest of the dimension. */
     const lanes x = fold(one[0], one[1], one[2], one[3]);
     const lanes y = fold(two[0], two[1], two[2], two[3]);
     const lanes sums =
