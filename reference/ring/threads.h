@@ -17,8 +17,8 @@ typedef struct {
 
 typedef struct cp_threads cp_threads;
 
-/* Start ranks that wait for work. Fails with CP_INVALID on bad options, and with
- * CP_MEMORY if not all threads can be started; none is then left. */
+/* Start ranks that wait for work. Fails with CP_INVALID on bad options, and
+ * with CP_MEMORY if not all threads can be started; none is then left. */
 cp_status cp_threads_start(const cp_threads_options *options,
                            cp_threads **threads);
 

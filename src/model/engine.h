@@ -103,12 +103,12 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
 void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 
-/* Copy rows in the caches: moves [ranks], or NULL. Fails as the backend does. */
+/* Copy rows in the caches: moves [ranks] or NULL. Fails as the backend does. */
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);
 
-/* Continue without a rank that the backend has lost, and all that it held; those
- * above it are renumbered. The last call's results may no longer be read. Fails
- * with CP_INVALID where that is impossible, and as the backend does. */
+/* Continue without a rank that the backend has lost, and all that it held;
+ * those above it are renumbered. The last call's results may no longer be read.
+ * Fails with CP_INVALID where that is impossible, and as the backend does. */
 cp_status cp_engine_lose(cp_engine *engine, int rank);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);
