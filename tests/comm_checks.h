@@ -392,7 +392,7 @@ static const comm_scene comm_scenes[] = {
     IN_VAIN(SEND, "rank 0: waits in an exchange for rank 1 to take 1048576 "),
     IN_VAIN(ALL_TO_ALL,
             "rank 0: waits in an all-to-all for 8 bytes from rank "),
-    IN_VAIN(MEET, "rank 0: waits in a barrier for rank 1, in vain for 0.3 s"),
+    IN_VAIN(MEET, "rank 0: waits in a barrier for rank 1"),
     {"disagree", 2, 2, disagree, 0, CP_BROKEN,
      .words = "to rank 1 in an exchange, which expects 80 bytes", .times = 4},
     {"snatch", 2, 3, snatch, 0, CP_ABORTED, .words = "changed my mind",

@@ -565,7 +565,7 @@ static const struct {
     FORGERY("blk.1.ffn_up.weight", "blk.2.ffn_up.weight", "blk.2.ffn_up.w"),
     FORGERY("llama.block_count", "llama.blocks_here", "llama.block_count"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\3", "3"),
-    FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\0", "makes no model"),
+    FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\0", "must be > 0"),
     FORGERY("ng_length\4\0\0\0\100", "ng_length\4\0\0\0\101", "65"),
     FORGERY("on_count\4\0\0\0\20", "on_count\4\0\0\0\17", "be rotated"),
     FORGERY("freq_base\6\0\0\0\0\100\34\106", "freq_base\6\0\0\0\0\100\34\306",

@@ -465,7 +465,7 @@ static const struct {
     {2, "did you mean --ask", "mpirun -n 3 " CHAT "--akk x"},
     {1, "/no/such.gguf: No such file",
      "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x"},
-    {1, "other words than rank 0",
+    {1, "other arguments than rank 0",
      "mpirun -n 2 " CHAT "--ask x : -n 1 " CHAT "--ask y"},
     {2, "on mpi the ring alone is measured",
      "mpirun -n 2 $L bench --on mpi --only causal"},

@@ -246,10 +246,10 @@ LOOP(ranks_work_again, 0, 6) {
 TEST(wrong_options_are_refused) {
     cp_threads_options options = {0, 0, 0};
     refuses_with(cp_threads_run(&options, rotate, NULL), CP_INVALID,
-                 "cannot run 0 ranks: 1 is the least");
+                 "cannot run 0 ranks; expected at least 1");
     options.ranks = -3;
     refuses_with(cp_threads_run(&options, rotate, NULL), CP_INVALID,
-                 "cannot run -3 ranks: 1 is the least");
+                 "cannot run -3 ranks; expected at least 1");
     options.ranks = 1;
     refuses_with(run_on(0, &options, rotate, NULL), CP_INVALID,
                  "0 threads for the ranks");

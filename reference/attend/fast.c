@@ -11,9 +11,9 @@
 #include "reference/attend/team.h"
 
 enum {
-    USUAL_ROWS = 1024, /* of a task, to count how many tasks there will be */
+    USUAL_ROWS = 1024, /* of a task, to estimate the number of tasks */
     MOST_ROWS = 2048,
-    TASKS = 16,       /* that a call is cut into if it can be */
+    TASKS = 16,       /* that a call is cut into if possible */
     LEAST_TILES = 10, /* of a share of many rows' keys */
     MOST_TILES = 64,  /* of a share of few rows' keys */
 };

@@ -1,5 +1,5 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
-/* Which of BLIS's micro-kernels, and telling BLIS. */
+/* Choose one of BLIS's micro-kernels, and tell BLIS. */
 #define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
 #include "reference/attend/kernel_choice.h"
 
@@ -12,8 +12,8 @@
 #include <immintrin.h>
 #endif
 
-/* One unit, or halves: 1. Two: 2, and no less than 1.5 where wide vectors lower
- * the clock rate for themselves alone. */
+/* The ratio is 1 with one unit, or halves. It is 2 with two units, and at least
+ * 1.5 where only wide vectors lower the clock rate. */
 static const double LEAST_GAIN = 1.25;
 
 cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
@@ -40,8 +40,8 @@ cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
 #if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
 enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50 };
 
-/* Seconds of one run of vectors of so many bits, in independent chains: as many
- * as keep two units of four or five cycles busy. */
+/* Seconds of one run of vectors of this width, in enough independent chains to
+ * keep two units of four or five cycles busy. */
 #define TIMED_RUN(name, features, vector, set, fused, sum)                     \
     __attribute__((target(features), noinline)) static double name(            \
         volatile float *keep) {                                                \
@@ -65,8 +65,8 @@ TIMED_RUN(run_wide, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps,
 TIMED_RUN(run_narrow, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps,
           _mm256_add_ps)
 
-/* In turn, so that both have the clock rate that wide vectors allow; the best
- * of each, which a busy neighbour does not change. */
+/* Measure both in turn, so that both have the clock rate that wide vectors
+ * allow, and take the best of each, which a busy neighbour does not change. */
 static void measure_rates(cp_processor *processor) {
     volatile float keep = 0.0f;
     double wide = INFINITY, narrow = INFINITY;

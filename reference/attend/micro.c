@@ -20,7 +20,7 @@ typedef void (*micro_kernel_of_0_9)(dim_t, dim_t, dim_t, float *, float *,
                                     float *, float *, float *, inc_t, inc_t,
                                     auxinfo_t *, cntx_t *);
 _Static_assert(_Generic((sgemm_ukr_ft)0, micro_kernel_of_0_9 : 1, default : 0),
-               "this BLIS is older than 0.9");
+               "BLIS is older than 0.9; 0.9 or later is expected");
 
 static void_fp find_kernel(context_pointer context) {
     return bli_cntx_get_l3_nat_ukr_dt(BLIS_FLOAT, BLIS_GEMM_UKR, context);
@@ -45,7 +45,7 @@ static bool prefers_rows(context_pointer context) {
 }
 #endif
 
-/* Whether the kernel adds product after product, as cp_fused does. */
+/* Whether the kernel adds one product after another, as cp_fused does. */
 static bool sums_in_order(const cp_micro *micro) {
     enum { DEPTH = 61, MOST = 64 };
     _Alignas(64) float slice[DEPTH * MOST], panel[(DEPTH + 1) * MOST];

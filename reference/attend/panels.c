@@ -50,7 +50,7 @@ void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
         for (int64_t d = 0; d < dim; d++)
             to[d * stride] = r < rows ? tensor[at + d] * scale : 0.0f;
     }
-    /* Nothing has been seen. */
+    /* No key has been seen. */
     const int64_t lines = desk->slices * desk->micro->slice;
     memset(desk->sums, 0, (size_t)(panels * lines * stride) * sizeof(float));
     for (int64_t i = 0; i < panels * stride; i++) {
@@ -121,8 +121,8 @@ find_largest(int lanes, int64_t stride, int64_t count, const float *scores,
                                                      : top[i];
 }
 
-/* base: what weights are relative to; keep: what the past is now worth.
- * Returns whether any of it is worth something else than before. */
+/* base: the level that weights are relative to; keep: the factor by which the
+ * past is now multiplied. Returns whether any such factor differs from 1. */
 static inline __attribute__((always_inline)) bool
 choose_level(int lanes, const float *top, float *restrict level,
              float *restrict base, float *restrict keep) {

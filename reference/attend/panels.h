@@ -7,7 +7,7 @@
 #include "reference/attend/attend.h"
 #include "reference/attend/micro.h"
 
-/* What one thread has on its desk; everything begins on a cache line. */
+/* The arrays in one thread's workspace; each begins on a cache line. */
 typedef struct {
     const cp_shape *shape;
     const cp_micro *micro;
@@ -27,33 +27,32 @@ enum {
     CP_PANEL_WIDEST = 64, /* rows of a panel; x86's widest has 32 */
 };
 
-/* A desk for so many rows, in memory of the workspace. */
+/* Lay out arrays for rows rows, in memory from space. */
 cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
                             cp_workspace *space);
 
-/* Take up the rows of queries under one key head; tensor as in
+/* Begin with the rows of queries under one key head; tensor as in
  * cp_attention. */
 void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
                      int64_t rows, const float *tensor);
 
-/* Let them see a tile of at most CP_PANEL_KEYS keys. */
+/* Attend to a tile of at most CP_PANEL_KEYS keys. */
 void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
                    int64_t kv_head, int64_t rows, const cp_attention *asked);
 
-/* What row r has come to: the sum over keys of 2^(score - level) * value and
- * of 2^(score - level), scores in base 2. */
+/* The state of row r: the sum over keys of 2^(score - level) * value and of
+ * 2^(score - level), scores in base 2. */
 void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
                    float *total);
 
-/* For a kernel in another order: lay keys and values, rows so far apart, on the
- * desk. */
+/* For a kernel in another order: pack count keys and values, whose rows are
+ * key_row and value_row floats apart. */
 void cp_panels_pack(const cp_panels *desk, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row);
 
-/* Make weights of count scores of a panel
- * against its level, which may rise, and let its total grow; keep is what the
- * past is worth now. Returns whether that is less than before: then sums are to
- * be scaled by it. */
+/* Turn count scores of a panel into weights relative to its level, which may
+ * rise, and add them to its total. keep is the factor of the past. Returns
+ * whether any factor is below 1: then sums must be scaled by it. */
 bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
                      float *total, float *keep);
 void cp_panels_scale(const cp_panels *desk, const float *keep, float *sums);

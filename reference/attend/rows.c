@@ -56,7 +56,7 @@ static inline lanes multiply_add(lanes a, lanes b, lanes c) {
     return sum;
 }
 
-/* Lanes of a, b, c, d, halfway added up: four sums of the lower halves and
+/* Add up lanes of a, b, c and d half-way: four sums of the lower halves and
  * four of the upper. */
 static inline lanes fold(lanes a, lanes b, lanes c, lanes d) {
     const lanes ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
@@ -67,7 +67,7 @@ static inline lanes fold(lanes a, lanes b, lanes c, lanes d) {
            __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
 }
 
-/* b may be a, where there is no second key; its scores go to to[second]. */
+/* Without a second key, b is a; b's scores go to to[second]. */
 static inline __attribute__((always_inline)) void
 score(int rows, int64_t dim, const float *q, const float *a, const float *b,
       float *to, int64_t second) {
@@ -81,7 +81,7 @@ score(int rows, int64_t dim, const float *q, const float *a, const float *b,
             two[r] = multiply_add(load(q + r * dim + d), y, two[r]);
         }
     }
-    /* Add up the lanes, and what is left of the dimension. */
+    /* Add up the lanes, and the rest of the dimension. */
     const lanes x = fold(one[0], one[1], one[2], one[3]);
     const lanes y = fold(two[0], two[1], two[2], two[3]);
     const lanes sums =
@@ -189,7 +189,7 @@ void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
     for (int64_t row = 0; row < heads * desk->rows; row++)
         weigh_row(desk, row, each[row % desk->rows], reach.most);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
-        /* Find the keys to ask for meanwhile. */
+        /* Find the keys to prefetch meanwhile. */
         const int64_t some = cp_max(0, cp_min(EIGHT, next.span.count - j));
         const int64_t part = some * dim / desk->rows;
         const float *soon =

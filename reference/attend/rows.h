@@ -20,16 +20,16 @@ enum {
     CP_FEW_ROWS = 12, /* under a key head; more are many */
     CP_ROW_KEYS = 64, /* of a tile */
 };
-/* A desk for so many rows, at most CP_FEW_ROWS, under each key head, in memory
- * of the workspace. */
+/* Lay out arrays for rows rows, at most CP_FEW_ROWS, under each key head, in
+ * memory from space. */
 cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
                         cp_workspace *space);
 
-/* Take up queries, of all heads; tensor as in cp_attention. */
+/* Begin with queries, of all heads; tensor as in cp_attention. */
 void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
 
-/* Let them see a tile of at most CP_ROW_KEYS keys, not apart. The keys of
- * another tile will be wanted next, if it has any. */
+/* Attend to a tile of at most CP_ROW_KEYS keys, not apart. next is the tile to
+ * prefetch, if it has any keys. */
 void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
                  cp_piece next, const cp_attention *asked);
 

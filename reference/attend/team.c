@@ -8,7 +8,7 @@
 #include "reference/attend/micro.h"
 #include "reference/attend/rows.h"
 
-enum { LEAST_ROWS = 256 }; /* of a task of many, if there are so many */
+enum { LEAST_ROWS = 256 }; /* of a task of many, if there are that many */
 
 void cp_team_size(cp_team *team, int64_t rows, int64_t most) {
     const int64_t share = rows / (4 * (int64_t)team->asked->threads);
@@ -71,7 +71,7 @@ static cp_status prepare(cp_team *team, float **memory, int64_t *floats) {
         *floats = cp_max(*floats, space.used);
     }
     CP_TRY(cp_allocate_lines(memory, team->asked->threads * *floats,
-                             sizeof(float), "the kernel's desks"));
+                             sizeof(float), "the kernel's workspaces"));
     return cp_allocate_lines(&team->aside, team->put * team->row, sizeof(float),
                              "unfinished rows");
 }

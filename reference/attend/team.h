@@ -6,38 +6,38 @@
 
 #include "reference/attend/attend.h"
 
-/* A part of a call: a run of queries, and of what they see of the keys a part,
- * if these are cut. */
+/* A part of a call: a run of queries, and the keys that they see, or a part of
+ * these if they are cut. */
 typedef struct {
     bool few; /* at most CP_FEW_ROWS under a key head */
     cp_piece queries;
-    int64_t kv_head;     /* of many rows; few take them all, from 0 */
+    int64_t kv_head;     /* of many rows; few take all, from 0 */
     int64_t rows;        /* of all its key heads */
     int64_t first, last; /* tiles of keys, or leaves: first to last - 1 */
-    int64_t parts, part; /* tasks among which keys are cut; which it is */
-    int64_t aside;       /* where its rows are put, if it is one of some */
-    int place;           /* in exact order: of its node in the call */
-    double cost;         /* to put the longest first */
-    int64_t number;      /* in the order of the list */
+    int64_t parts, part; /* tasks that share the keys; index of this one */
+    int64_t aside;       /* first row of its partials, if parts > 1 */
+    int place;           /* in exact order: its node's index in the call */
+    double cost;         /* to sort the longest first */
+    int64_t number;      /* index in the list */
 } cp_task;
 
-/* A call that a team of threads makes; what a kernel has to know besides stands
- * behind it in a larger struct. */
+/* A call that a team of threads works on. A kernel's own fields follow it in a
+ * larger struct. */
 typedef struct cp_team cp_team;
 struct cp_team {
     const cp_attention *asked;
     int64_t group;   /* query heads of a key head */
     bool only_few;   /* treat all rows as few */
     int64_t queries; /* of a task of many */
-    int64_t row;     /* numbers of a row that is put aside */
-    /* Add the parts of a task over some queries of a piece; costs matter once
-     * there are tasks. */
+    int64_t row;     /* numbers of a partial row */
+    /* Add the parts of a task over some queries of a piece; costs matter only
+     * once tasks is not NULL. */
     void (*cut)(cp_team *team, cp_piece piece, cp_task task);
-    /* Do one, its memory from the space; if that has none, only take it. */
+    /* Do one task, with memory from space; if space has none, only claim it. */
     void (*work)(const cp_team *team, const cp_task *task, cp_workspace *space);
-    /* Make row r of what is aside, of tasks of which this is the first. */
+    /* Join row r from the partials of tasks, of which this is the first. */
     void (*join)(const cp_team *team, const cp_task *task, int64_t r);
-    /* The team's own. */
+    /* The team's own fields. */
     cp_task *tasks; /* NULL while they are counted */
     int64_t count, put;
     float *aside; /* [put][row] */
@@ -46,16 +46,16 @@ struct cp_team {
 int64_t cp_team_count(cp_team *team);
 void cp_team_add(cp_team *team, cp_task task);
 
-/* Take whole panels, so that each thread has four tasks of at most so many rows
- * where there are so many. */
+/* Size tasks in whole panels, at most most rows each, so that each thread has
+ * four tasks if there are enough rows. */
 void cp_team_size(cp_team *team, int64_t rows, int64_t most);
 bool cp_team_is_few(const cp_team *team, cp_span queries);
 
 /* Do all tasks, then join what was cut. Fails with CP_MEMORY before any. */
 cp_status cp_team_run(cp_team *team);
 
-/* For a kernel at work: let the caller's thread look up; the index of row r of
- * a task in the caller's tensors; and where it is put aside. */
+/* For a kernel at work. poke: let the caller's thread make progress. index: the
+ * index of row r of a task in the caller's tensors. aside: its partial. */
 void cp_team_poke(const cp_team *team);
 int64_t cp_team_index(const cp_team *team, const cp_task *task, int64_t r);
 float *cp_team_aside(const cp_team *team, const cp_task *task, int64_t r);

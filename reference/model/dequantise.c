@@ -1,5 +1,5 @@
 /* Tangled from book/11-blocks.nw; edit the chapter. */
-/* All values of a GGUF tensor's blocks: once, when a model is loaded. */
+/* All values of a GGUF tensor's blocks, once, when a model is loaded. */
 #include "reference/model/dequantise.h"
 
 #include "model/blocks.h"

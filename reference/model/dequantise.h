@@ -1,5 +1,5 @@
 /* Tangled from book/11-blocks.nw; edit the chapter. */
-/* Turning the blocks of a GGUF tensor into floats. Not a quantiser. */
+/* Convert the blocks of a GGUF tensor to floats. Not a quantiser. */
 #ifndef CP_DEQUANTISE_H
 #define CP_DEQUANTISE_H
 
@@ -9,7 +9,7 @@
  *   blocks   the packed bytes, at any address
  *   count    values; a multiple of the type's block
  *   out      [count]
- * Fails with CP_INVALID, and out untouched, for another type or count. */
+ * Fails with CP_INVALID for another type or count, and leaves out untouched. */
 cp_status cp_dequantise(int type, const void *blocks, int64_t count,
                         float *out);
 

@@ -9,33 +9,33 @@
 #include "reference/ring/store.h"
 #include "reference/ring/trace.h"
 
-/* Ranks that compute on cores, and the call that they are at. */
+/* Ranks that compute on cores, and their current call. */
 typedef struct {
     cp_engine base;
     const cp_place *place;
     cp_threads *threads; /* the ranks, if they are all here */
     cp_store *store;
     cp_history *trace; /* or NULL */
-    double began;      /* the trace, by the clock */
+    double began;      /* clock when the trace began */
     const cp_forward *call;
     const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
     int helpers;             /* OpenMP threads of each rank with tokens */
 } cp_cores_engine;
 
-/* What rank comm->rank does in a call: all layers over its own tokens. Between
- * layers it looks at the stop flag and then fails with CP_INTERRUPTED. engine
- * is a cp_cores_engine. A cp_rank_main. */
+/* Run rank comm->rank's part of a call: all layers over its own tokens. Fails
+ * with CP_INTERRUPTED if the stop flag is set between layers. engine is a
+ * cp_cores_engine. A cp_rank_main. */
 cp_status cp_forward_rank(cp_comm *comm, void *engine);
 
-/* A place must outlive the engine, and has a crew if ranks are apart. */
+/* The runner must outlive the engine, and has a process group if ranks are
+ * processes. */
 cp_status cp_cores_engine_new(const cp_place *place, const cp_model *model,
                               const cp_session_options *options,
                               cp_engine **out);
 
-/* Lay a job out after its past and run it on the ranks of a place; every
- * process has all of the input and gets all of the output. Fails as
- * cp_attend_call_new and the ranks do; output and lse may then hold
- * anything. */
+/* Lay a job out after its past and run it on a runner's ranks; every process
+ * has all of the input and gets all of the output. Fails as cp_attend_call_new
+ * and the ranks do; output and lse may then hold anything. */
 cp_status cp_attend_run(const cp_place *place, cp_attend_job *job);
 
 #endif

@@ -16,11 +16,11 @@
 #include "reference/model/model.h"
 #include "reference/ring/walk.h"
 
-/* A block of rows, and where one thread works on it. */
+/* A block of rows, and one thread's workspace for it. */
 typedef struct {
     cp_rows base;
     float *normed;           /* [block rows][width] */
-    float *made[CP_WEIGHTS]; /* their products; none of most weights */
+    float *made[CP_WEIGHTS]; /* products; NULL for most weights */
     const float *input;      /* of the next product: one of these */
     float *scratch;          /* for products */
     int threads;             /* to share one block */

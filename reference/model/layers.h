@@ -1,7 +1,7 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* The small layers of a transformer, in which no token looks at another, over
- * rows of fp32. Not the linear ones (linear.h), and not attention: it walks a
- * plan (walk.h). */
+ * rows of fp32. Linear layers are in linear.h; attention walks a plan
+ * (walk.h). */
 #ifndef CP_LAYERS_H
 #define CP_LAYERS_H
 

@@ -19,7 +19,7 @@ void cp_linear_rows(int64_t rows, int64_t in, const float *x,
                     const cp_product *products, int count, int threads,
                     float *scratch);
 
-/* Floats of scratch that such a call needs, and enough for fewer rows, or a
+/* Floats of scratch that such a call needs; enough also for fewer rows or a
  * smaller in. -1 if the number overflows. */
 int64_t cp_linear_scratch(int64_t rows, int64_t in, int threads);
 

@@ -21,9 +21,9 @@ typedef struct {
 struct cp_tile_kind {
     int64_t bytes;
     void (*expand)(const void *tile, float *values);
-    /* Of two groups, whose tiles lie side by side. */
+    /* For two groups, whose tiles lie side by side. */
     void (*add)(const char *tiles, const float *x, float (*sums)[CP_LANES]);
-    /* Make a row of blocks a lane of a group, every other tile from here. */
+    /* Make a row of blocks a lane of a group: every other tile from group. */
     void (*lay)(int type, int64_t in, const unsigned char *row, int lane,
                 void *group);
 };
@@ -123,7 +123,7 @@ static void lay_floats(int type, int64_t in, const unsigned char *row, int lane,
     }
 }
 
-/* A kind whose weights are read so, its functions compiled for that. */
+/* A kind whose weights are read by weight, with functions compiled for it. */
 #define KIND(name, weight, size)                                               \
     static void add_##name(const char *tiles, const float *x,                  \
                            float(*sums)[CP_LANES]) {                           \

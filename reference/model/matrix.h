@@ -1,6 +1,6 @@
 /* Tangled from book/11-blocks.nw; edit the chapter. */
 /* Weights in tiles: the bits of the file's blocks, sixteen outputs side by
- * side, and what they stand for. Multiplying many rows is linear.h's. */
+ * side, and their values. linear.h multiplies many rows by them. */
 #ifndef CP_MATRIX_H
 #define CP_MATRIX_H
 
@@ -11,17 +11,17 @@ enum { CP_LANES = 16, CP_DEPTH = 32 };
 
 typedef struct cp_tile_kind cp_tile_kind;
 
-/* A matrix [out][in] as groups of CP_LANES outputs, an even number of them,
- * each of ceil(in / CP_DEPTH) tiles: those of two groups take turns. What a
- * tile has in excess is 0. */
+/* A matrix [out][in] as an even number of groups of CP_LANES outputs, each of
+ * ceil(in / CP_DEPTH) tiles; the tiles of two groups alternate. Excess values
+ * of a tile are 0. */
 typedef struct {
     int64_t in, out;
     const cp_tile_kind *kind;
-    const char *tiles; /* the model's */
+    const char *tiles; /* owned by the model */
 } cp_matrix;
 
 /* Bytes that the tiles of a matrix of a CP_GGUF_ type take, a multiple of 64.
- * Fails with CP_INVALID for another type, for rows that are no whole blocks,
+ * Fails with CP_INVALID for another type, for rows that are not whole blocks,
  * and if the product overflows. */
 cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size);
 
@@ -39,9 +39,9 @@ void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
 /* The values of one output: values [in]. */
 void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values);
 
-/* An even group and the next times inputs from, a multiple of CP_DEPTH, to
- * from + depth - 1 of x [in]: sums [2][CP_LANES], each product added after the
- * other. */
+/* Multiply an even group and the next by inputs from .. from + depth - 1 of
+ * x [in], from a multiple of CP_DEPTH, and add one product after another to
+ * sums [2][CP_LANES]. */
 void cp_matrix_pair(const cp_matrix *matrix, int64_t group, int64_t from,
                     int64_t depth, const float *x, float (*sums)[CP_LANES]);
 

@@ -48,7 +48,7 @@ static cp_status take(void *context, cp_weight first, int64_t layer, int count,
 }
 
 cp_status cp_llama_open(const cp_gguf *file, cp_model **out) {
-    enum { LINE = 64 }; /* bytes that a cache reads at once */
+    enum { LINE = 64 }; /* bytes of a cache line */
     cp_llama *model;
     CP_TRY(cp_allocate(out, 1, sizeof(*model), "a model"));
     model = (cp_llama *)*out;

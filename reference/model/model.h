@@ -21,7 +21,7 @@ typedef struct {
     cp_llama_tensor *tensors; /* see cp_weight_index */
 } cp_llama;
 
-/* What a backend calls to open a model (session.h says how it fails). */
+/* Called by a backend to open a model (session.h says how it fails). */
 cp_status cp_llama_open(const cp_gguf *file, cp_model **model);
 void cp_llama_close(cp_model *model);
 

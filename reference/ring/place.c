@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* The place whose ranks are threads, and how cores are shared. */
+/* The runner whose ranks are threads, and how cores are shared. */
 #define _POSIX_C_SOURCE 200809L
 #include "reference/ring/place.h"
 

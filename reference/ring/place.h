@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Where ranks run: in this process, or one of them in each of several. */
+/* A runner of ranks: all in this process, or one in each of several. */
 #ifndef CP_PLACE_H
 #define CP_PLACE_H
 
@@ -7,11 +7,11 @@
 #include "ring/crew.h"
 #include "reference/ring/threads.h"
 
-/* Where ranks run. */
+/* How ranks run, and where. */
 typedef struct {
     /* Run function(comm, context) on all ranks; as cp_threads_run. */
     cp_status (*run)(int ranks, cp_rank_main function, void *context);
-    const cp_machine *machine; /* what Algorithm 1 is to assume */
+    const cp_machine *machine; /* assumed by Algorithm 1 */
     int only;  /* the one rank of this process; CP_NOBODY: all are here */
     int local; /* ranks that share this machine's cores; 0: all */
     const cp_crew *crew; /* of all processes, if there are several */
@@ -20,7 +20,7 @@ typedef struct {
 /* Threads of this process; and processes, if built with MPI. */
 extern const cp_place cp_place_threads, *const cp_mpi_place;
 
-/* OpenMP threads for each of so many ranks, of cores (0: all there are). */
+/* OpenMP threads for each of ranks ranks, on cores cores (0: all). */
 int cp_place_share(const cp_place *place, int cores, int ranks);
 
 #endif

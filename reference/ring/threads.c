@@ -1,6 +1,6 @@
 /* Tangled from book/04-ranks.nw; edit the chapter. */
 /* Ranks as threads: a hub where they meet under one lock, and one
- * memcpy per message, outside of the lock, from the sender's buffer
+ * memcpy per message, outside the lock, from the sender's buffer
  * straight into the receiver's. Not for hundreds of busy ranks. */
 #define _GNU_SOURCE /* pthread_cond_clockwait, nanosleep, anonymous memory */
 
@@ -23,14 +23,14 @@
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     cp_threads *hub;
-    struct carrier *carrier; /* of the present work */
+    struct carrier *carrier; /* of the current work */
     void *stack;
-    ucontext_t place;          /* where it goes on, when it does not run */
+    ucontext_t place;          /* where it resumes, when it does not run */
     cp_exchange *first, *last; /* it waits for these */
-    double end;                /* until then at most; INFINITY: for ever */
+    double end;                /* deadline of the wait; INFINITY: none */
     bool resting;              /* not to be run */
     bool asleep;               /* resting until an exchange has moved */
-    bool left;                 /* the present work, for good */
+    bool left;                 /* has left the current work for good */
     uint64_t random;
 };
 
@@ -39,8 +39,8 @@ struct carrier {
     int index;
     pthread_t thread;
     pthread_cond_t woken;
-    atomic_bool due; /* one of its ranks may go on */
-    ucontext_t home; /* where it looks for the next */
+    atomic_bool due; /* one of its ranks may continue */
+    ucontext_t home; /* where it looks for the next rank */
 };
 
 struct cp_threads {
@@ -51,15 +51,15 @@ struct cp_threads {
     int started;
     int running, asleep; /* members not left; members asleep */
     bool late, early;    /* delivery, when in disorder */
-    cp_failure failure;  /* of the present work */
-    /* The present work; calls counts them, and -1 is the end. */
+    cp_failure failure;  /* of the current work */
+    /* The current work; calls counts works, and -1 is the end. */
     int64_t calls;
-    int carrying; /* carriers */
+    int carrying; /* carriers in use */
     cp_rank_main function;
     void *context;
 };
 
-enum { SHORT = 1 << 15 }; /* bytes that whoever comes second copies */
+enum { SHORT = 1 << 15 }; /* bytes that the second rank to post copies */
 
 static int64_t draw_nap(struct member *me) {
     if (me->hub->options.disorder == 0)
@@ -313,7 +313,7 @@ static cp_status complete(struct member *me) {
             unmet->send.state != CP_HALF_MOVING &&
             unmet->receive.state != CP_HALF_MOVING)
             return give_up(me,
-                           cp_fail(CP_BROKEN, "%s, in vain for %g s",
+                           cp_fail(CP_BROKEN, "%s; timed out after %g s",
                                    cp_exchange_describe(unmet).text, patience));
     }
     if (hub->failure.happened)
@@ -478,9 +478,10 @@ cp_status cp_threads_start(const cp_threads_options *options,
                            cp_threads **out) {
     *out = NULL;
     if (options->ranks < 1)
-        return cp_refuse("cannot run %d ranks: 1 is the least", options->ranks);
+        return cp_refuse("cannot run %d ranks; expected at least 1",
+                         options->ranks);
     if (!(options->patience >= 0))
-        return cp_refuse("cannot wait for %g s", options->patience);
+        return cp_refuse("timeout %g s; it must be >= 0", options->patience);
     cp_threads *hub;
     CP_TRY(cp_allocate(&hub, 1, sizeof(*hub), "the ranks"));
     const uint64_t disorder = options->disorder;
@@ -523,7 +524,8 @@ static void give_place(cp_threads *hub, struct member *member) {
 cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
                           void *context) {
     if (carriers < 1)
-        return cp_refuse("%d threads for the ranks", carriers);
+        return cp_refuse("%d threads for the ranks; expected at least 1",
+                         carriers);
     pthread_mutex_lock(&hub->lock);
     hub->function = function;
     hub->context = context;

@@ -6,10 +6,10 @@
 #include "reference/ring/walk.h"
 #include "ring/history.h"
 
-/* What an observer of one rank needs to know. */
+/* What an observer of one rank needs. */
 typedef struct {
-    cp_history *history; /* NULL: nothing is noted */
-    double origin;       /* by the clock: when the history begins */
+    cp_history *history; /* NULL: nothing is recorded */
+    double origin;       /* clock when the history begins */
     int rank;
     int64_t layer;
 } cp_trace_context;
@@ -18,8 +18,8 @@ typedef struct {
 void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                       double start, double end);
 
-/* Note that a rank did something other than an operation, from start till
- * now. Nothing happens without a history. */
+/* Record something other than an operation that a rank did, from start till
+ * now. Does nothing without a history. */
 void cp_trace_layers(const cp_trace_context *context, const char *what,
                      double start);
 

@@ -26,8 +26,8 @@ static const cp_pieces *pieces_of(const cp_attend_call *call, int rank,
     return &cp_plan_queries(call->plan, share.origin)->pieces;
 }
 
-/* Whether a rank reads or writes the job's row of a token: its answers, where
- * all ranks have those of all tokens, are for the rank that holds it. */
+/* Whether a rank reads or writes the job's row of a token. Where all ranks have
+ * the answers of all tokens, only the rank that holds the token reads them. */
 static bool concerns(const cp_attend_call *call, int rank, which_rows which,
                      int64_t sequence, int64_t position) {
     const cp_pieces *held = &call->layout->queries[rank].pieces;
@@ -43,8 +43,8 @@ static bool concerns(const cp_attend_call *call, int rank, which_rows which,
     return false;
 }
 
-/* Between the arrays of a rank and those of the job; back: to the job. Of a
- * head there are so many numbers. */
+/* Copy between the arrays of a rank and those of the job; back: to the job. A
+ * head has numbers numbers. */
 static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
                       bool back, int64_t numbers, const float *from,
                       float *to) {
@@ -76,7 +76,7 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
     }
 }
 
-/* The rows of an indexer, so many numbers each. */
+/* Copy the rows of an indexer, width numbers each. */
 static void copy_index(const cp_attend_call *call, const cp_pieces *pieces,
                        bool asked, int64_t width, const float *from,
                        float *to) {
@@ -208,7 +208,7 @@ static cp_status plan_call(const cp_machine *machine, cp_attend_call *call) {
     return CP_OK;
 }
 
-/* Rows in an order that nobody expects: what comes out must not change. */
+/* Put rows in an arbitrary order: the result must not change. */
 static cp_status shuffle_rows(const cp_attend_call *call) {
     const int64_t block = call->job->block;
     int64_t rows;

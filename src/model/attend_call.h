@@ -1,6 +1,6 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* The attention call that `longring attend` asks for, wherever it runs: its
- * past, its plan, and where its rows go. */
+/* The attention call of `longring attend`, wherever it runs: its past, its
+ * plan, and where its rows go. */
 #ifndef CP_ATTEND_CALL_H
 #define CP_ATTEND_CALL_H
 
@@ -15,8 +15,8 @@ typedef struct {
     int64_t room; /* cache rows of a sequence, on each rank */
 } cp_attend_call;
 
-/* Where a rank's rows are to be written on the host, in fp32: what it has
- * cached, [sequences * room] rows, and a walker's three inputs. */
+/* Where to write a rank's rows on the host, in fp32: its cached rows,
+ * [sequences * room], and a walker's three inputs. */
 typedef struct {
     float *cached_keys, *cached_values;
     float *queries, *keys, *values;
@@ -25,7 +25,7 @@ typedef struct {
 
 /* Replay the past's bookkeeping, choose the variant for a machine, lay out the
  * call, and build its plan. Fails with CP_INVALID, CP_CAPACITY or CP_MEMORY;
- * free even then. */
+ * free the call even then. */
 cp_status cp_attend_call_new(const cp_machine *machine, cp_attend_job *job,
                              cp_attend_call *call);
 void cp_attend_call_free(cp_attend_call *call);
@@ -33,16 +33,16 @@ void cp_attend_call_free(cp_attend_call *call);
 /* The row of a span's first token among the job's queries, or its keys. */
 int64_t cp_attend_row(const cp_attend_call *call, cp_span span, bool query);
 
-/* Write a rank's rows from the job's arrays, and its results, in the rows of a
- * walker, to them. Ranks may do so at the same time. */
+/* write: copy a rank's rows out of the job's arrays. read: copy its results,
+ * in a walker's rows, into them. Ranks may do so at the same time. */
 void cp_attend_write(const cp_attend_call *call, int rank,
                      const cp_attend_rows *rows);
 void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
                     const float *lse);
 
-/* All processes of a crew (NULL: there is but one), each of which has read the
- * results of the rank of its number, get those of all. Fails with CP_MEMORY, or
- * as the crew does. */
+/* All-gather the results over a process group (NULL: there is only one process)
+ * in which each process has read the results of its own rank. Fails with
+ * CP_MEMORY, or as the group does. */
 cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew);
 
 #endif

@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* What a place to compute must offer, and the table of those built in. */
+/* What a backend must provide, and the table of those built in. */
 #ifndef CP_BACKEND_H
 #define CP_BACKEND_H
 
@@ -17,14 +17,14 @@ typedef struct {
     int64_t sequences;
     int64_t capacity;   /* positions per sequence; 0: the model's */
     int64_t block;      /* cache rows of a page; 0: 64 */
-    int64_t rows;       /* cache rows on a rank, for all sequences; 0: for each
-                           at its capacity. Whole pages of them are had */
+    int64_t rows;       /* cache rows on a rank, for all sequences, rounded to
+                           whole pages; 0: for each at its capacity */
     cp_variant variant; /* of prefills; decode has its own */
-    cp_chooser chooser; /* who decides for CP_AUTO */
+    cp_chooser chooser; /* decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
-    cp_wire wire;       /* how numbers are written to be sent */
-    int least;          /* ranks that have room for it all, when the others are
-                           lost; 0: all of them */
+    cp_wire wire;       /* encoding of the numbers that are sent */
+    int least;          /* ranks that have room for everything after the others
+                           are lost; 0: all of them */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */
@@ -40,9 +40,9 @@ typedef struct {
     int64_t tokens;
 } cp_turn;
 
-/* Called once for each attend of each rank, one at a time: so many heads of the
- * queries of these pieces against the keys of those gave output and lse, in the
- * rows that query_pieces name. op counts the attends of the rank. */
+/* Called once for each attend of each rank, one call at a time: heads query
+ * heads of query_pieces against the keys of key_pieces gave output and lse, in
+ * the rows that query_pieces name. op counts the attends of the rank. */
 typedef void (*cp_partial_observer)(void *context, int rank, int64_t op,
                                     const cp_pieces *query_pieces,
                                     const cp_pieces *key_pieces, int64_t heads,
@@ -58,19 +58,18 @@ typedef struct {
     cp_variant variant;
     int cores;            /* 0: all */
     const float *queries; /* [new tokens][N_H][D] */
-    /* [cached, new; cached, new ...][N_KV][D], and of a value its numbers; of
-     * a latent only keys. */
+    /* [cached, new; cached, new ...][N_KV][D], or [numbers of a value] for
+     * values; a latent has only keys. */
     const float *keys, *values;
     float *output;               /* [new tokens][N_H][numbers of a value] */
     float *lse;                  /* [new tokens][N_H] */
     cp_partial_observer partial; /* or NULL */
     void *partial_context;
-    cp_chooser chooser; /* who decides for CP_AUTO */
+    cp_chooser chooser; /* decides for CP_AUTO */
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
-    int64_t
-        block; /* of the cache: so many rows in each, in any order; 0: none */
-    cp_wire wire;       /* how numbers are written to be sent */
-    cp_indexer indexer; /* sparse attention by it, or all zero; of it: */
+    int64_t block;      /* rows of a cache block, in any order; 0: none */
+    cp_wire wire;       /* encoding of the numbers that are sent */
+    cp_indexer indexer; /* of sparse attention, or all zero; its rows: */
     const float *index_queries; /* [new tokens][heads][dim] */
     const float *index_weights; /* [new tokens][heads] */
     const float *index_keys;    /* as keys: [...][dim] */
@@ -80,8 +79,8 @@ typedef struct {
 
 typedef struct cp_engine cp_engine;
 
-/* Rows of a layer of a cache, and where they are copied to, or from if it
- * writes: fp32 of the host, [count][N_KV][D_H]. A latent has no values. */
+/* Rows of a layer's cache, and where on the host they are copied to (from, if
+ * writes): fp32 [count][N_KV][D_H]. A latent has no values. */
 typedef struct {
     bool writes;
     int64_t layer, row, count;
@@ -89,7 +88,7 @@ typedef struct {
 } cp_row_copy;
 
 /* One call, as a backend gets it. Token t of sequence s, counted from the
- * call's first, stands in tokens[first_row[s] + t] at position
+ * call's first, is tokens[first_row[s] + t], at position
  * first_position[s] + t. */
 typedef struct {
     const cp_plan *plan;
@@ -100,34 +99,34 @@ typedef struct {
     int64_t *bytes; /* [ranks] out: what each rank sent */
 } cp_forward;
 
-/* What every backend's model begins with. */
+/* Every backend's model begins with this. */
 struct cp_model {
     const cp_backend *backend;
     cp_model_facts facts;
 };
 
-/* Its functions may rely on checked arguments, and on options whose capacity,
- * rows and ranks are filled in. */
+/* A backend. Its functions may rely on checked arguments, and on options whose
+ * capacity, rows and ranks are filled in. */
 struct cp_backend {
     const char *name;                 /* as --on names it: "threads" */
     const char *kernels;              /* for --version */
     const char *communicator;         /* for --version */
-    const cp_machine *machine;        /* what Algorithm 1 is to assume */
-    void (*patience)(double seconds); /* for its ranks to wait; or NULL */
-    cp_status (*divide)(int parts);   /* a rank is so many processes; or NULL */
+    const cp_machine *machine;        /* assumed by Algorithm 1 */
+    void (*patience)(double seconds); /* the ranks' timeout; or NULL */
+    cp_status (*divide)(int parts);   /* processes per rank; or NULL */
     /* Become one of several processes with this command line (crew.h), and
-     * see that they agree on it; NULL: there is but one. */
+     * check that they agree on it; NULL: there is only one. */
     cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);
     void (*model_close)(cp_model *model);
-    /* What a session keeps there (engine.h). */
+    /* The backend's part of a session (engine.h). */
     cp_status (*engine_new)(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **engine);
 };
 
-/* All that this program was built with; the last is NULL. */
+/* The backends that this program was built with; the last is NULL. */
 extern const cp_backend *const cp_backends[];
 
 /* Ranks as threads; as processes, if built with MPI; and on GPUs, with weights
@@ -135,7 +134,7 @@ extern const cp_backend *const cp_backends[];
 extern const cp_backend cp_backend_threads, cp_backend_mpi, cp_backend_cuda,
     cp_backend_cuda_fp32, cp_backend_cuda_fp8;
 
-/* The one of that name; NULL if there is none. */
+/* The backend of that name; NULL if there is none. */
 const cp_backend *cp_backend_find(const char *name);
 
 #endif

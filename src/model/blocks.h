@@ -1,5 +1,5 @@
 /* Tangled from book/11-blocks.nw; edit the chapter. */
-/* What a value of a GGUF tensor's blocks is, one small function for each
+/* Compute a value of a GGUF tensor's blocks: one small function for each
  * layout, for C and for kernels. Not a quantiser.
  *   block   the packed bytes, at any address
  *   i       which of the block's values */
@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What functions are; kernel files say something else first. */
+/* Qualifiers of functions; kernel files define others first. */
 #ifndef CP_INLINE
 #define CP_INLINE static inline
 #endif
@@ -82,7 +82,7 @@ CP_INLINE float cp_value_q5_1(const unsigned char *block, int i) {
            cp_half_value(block + 2);
 }
 
-/* So many bits, a divisor of 8. */
+/* A part of bits bits, a divisor of 8. */
 CP_INLINE int cp_in_lanes(const unsigned char *bytes, int i, int bits) {
     const int lanes = 8 / bits, byte = i / (32 * lanes) * 32 + i % 32;
     return bytes[byte] >> bits * (i / 32 % lanes) & ((1 << bits) - 1);
@@ -107,7 +107,7 @@ CP_INLINE float cp_value_q3_k(const unsigned char *block, int i) {
     return cp_half_value(block + 108) * (float)(group * (quant - 4));
 }
 
-/* A group's scale, or with 1 its minimum. */
+/* A group's scale, or its minimum if minimum is 1. */
 CP_INLINE int cp_scale_of(const unsigned char *bytes, int group, int minimum) {
     const unsigned char *six = bytes + group + 4 * minimum;
     return group < 4
@@ -140,7 +140,7 @@ CP_INLINE float cp_value_q6_k(const unsigned char *block, int i) {
 }
 
 /* each(TYPE, type, values, bytes): CP_GGUF_TYPE has cp_value_type, and blocks
- * of so many values in so many bytes. */
+ * of values values in bytes bytes. */
 #define CP_BLOCK_TYPES(each)                                                   \
     each(F32, f32, 1, 4) each(F16, f16, 1, 2) each(BF16, bf16, 1, 2)           \
         each(Q8_0, q8_0, 32, 34) each(Q4_0, q4_0, 32, 18)                      \

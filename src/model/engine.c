@@ -101,7 +101,7 @@ static cp_status collect_bytes(const cp_engine *engine,
 
 cp_status cp_engine_lose(cp_engine *engine, int rank) {
     if (engine->on->lose == NULL)
-        return cp_refuse("these ranks cannot go on without rank %d", rank);
+        return cp_refuse("these ranks cannot continue without rank %d", rank);
     engine->options.ranks--;
     if (engine->place.crew == NULL) {
         engine->count--;
@@ -196,7 +196,7 @@ cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
     return crew->share(out, count * words * (int64_t)sizeof(float));
 }
 
-/* The n-th token to be drawn, and the randomness that it is drawn with. */
+/* The n-th token to be drawn, and the random state that it is drawn with. */
 typedef struct {
     int64_t n;
     cp_sampler sampler;

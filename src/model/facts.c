@@ -18,7 +18,8 @@ static cp_status integer(const cp_gguf *file, const char *key,
     }
     CP_TRY(cp_gguf_integer(file, name, value));
     if (*value < 1 || *value >= INT32_MAX)
-        return cp_refuse("%s = %ld makes no model", name, *value);
+        return cp_refuse("%s is %ld; it must be > 0 and < 2147483647", name,
+                         *value);
     return CP_OK;
 }
 
@@ -45,7 +46,8 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
                          &f->epsilon));
     if (!(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
-        return cp_refuse("rope base %g and epsilon %g make no model",
+        return cp_refuse("rope base %g, epsilon %g; expected base > 0 and "
+                         "0 < epsilon < 1",
                          f->rope_base, f->epsilon);
     return CP_OK;
 }
@@ -56,7 +58,7 @@ static cp_status refuse_text(const cp_gguf *file, const char *key,
     CP_TRY(cp_gguf_text(file, key, &text));
     if (cp_gguf_is(text, only))
         return CP_OK;
-    return cp_refuse("%s is \"%s\"; only \"%s\" is built", key,
+    return cp_refuse("%s is \"%s\"; only \"%s\" is supported", key,
                      cp_gguf_show(text).text, only);
 }
 
@@ -72,7 +74,8 @@ static cp_status refuse_scaling(const cp_gguf *file) {
         if (cp_gguf_has(file, factors[n]))
             CP_TRY(cp_gguf_float(file, factors[n], &factor));
         if (factor != 1.0)
-            return cp_refuse("%s is %g; only 1 is built", factors[n], factor);
+            return cp_refuse("%s is %g; only 1 is supported", factors[n],
+                             factor);
     }
     return CP_OK;
 }
@@ -84,12 +87,13 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     if (cp_gguf_has(file, count))
         CP_TRY(cp_gguf_integer(file, count, &experts));
     if (experts > 0)
-        return cp_refuse("%s is %ld: experts are not built", count, experts);
+        return cp_refuse("%s is %ld; experts are not supported", count,
+                         experts);
     CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
     if (values != f->shape.head_dim)
-        return cp_refuse(
-            "value heads of %ld beside key heads of %ld: not built", values,
-            f->shape.head_dim);
+        return cp_refuse("value heads have %ld numbers, key heads %ld; equal "
+                         "sizes are expected",
+                         values, f->shape.head_dim);
     return CP_OK;
 }
 
@@ -98,7 +102,7 @@ enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
 static const struct {
     const char *name;
     int in, out;
-    int together; /* from the first of them: products of one input */
+    int together; /* at the first of them: products of one input */
 } weights[] = {
     {"token_embd", WIDTH, WORDS, 1}, {"output_norm", WIDTH, ONE, 1},
     {"output", WIDTH, WORDS, 1},     {"attn_norm", WIDTH, ONE, 1},
@@ -144,11 +148,11 @@ static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
     const cp_gguf_tensor *tensor = cp_gguf_tensors(file, &count);
     for (int64_t n = 0; n < count; n++, tensor++) {
         if (!is_used(tensor->name, f))
-            return cp_refuse("the file has a tensor %s, and what it is for is "
-                             "not built",
+            return cp_refuse("the file has a tensor %s, and the forward pass "
+                             "does not use it",
                              cp_gguf_show(tensor->name).text);
         if (!cp_gguf_finite(tensor))
-            return cp_refuse("%s has weights that are no numbers",
+            return cp_refuse("%s has weights that are NaN or infinite",
                              cp_gguf_show(tensor->name).text);
     }
     return CP_OK;
@@ -163,8 +167,9 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(refuse_unbuilt(file, f));
     CP_TRY(cp_shape_check(&f->shape));
     if (f->rotary % 2 != 0 || f->rotary > f->shape.head_dim)
-        return cp_refuse("%ld of %ld dimensions cannot be rotated", f->rotary,
-                         f->shape.head_dim);
+        return cp_refuse("%ld of %ld dimensions cannot be rotated; an even "
+                         "number, at most all, is expected",
+                         f->rotary, f->shape.head_dim);
     return refuse_tensors(file, f);
 }
 
@@ -177,7 +182,7 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
     if (tensor->extent[0] == in && tensor->extent[1] == out &&
         tensor->dimensions <= 2)
         return CP_OK;
-    return cp_refuse("%s is %ld x %ld where %ld x %ld was expected", name,
+    return cp_refuse("%s is %ld x %ld; %ld x %ld is expected", name,
                      tensor->extent[0], tensor->extent[1], in, out);
 }
 
@@ -224,7 +229,8 @@ static cp_status divide_by_factors(const cp_gguf *file, int64_t pairs,
         memcpy(&factor, (const char *)factors->data + 4 * i, sizeof(factor));
         frequencies[i] /= (double)factor;
         if (!(factor > 0.0f))
-            return cp_refuse("%s has a factor %g", name, (double)factor);
+            return cp_refuse("%s has a factor of %g; it must be > 0", name,
+                             (double)factor);
     }
     return CP_OK;
 }

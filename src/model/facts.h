@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* What a Llama-family file says of its model: its numbers, and where its
+/* What a Llama-family file says about its model: its numbers, and where its
  * tensors are. */
 #ifndef CP_FACTS_H
 #define CP_FACTS_H
@@ -7,7 +7,7 @@
 #include "model/gguf.h"
 #include "ring/span.h"
 
-/* The tensors of a model: three of the whole, then nine of each block. */
+/* The tensors of a model: three for the whole model, then nine per block. */
 typedef enum {
     CP_WEIGHT_EMBEDDING,   /* [vocabulary][width] */
     CP_WEIGHT_OUTPUT_NORM, /* [width] */
@@ -24,7 +24,7 @@ typedef enum {
     CP_WEIGHTS, /* how many */
 } cp_weight;
 
-/* Where a tensor stands in a list of all; layer counts from 0. */
+/* A tensor's index in a list of all tensors; layer counts from 0. */
 static inline int64_t cp_weight_index(cp_weight weight, int64_t layer) {
     enum { OF_A_LAYER = CP_WEIGHTS - CP_WEIGHT_ATTENTION_NORM };
     const bool whole = weight < CP_WEIGHT_ATTENTION_NORM;
@@ -49,25 +49,25 @@ typedef struct {
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
                   float *cosines, float *sines);
 
-/* The numbers of a model (weight_bytes aside). Fails with CP_INVALID, naming
- * the key or the tensor, for what nobody here computes. */
+/* Read a model's numbers (all but weight_bytes). Fails with CP_INVALID, naming
+ * the key or the tensor, for a model that no backend computes. */
 cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
 
-/* Called with tensors that a pass multiplies by together, of which this is the
- * first, or with one vector or matrix; NULL for a tied output layer. */
+/* Called with count tensors: those that a pass multiplies by together, from
+ * first on, or one vector or matrix. A tied output layer is NULL. */
 typedef cp_status (*cp_tensor_taker)(void *context, cp_weight first,
                                      int64_t layer, int count,
                                      const cp_gguf_tensor *const *tensors);
 
-/* Hand all tensors of a model over, in the order in which a pass meets them.
- * Fails with CP_INVALID for one that is missing or whose extents are not what
- * the facts ask for, and as take does. */
+/* Pass all tensors of a model to take, in the order in which a forward pass
+ * uses them. Fails with CP_INVALID for a tensor that is missing or whose
+ * extents differ from what the facts ask for, and as take does. */
 cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
                            cp_tensor_taker take, void *context);
 
-/* The angle by which each pair turns per position: [rotary / 2] radians, for
- * free(), even where this fails: with CP_INVALID if the file's own factors make
- * no sense, or with CP_MEMORY. */
+/* The angle by which each pair turns per position. *out is [rotary / 2]
+ * radians, to be freed with free() even after a failure. Fails with CP_INVALID
+ * if the file's own factors make no sense, and with CP_MEMORY. */
 cp_status cp_facts_frequencies(const cp_gguf *file, const cp_model_facts *facts,
                                double **out);
 

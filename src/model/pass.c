@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* The layers of a transformer, over the operations of a place. */
+/* The layers of a transformer, over the operations of a backend. */
 #include "model/pass.h"
 
 static void project(cp_rows *rows) {

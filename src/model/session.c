@@ -9,7 +9,8 @@
 #include "model/session_own.h"
 #include "ring/check.h"
 
-/* What is asked for: so many tokens of each sequence, or one of some. */
+/* What is asked for: lengths[s] tokens of each sequence, or one token for each
+ * sequence of a batch. */
 typedef struct {
     bool decode;
     const int64_t *lengths; /* or NULL, and a batch */
@@ -32,7 +33,8 @@ static cp_status enter(const cp_session *session, int64_t s, int64_t length,
     const int64_t most = session->options.capacity;
     const int64_t held = session->cache->length[s];
     if (length < 0)
-        return cp_refuse("sequence %ld: %ld new tokens", s, length);
+        return cp_refuse("sequence %ld: %ld new tokens; it must be >= 0", s,
+                         length);
     if (length > most - held)
         return cp_fail(CP_CAPACITY,
                        "sequence %ld has %ld tokens, and %ld more would pass "
@@ -55,7 +57,8 @@ static cp_status enter_all(const cp_session *session, const request *asked,
     for (int64_t i = 0; i < asked->batch; i++) {
         const int64_t s = asked->sequences[i];
         if (s < 0 || s >= sequences)
-            return cp_refuse("sequence %ld of %ld", s, sequences);
+            return cp_refuse("sequence %ld of %ld; they count from 0", s,
+                             sequences);
         if (call->lengths[s] != 0)
             return cp_refuse("sequence %ld is twice in a batch", s);
         CP_TRY(enter(session, s, 1, call));
@@ -70,7 +73,7 @@ static cp_status check_tokens(const cp_session *session, int64_t count,
         return cp_refuse("a call without tokens");
     for (int64_t t = 0; t < count; t++)
         if (tokens[t] < 0 || tokens[t] >= words)
-            return cp_refuse("token %ld is id %d; the model has %ld", t,
+            return cp_refuse("token %ld is id %d; the model has %ld ids", t,
                              tokens[t], words);
     return CP_OK;
 }
@@ -261,13 +264,14 @@ const cp_plan *cp_session_plan(const cp_session *session) {
 cp_status cp_session_trace(const cp_session *session, const char *path,
                            int64_t *lost) {
     if (!session->options.trace)
-        return cp_refuse("this session keeps no trace");
+        return cp_refuse("this session keeps no trace; try options.trace");
     return session->engine->on->trace(session->engine, path, lost);
 }
 
 enum { PAGE = 64 }; /* rows */
 
-/* A loss adds its unevenness to what ranks may be apart by anyway. */
+/* Cache rows of a survivor: a loss makes ranks more uneven than they may be
+ * anyway. */
 static int64_t rows_left(const cp_session_options *own, int least) {
     const int64_t leaf = cp_ceil_divide(own->capacity, CP_LEAVES);
     if (own->dealing.leaves)
@@ -286,8 +290,9 @@ static cp_status open_cache(cp_session_options *own, cp_cache **out) {
                    ? own->capacity
                    : cp_min(own->capacity, rows_left(own, least));
     if (own->block < 0 || own->rows < 0)
-        return cp_refuse("a cache of %ld rows, in pages of %ld", own->rows,
-                         own->block);
+        return cp_refuse("a cache of %ld rows, in pages of %ld; both must be "
+                         ">= 0",
+                         own->rows, own->block);
     own->block = own->block > 0 ? own->block : PAGE;
     if (!cp_multiply(cp_ceil_divide(most, own->block), own->sequences, &blocks))
         return cp_fail(CP_MEMORY, "%ld sequences of %ld rows overflow",
@@ -316,8 +321,9 @@ cp_status cp_session_open(const cp_model *model,
         return cp_refuse("%ld positions where the model has %ld", own->capacity,
                          positions);
     if (own->ranks < 1 || own->sequences < 1 || own->cores < 0)
-        return cp_refuse("%d ranks, %ld sequences, %d cores", own->ranks,
-                         own->sequences, own->cores);
+        return cp_refuse("%d ranks, %ld sequences, %d cores; expected at least "
+                         "1, 1 and 0",
+                         own->ranks, own->sequences, own->cores);
     CP_TRY(check_variant(own->variant));
     CP_TRY(open_cache(own, &session->cache));
     return model->backend->engine_new(model, own, &session->engine);
@@ -337,12 +343,13 @@ void cp_session_close(cp_session *session) {
 static cp_status check_elastic(const cp_session *session) {
     const cp_engine_place *place = &session->engine->place;
     if (place->crew != NULL && place->crew->ranks > 1)
-        return cp_refuse("%d processes are as many ranks, and stay so",
+        return cp_refuse("ranks are %d processes; their number cannot change",
                          place->crew->ranks);
     if (session->options.dealing.weights != NULL)
         return cp_refuse("shares are for %d ranks", session->options.ranks);
     if (session->options.trace)
-        return cp_refuse("a trace is of %d ranks", session->options.ranks);
+        return cp_refuse("a trace is of %d ranks; try without a trace",
+                         session->options.ranks);
     return CP_OK;
 }
 

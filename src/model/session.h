@@ -1,6 +1,6 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* A model and conversations with it over N ranks: what the command line sees.
- * Nothing here depends on where the ranks run. */
+/* A model and conversations with it over N ranks, as the command line sees
+ * them. Nothing here depends on where the ranks run. */
 #ifndef CP_SESSION_H
 #define CP_SESSION_H
 
@@ -23,16 +23,16 @@ typedef struct {
 } cp_turn_report;
 
 /* Load a model's weights. The file may be closed afterwards. Fails with
- * CP_INVALID for a file that is no such model, naming the tensor or the key,
- * and with CP_MEMORY. Close it even then. */
+ * CP_INVALID if the file holds no such model, naming the tensor or the key, and
+ * with CP_MEMORY. Close the model even then. */
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,
                         cp_model **model);
 void cp_model_close(cp_model *model);
 
-/* Conversations over options->ranks ranks, all empty. Any number of sessions
- * may share a model, which must outlive them. Fails with CP_INVALID for
- * options that make no sense, a capacity beyond the model's positions among
- * them, and with CP_MEMORY. Close it even then. */
+/* Open conversations over options->ranks ranks, all empty. Any number of
+ * sessions may share a model, which must outlive them. Fails with CP_INVALID
+ * for options that make no sense, such as a capacity beyond the model's
+ * positions, and with CP_MEMORY. Close the session even then. */
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options,
                           cp_session **session);
@@ -40,44 +40,44 @@ void cp_session_close(cp_session *session);
 
 /* Append lengths[s] >= 0 tokens to each sequence s. tokens holds those of
  * sequence 0, then of 1, and so on. report may be NULL; its arrays belong to
- * the session and last until its next call. CP_CAPACITY before any work when
- * a sequence would outgrow the session, CP_INVALID for ids that the model
- * has not. After any failure, CP_INTERRUPTED included, the session is as it
- * was before the call. */
+ * the session and last until its next call. Fails before any work with
+ * CP_CAPACITY if a sequence would outgrow the session, and with CP_INVALID for
+ * ids that the model does not have. After any failure, even CP_INTERRUPTED,
+ * the session is as it was before the call. */
 cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
                              const int32_t *tokens, cp_turn_report *report);
 
-/* Append tokens[i] to sequences[i], for i < batch; no sequence twice. As
- * prefill otherwise. */
+/* Append tokens[i] to sequences[i], for i < batch; no sequence twice. Otherwise
+ * as prefill. */
 cp_status cp_session_decode(cp_session *session, int64_t batch,
                             const int64_t *sequences, const int32_t *tokens,
                             cp_turn_report *report);
 
-/* As prefill, but in a step of decode: for few tokens of each sequence, some of
- * which may not stay. */
+/* As prefill, but as a step of decode: for a few tokens of each sequence, some
+ * of which may be truncated again. */
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report);
 
 /* Keep the first length tokens of a sequence, as if the others had not been
- * appended. Logits of the last call may be read and drawn from all the same.
- * Fails as cp_cache_truncate does, the session untouched. */
+ * appended. Logits of the last call may still be read and drawn from. Fails as
+ * cp_cache_truncate does, and leaves the session untouched. */
 cp_status cp_session_truncate(cp_session *session, int64_t sequence,
                               int64_t length);
 
-/* Let a sequence that is empty begin as the first so many tokens of another,
- * in the same memory, as if it had been given them: no tensor is copied before
- * either appends to a page that both have. Fails as cp_cache_fork does, the
+/* Let the empty sequence to begin with the first tokens of from, in the same
+ * memory, as if it had been given them. No tensor is copied before either
+ * appends to a page that both have. Fails as cp_cache_fork does, and leaves the
  * session untouched. */
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens);
 
-/* Bring the pages of each sequence together in memory again, for kernels that
- * like long stretches; nothing else changes. Fails with CP_CAPACITY, the
- * session untouched, if a rank has not one free page, and with CP_MEMORY. If
- * it fails as the engine does, the session is lost. */
+/* Make the pages of each sequence contiguous in memory again, for kernels that
+ * like long stretches; nothing else changes. Fails with CP_CAPACITY if a rank
+ * has no free page, and with CP_MEMORY, and leaves the session untouched. If it
+ * fails as the engine does, the session is lost. */
 cp_status cp_session_compact(cp_session *session);
 
-/* The scores of every token of the vocabulary to come next, after tokens
+/* The score of every token of the vocabulary as the next token, after tokens
  * first .. first + count - 1 of the last successful call, in the order in
  * which that call was given them. logits [count][vocabulary]. */
 cp_status cp_session_logits(const cp_session *session, int64_t first,
@@ -85,27 +85,27 @@ cp_status cp_session_logits(const cp_session *session, int64_t first,
 
 /* Draw tokens[n] from the scores after token after[n] of the last successful
  * call, as samplers[n] would draw it; all have the same temperature. All
- * processes get the same. Fails with CP_INVALID where a score is no number. */
+ * processes get the same. Fails with CP_INVALID if a score is not finite. */
 cp_status cp_session_draw(const cp_session *session, int64_t count,
                           const int64_t *after, const cp_sampler *samplers,
                           int32_t *tokens);
 
-/* Go on over so many ranks: every cached token moves to where a prompt of the
- * whole sequence would put it. What sequences shared, they have for themselves
- * then. Scores of the last call are gone. Fails, the session as it was, with
- * CP_INVALID where ranks are processes, have shares, or are traced, with
- * CP_CAPACITY and CP_MEMORY for want of room. */
+/* Continue on another number of ranks: every cached token moves to where a
+ * prompt of the whole sequence would put it. Sequences that shared pages have
+ * their own afterwards. Scores of the last call are gone. Fails with CP_INVALID
+ * if ranks are processes, have weights, or are traced, and with CP_CAPACITY or
+ * CP_MEMORY if there is no room; the session is then as it was. */
 cp_status cp_session_ranks(cp_session *session, int ranks,
                            cp_ranks_report *report);
 
-/* Let an empty session's sequences have so many tokens, whose keys and values
- * are then to be written. Fails as cp_cache_settle. */
+/* Assign lengths[s] tokens to each sequence of an empty session; their keys and
+ * values are to be written afterwards. Fails as cp_cache_settle does. */
 cp_status cp_session_settle(cp_session *session, const int64_t *lengths);
 
-/* Read or write keys and values of a layer, of the first-th of all tokens on,
- * sequence by sequence: copy->row is that token, wherever it lies. All
- * processes call it; all get what is read. Fails as the engine does, and with
- * CP_INVALID where ranks share their heads. */
+/* Read or write a layer's keys and values from token copy->row on, counted over
+ * all sequences in order, wherever it lies. All processes call it, and all get
+ * what is read. Fails as the engine does, and with CP_INVALID where ranks share
+ * their heads. */
 cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy);
 
 /* The variant of later prefills; CP_DECODE is refused. */
@@ -119,8 +119,8 @@ int64_t cp_session_capacity(const cp_session *session);
  * Lasts until the next call. */
 const cp_plan *cp_session_plan(const cp_session *session);
 
-/* Write what ran when, as Chrome trace JSON, and say how much of it found no
- * room; needs options->trace. */
+/* Write what ran when, as Chrome trace JSON, and report in *lost how many
+ * operations found no room; needs options->trace. */
 cp_status cp_session_trace(const cp_session *session, const char *path,
                            int64_t *lost);
 

@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* What a session holds; for its own files. */
+/* A session's fields, for its own source files. */
 #ifndef CP_SESSION_OWN_H
 #define CP_SESSION_OWN_H
 
@@ -19,8 +19,8 @@ struct cp_session {
     cp_cache *cache;
     cp_engine *engine;
     outcome last;     /* of the successful calls */
-    int64_t rows;     /* as the options asked, 0 too */
-    int64_t *weights; /* of the ranks that are left, after a loss */
+    int64_t rows;     /* as the options asked, 0 included */
+    int64_t *weights; /* of the surviving ranks, after a loss */
 };
 
 #endif

@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* Agreement before a call: short records that all compare. */
+/* Agreement before a call: all ranks compare short records. */
 #include "ring/agree.h"
 
 #include <stddef.h>
@@ -58,7 +58,7 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
 typedef struct {
     int64_t fresh, cached, ranks, variant;
     uint64_t plan, about;
-    int64_t status; /* of who wishes; not compared */
+    int64_t status; /* of the sender; not compared */
 } wish;
 
 static wish wish_of(const cp_plan *plan, uint64_t about, cp_status status) {
@@ -130,7 +130,7 @@ cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
                : meet(crew, wish_of(plan, about, mine));
 }
 
-/* The first rank that has another number than rank 0, or 0. */
+/* The first rank whose number differs from rank 0's, or 0. */
 static cp_status find_other(const cp_crew *crew, uint64_t number, int *other) {
     uint64_t *all;
     *other = 0;
@@ -156,7 +156,7 @@ cp_status cp_crew_agree_words(int count, char *const *arguments) {
     return other == 0
                ? CP_OK
                : cp_refuse("the ranks disagree: rank %d was started with "
-                           "other words than rank 0, or is another version",
+                           "other arguments than rank 0, or is another version",
                            other);
 }
 

@@ -1,7 +1,7 @@
 /* Tangled from book/04-ranks.nw; edit the chapter. */
-/* What all communicators share: arguments are checked, traffic is counted,
- * collectives are made of exchanges, and mistakes are put into words here, so
- * that no implementation has to. */
+/* The part that all communicators share, so that no implementation needs it:
+ * check arguments, count traffic, make collectives of exchanges, and describe
+ * mistakes. */
 #include "ring/comm.h"
 
 #include <stdio.h>

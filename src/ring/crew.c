@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* What the processes of one command line tell each other. */
+/* What the processes of one command line exchange. */
 #define _POSIX_C_SOURCE 200809L
 #include "ring/crew.h"
 
