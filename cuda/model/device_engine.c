@@ -59,7 +59,7 @@ static cp_status copy(const cp_engine *base, void *to, const void *from,
 
 static cp_status settle(const cp_engine *base) {
     return cp_cuda(cudaStreamSynchronize(own(base)->queues[0].compute),
-                   "copying rows"));
+                   "copying rows");
 }
 
 static float *scores_of(const cp_device_engine *mine) {
