@@ -357,9 +357,9 @@ static cp_status snatch(cp_comm *comm, void *context) {
 
 #define WRONG_CALL(n, said)                                                    \
     { "wrong call", 2, 2, meet_after_error, n, CP_INVALID, .words = said }
-#define IN_VAIN(way, said)                                                     \
+#define TIMED_OUT(way, said)                                                   \
     {                                                                          \
-        "in vain", 2, 2, dawdle, way, CP_BROKEN,                               \
+        "timed out", 2, 2, dawdle, way, CP_BROKEN,                             \
             .words = said, .patience = 0.3, .heavy = true                      \
     }
 
@@ -388,11 +388,12 @@ static const comm_scene comm_scenes[] = {
      .words = "rank 1: no such file", .times = WAYS},
     {"left", 2, 16, wait_and_hear, RETURN_EARLY *WAYS, CP_BROKEN,
      .words = "but rank 1 has left", .times = WAYS},
-    IN_VAIN(RECEIVE, "rank 0: waits in an exchange for 8 bytes from rank 1"),
-    IN_VAIN(SEND, "rank 0: waits in an exchange for rank 1 to take 1048576 "),
-    IN_VAIN(ALL_TO_ALL,
-            "rank 0: waits in an all-to-all for 8 bytes from rank "),
-    IN_VAIN(MEET, "rank 0: waits in a barrier for rank 1"),
+    TIMED_OUT(RECEIVE, "rank 0: waits in an exchange for 8 bytes from rank 1"),
+    TIMED_OUT(SEND, "rank 0: waits in an exchange for rank 1 to take 1048576 "),
+    TIMED_OUT(ALL_TO_ALL,
+              "rank 0: waits in an all-to-all for 8 bytes from rank "),
+    TIMED_OUT(MEET,
+              "rank 0: waits in a barrier for rank 1; timed out after 0.3 s"),
     {"disagree", 2, 2, disagree, 0, CP_BROKEN,
      .words = "to rank 1 in an exchange, which expects 80 bytes", .times = 4},
     {"snatch", 2, 3, snatch, 0, CP_ABORTED, .words = "changed my mind",

@@ -52,7 +52,7 @@ static const struct {
 } mistakes[] = {
     {"RANK=2", "RANK is set and WORLD_SIZE is not"},
     {"WORLD_SIZE=2", "WORLD_SIZE is set and RANK is not"},
-    {"RANK=2 WORLD_SIZE=2", "RANK is '2': a number from 0 to 1 is due"},
+    {"RANK=2 WORLD_SIZE=2", "RANK is '2'; it must be a number from 0 to 1"},
     {"RANK=-1 WORLD_SIZE=2", "RANK is '-1'"},
     {"RANK=1x WORLD_SIZE=2", "RANK is '1x'"},
     {"RANK= WORLD_SIZE=2", "RANK is ''"},
@@ -60,7 +60,7 @@ static const struct {
     {"RANK=0 WORLD_SIZE=0", "WORLD_SIZE is '0'"},
     {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK is '2'"},
     {"RANK=0 WORLD_SIZE=4 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2",
-     "LOCAL_RANK is '2': a number from 0 to 1"},
+     "LOCAL_RANK is '2'; it must be a number from 0 to 1"},
     {"RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE is '3'"},
     {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=", "MASTER_ADDR is ''"},
     {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65536",

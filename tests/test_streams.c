@@ -782,7 +782,7 @@ LOOP(ranks_that_disagree_about_a_batch_are_told, 0, 2) {
     t.link = &spoil;
     still_to_spoil = _i == 0 ? 1000 : 1;
     ck_assert_int_eq(call(&t, one, CP_DECODE), CP_BROKEN);
-    ck_assert_ptr_nonnull(strstr(t.problem, "batch is not what rank"));
+    ck_assert_ptr_nonnull(strstr(t.problem, "batch is not the one rank"));
     t.link = NULL;
     call(&t, one, CP_DECODE);
     went_well(&t, 1);

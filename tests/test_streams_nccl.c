@@ -307,7 +307,7 @@ static cp_status split_alone(seat *s) {
     cp_nccl_set_patience(world, 0.3);
     if (s->crew.rank == 0) {
         refuses(cp_nccl_split(world, 2, &tp, &cp), CP_BROKEN,
-                "0.3 s in vain, forming groups");
+                "0.3 s while forming groups");
         ck_assert(tp == NULL && cp == NULL);
     }
     pthread_barrier_wait(&meeting);

@@ -322,9 +322,9 @@ static const struct {
     {3, "leave", 2, 2, .says = "longring: rank 1: "},
     {3, "fails", 1, 1, .says = "longring: rank 1 has left: no such thing"},
     {3, "shares", 1, 1,
-     .says = "in operation 0 rank 0 has a collection of 80 bytes, rank 1 a "
-             "share of"},
-    {3, "sizes", 1, 1, .says = "rank 1 a collection of 96"},
+     .says = "in operation 0 rank 0 has a gather of 80 bytes, rank 1 a "
+             "broadcast of"},
+    {3, "sizes", 1, 1, .says = "rank 1 a gather of 96"},
     {4, "death", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "exits", 1, .says = ": NCCL: remote process exited"},
@@ -332,9 +332,9 @@ static const struct {
     {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
-     .says = " waited %g s in vain, hearing what the others say"},
+     .says = " timed out after %g s while gathering the ranks'"},
     {3, "in vain", 1, 1, .come = 2,
-     .says = "waited %g s in vain, joining; rank 0 is due at 127"},
+     .says = "timed out after %g s while joining; rank 0 is expected at "},
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };

@@ -1,5 +1,5 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* Attention on a GPU, in plain loops: what any of them can run. */
+/* Attention on a GPU, in plain loops that any GPU can run. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -10,10 +10,10 @@
 enum {
     ROWS = 32,
     KEYS = 32,
-    DEPTH = 32, /* dimensions that are at hand at a time */
+    DEPTH = 32, /* dimensions in shared memory at a time */
     THREADS = 128,
-    DOWN = 2,   /* a thread's part of a tile: so many rows */
-    ACROSS = 4, /* by so many keys or dimensions, 8 apart */
+    DOWN = 2,   /* a thread's part of a tile: this many rows */
+    ACROSS = 4, /* by this many keys or dimensions, 8 apart */
     CHUNKS = CP_DEVICE_DIM_MAX / DEPTH,
 };
 
@@ -207,7 +207,7 @@ int cp_device_splits(const cp_device_attention *call, int blocks,
     if (call->kernel == CP_ATTEND_HOPPER)
         return 1;
     if (call->kernel == CP_ATTEND_HOPPER_FEW)
-        blocks /= 2; /* they have a multiprocessor each */
+        blocks /= 2; /* each has a multiprocessor to itself */
     return cp_device_fill(blocks_of(call), blocks, cp_min(most, sense));
 }
 

@@ -37,7 +37,7 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
     size_t left = 0, total = 0;
     void *memory = NULL;
     *out = NULL;
-    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for free memory"));
+    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "querying free memory"));
     if ((uint64_t)bytes > left)
         return cp_fail(CP_MEMORY,
                        "%s: %ld bytes on a GPU that has %zu of %zu left", what,
@@ -48,7 +48,7 @@ cp_status cp_device_reserve(int64_t bytes, const char *what, char **out) {
     return CP_OK;
 }
 
-/* Bytes that a room has more than needed. */
+/* Bytes that are reserved beyond those needed. */
 static int64_t spare(int64_t bytes) {
     return cp_min(4096 + bytes / 8, 1 << 20);
 }
@@ -86,7 +86,7 @@ cp_status cp_queues_new(cp_queues *queues) {
     int least = 0, greatest = 0;
     *queues = (cp_queues){NULL, NULL};
     CP_TRY(cp_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
-                   "asking for stream priorities"));
+                   "querying stream priorities"));
     CP_TRY(cp_cuda(cudaStreamCreateWithPriority(&queues->compute,
                                                 cudaStreamNonBlocking, least),
                    "making a stream to compute on"));
@@ -135,7 +135,7 @@ cp_status cp_milestones_note(cp_milestones *p, cudaStream_t stream) {
     enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
     cudaEvent_t *next = &p->events[p->noted % CP_MILESTONES];
     CP_TRY(cp_cuda(cudaStreamIsCapturing(stream, &state),
-                   "asking whether a queue is captured"));
+                   "querying whether a queue is captured"));
     if (state != cudaStreamCaptureStatusNone)
         return CP_OK;
     if (p->noted - p->passed == CP_MILESTONES)

@@ -1,6 +1,6 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
 /* A GPU as this program sees it: its errors in one line, its memory, its two
- * queues, and what joins them. No kernels and no tensors. */
+ * queues, and the events between them. No kernels and no tensors. */
 #ifndef CP_DEVICE_H
 #define CP_DEVICE_H
 
@@ -8,13 +8,13 @@
 
 #include "ground/ground.h"
 
-/* CP_OK for cudaSuccess; otherwise CP_MEMORY where memory was wanting and
- * CP_BROKEN elsewhere, with the message "what (printf-style): CUDA's words". */
+/* CP_OK for cudaSuccess; CP_MEMORY if CUDA lacked memory, CP_BROKEN for other
+ * errors, with the message "what (printf-style): CUDA's text". */
 cp_status cp_cuda(cudaError_t error, const char *what, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* How many devices there are; fails with CP_BROKEN, naming the driver's and
- * the runtime's versions, if there are none that could be used. */
+/* The number of devices; fails with CP_BROKEN, naming the driver's and the
+ * runtime's versions, if none can be used. */
 cp_status cp_device_count(int *count);
 
 /* Memory on the current device, for cudaFree. Fails with CP_MEMORY, naming
@@ -28,14 +28,15 @@ typedef struct {
     int64_t device_bytes, host_bytes;
 } cp_device_room;
 
-/* See that there is so much of both; where there is not, what lay there is
+/* Grow both to at least these sizes; if one grows, the contents of both are
  * lost. Fails as cp_device_reserve does; free even then, when idle. */
 cp_status cp_device_room_grow(cp_device_room *room, int64_t device_bytes,
                               int64_t host_bytes, const char *what);
 void cp_device_room_free(cp_device_room *room);
 
-/* Enqueue a copy between the device and it or the host. From memory that is not
- * pinned, it has been read on return; to such memory, wait for the stream. */
+/* Enqueue a copy within the device, or between it and the host. From host
+ * memory that is not pinned, it has been read on return; to such memory, wait
+ * for the stream. */
 cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,
                         cudaStream_t stream, const char *what);
 
@@ -48,18 +49,18 @@ typedef struct {
 cp_status cp_queues_new(cp_queues *queues);
 void cp_queues_free(cp_queues *queues);
 
-/* An event without a time; it comes when the stream gets to where it was
- * recorded last, and until then whatever waits for it stays where it is. NULL,
- * where there is none, can be freed too. */
+/* An event without a time; it completes when the stream reaches the point where
+ * it was last recorded. A stream that waits for it stops until then. NULL, if
+ * there is none, can be freed too. */
 cp_status cp_event_new(cudaEvent_t *event);
 void cp_event_free(cudaEvent_t event);
 cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream);
 cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 
-/* How far a stream has come, for who waits for its end: some events behind one
- * another, and when the latest of those that have come was seen to. note puts
- * one at the end of the stream, unless all are on their way or the stream is
- * captured; look asks for them, and returns that time (cp_clock). All zero at
+/* Progress events show a waiting host how far a stream has come: some events
+ * one after another, and when the latest that has completed was seen to. note
+ * records one at the end of the stream, unless all are pending or the stream is
+ * captured; look queries them, and returns that time (cp_clock). All zero at
  * first; all notes go to one stream. */
 enum { CP_MILESTONES = 256 };
 typedef struct {

@@ -1,6 +1,6 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
 /* Kernels that every GPU can run, and how to put them on a stream. Nothing
- * here waits, allocates, or looks at what a kernel computed. */
+ * here waits, allocates, or looks at a kernel's results. */
 #ifndef CP_KERNELS_H
 #define CP_KERNELS_H
 
@@ -12,13 +12,13 @@
 /* How a number of a tensor is stored. */
 typedef enum { CP_F32, CP_BF16 } cp_element;
 
-/* Bytes of one. */
+/* Bytes of a number. */
 static inline int64_t cp_element_bytes(cp_element element) {
     return element == CP_F32 ? 4 : 2;
 }
 
-/* Pieces of tokens, on the device, and how many; room says how many there can
- * be, which is what a grid is made for. */
+/* Pieces of tokens, on the device, and their number; room is the most that
+ * there can be, and the grid is made for it. */
 typedef struct {
     const cp_piece *items;
     const int64_t *count;
@@ -26,9 +26,9 @@ typedef struct {
 } cp_device_tiles;
 
 /* Pieces of keys, on the device, by sequence: those of sequence s are items
- * first[s] to first[s + 1] - 1. A sequence that is none of these has no keys.
- * longest is about how many keys a sequence has at most; splits are planned
- * for it. */
+ * first[s] to first[s + 1] - 1. A sequence not in the table has no keys.
+ * longest is the approximate number of keys of the longest sequence; splits are
+ * planned for it. */
 typedef struct {
     const cp_piece *items;
     const int64_t *first; /* [sequences + 1] */
@@ -47,17 +47,17 @@ typedef enum {
     CP_ATTEND_KERNELS
 } cp_attend_kernel;
 
-/* What cp_attend computes (attend.h), on a device: all pointers are the
- * device's. Shapes and meanings are those of cp_attention. Scores, sums and
- * partials are fp32. Every row that a tile of queries names is written, and no
- * other: with nothing to see and nothing to merge with, O = 0 and LSE = -inf.
+/* An attention as cp_attend computes it (attend.h), on a device: all pointers
+ * are the device's. Shapes and meanings are those of cp_attention. Scores, sums
+ * and partials are fp32. Every row that a tile of queries names is written, and
+ * no other: with nothing to see and nothing to merge with, O = 0, LSE = -inf.
  *   queries_of    tiles of at most cp_device_query_tile tokens; one of a
  *                 sequence below 0 sees nothing
  *   output, lse   [rows][N_H][D_H], [rows][N_H]
  *   unfinished    with more than one split: outputs [splits][rows][N_H][D_H],
  *                 then LSEs [splits][rows][N_H]; overwritten
- *   tickets       then also [rows][N_H], and two for Hopper's kernel: all 0;
- *                 and so they are left */
+ *   tickets       then also [rows][N_H], and two for Hopper's kernel: all 0
+ *                 before and after */
 typedef struct {
     cp_attend_kernel kernel;
     cp_shape shape;
@@ -66,56 +66,55 @@ typedef struct {
     cp_device_keys keys_of;
     const void *queries, *keys, *values;
     int64_t key_rows;  /* of the tensors of keys and values; for Hopper's */
-    int64_t key_heads; /* of such a row, if more than the shape's: keys and
-                          values then begin with the first that is attended to;
-                          0: as many */
-    bool merge;        /* into what output and lse hold */
+    int64_t key_heads; /* in such a row, if more than the shape's: keys and
+                          values then begin with the first head attended to;
+                          0: as the shape's */
+    bool merge;        /* into the contents of output and lse */
     int splits;
     float *unfinished;
     int32_t *tickets;
     int64_t rows;
     float *output, *lse;
     const void *chosen; /* sparse attention (chapter 16): the positions of the
-                           keys that a query attends to alone, [rows][top_k] of
+                           only keys that a query attends to, [rows][top_k] of
                            32 bits, aligned to 2 bytes; by the loops, in one
                            split. NULL: to all that it sees */
     int64_t top_k;
     int spared; /* multiprocessors that Hopper's kernel leaves to messages */
-    uint32_t leaves; /* in exact order (chapter 17): these alone, whose keys are
+    uint32_t leaves; /* in exact order (chapter 17): only these, whose keys are
                         a list each in keys_of. Unfinished, in one split, is
                         then a partial of each: output, then LSE. 0: all keys */
 } cp_device_attention;
 
-/* The fastest kernel for such numbers that the current device has, where
- * pieces of queries have at most so many tokens: 1 in decode. */
+/* The fastest kernel for such numbers on the current device, where pieces of
+ * queries have at most tokens tokens: 1 in decode. */
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
                              int64_t tokens, cp_attend_kernel *kernel);
 
-/* Numbers of a head that these kernels take, at most: some of them wait in
- * registers. In wider heads, and in those whose values are not as wide as their
- * keys, are part of them (uneven ones, chapter 16), the loops are others, which
- * have no splits. */
+/* The most numbers of a head that these kernels take: some of them wait in
+ * registers. Other loops, without splits, serve uneven heads (chapter 16):
+ * wider ones, and those whose values are part of their keys or not as wide. */
 enum { CP_DEVICE_DIM_MAX = 256 };
 bool cp_device_uneven(const cp_shape *shape);
 
-/* Whether a kernel takes such numbers, on a device of that compute capability:
- * 80 for 8.0. */
+/* Does a kernel take such numbers, on a device of that compute capability: 80
+ * for 8.0? */
 bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability);
 
-/* Tokens of a kernel's query tile, at most. */
+/* The most tokens of a kernel's query tile. */
 int64_t cp_device_query_tile(cp_attend_kernel kernel, const cp_shape *shape);
 
 /* Blocks that the current device runs at a time: two a multiprocessor. */
 cudaError_t cp_device_blocks(int *blocks);
 
-/* Multiprocessors that attention leaves to messages, which need one for each
- * block of theirs, and that many blocks they have at most. */
+/* Multiprocessors that attention leaves to messages: one for each of their
+ * blocks, of which there are at most this many. */
 enum { CP_SPARED = 4 };
 
-/* How many splits there may be where a rank has so many rows, at least 1: that
- * many unfinished partials need room. And how many a call should have, of most
- * that there is room for; only shape, kernel and lists are read. */
+/* The most splits for a rank of that many rows, at least 1: their unfinished
+ * partials need room. And the number for a call, of most that there is room
+ * for; only shape, kernel and lists are read. */
 int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows);
 int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
@@ -138,7 +137,7 @@ typedef struct {
 } cp_device_merging;
 
 /* Copy the rows of some tokens from one tensor to another, twice: keys and
- * values. from and to are the same tokens, in the same pieces, of about so many
+ * values. from and to are the same tokens, in the same pieces, of about rows
  * rows in all. Bytes of a row are even, and so are addresses; those of values
  * may be 0: they are part of the keys. */
 typedef struct {
@@ -148,9 +147,9 @@ typedef struct {
     void *to_keys, *to_values;
 } cp_device_copying;
 
-/* Compare labels [rows][2], 64 bits each: sequence, position; both -1 = nobody.
- * *wrong becomes 1 + the number of a row where expected [rows] says otherwise,
- * and stays as it is where all agree. */
+/* Compare labels [rows][2], 64 bits each: sequence, position; both -1 = none.
+ * *wrong becomes 1 + the number of a row that differs from expected [rows], and
+ * is unchanged if all agree. */
 typedef struct {
     int64_t rows;
     const void *labels; /* aligned to 2 bytes */
@@ -158,15 +157,15 @@ typedef struct {
     int32_t *wrong;
 } cp_device_labels;
 
-/* Put one on a stream. A kernel over nothing is not launched. More blocks than
- * a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
+/* Enqueue a call on a stream. A kernel over nothing is not launched. More
+ * blocks than a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
 cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
 cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
 /* Hopper's kernels, as cp_device_attend: for prompts, in one split, the plain
- * one or the fast one; and for few rows. They are of the next chapter; without
+ * one or the fast one; and for few rows. They are in the next chapter; without
  * it these are NULL. */
 enum { CP_PREFILL_PLAIN = 1, CP_PREFILL_FAST };
 cudaError_t cp_device_prefill(const cp_device_attention *, int which,

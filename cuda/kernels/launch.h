@@ -1,8 +1,7 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* For kernel files: the few words of CUDA C++ that C has not, and what the
- * kernels are asked. A kernel takes one structure, which it calls a. Where
- * kernels are emulated, another header comes first and says what the words
- * mean there. */
+/* For kernel files: the parts of CUDA C++ that C lacks, and the calls of all
+ * kernels. A kernel takes one structure, which it calls a. Where kernels are
+ * emulated, another header comes first and defines the same macros. */
 #ifndef CP_KERNEL_LAUNCH_H
 #define CP_KERNEL_LAUNCH_H
 
@@ -15,8 +14,8 @@
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
 #define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
-/* The ticket's number, and the next block's is one more: it sees what the
- * blocks before have stored. */
+/* Returns the ticket's number, and increments it: the block sees all stores of
+ * the blocks before it. */
 static __device__ __forceinline__ int take_ticket(int32_t *ticket) {
     int number;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
@@ -53,7 +52,7 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 #define CP_NO_UNROLL
 #endif
 
-/* For i from 0 to count - 1, a constant: no loop is left. */
+/* For i from 0 to count - 1, a constant: the loop is unrolled. */
 #define CP_EACH(i, count) CP_UNROLL for (int i = 0; i < (count); i++)
 
 /* Whether so many blocks but this one have stored all that they store, and will
@@ -92,8 +91,8 @@ static inline dim3 grid_of(int64_t x, int64_t y, int64_t z) {
     return grid;
 }
 
-/* A block of threads, with so many bytes for CP_DYNAMIC, for each of x by y by
- * z; or why there cannot be. */
+/* Launch a block of threads, with bytes for CP_DYNAMIC, for each of x by y by
+ * z; or return why that is impossible. */
 #define CP_LAUNCH_GRID_SHARED(kernel, x, y, z, threads, bytes, stream, args)   \
     (grid_error(x, y, z) != cudaSuccess || (x) * (y) * (z) == 0                \
          ? grid_error(x, y, z)                                                 \

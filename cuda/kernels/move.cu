@@ -1,5 +1,5 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* Kernels that move partials, keys and values about: bound by memory all. */
+/* Kernels that move partials, keys and values: all are bound by memory. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ CP_KERNEL(merge_rows, cp_device_merging) {
         return;
     float lse = a.lse[at];
     for (int first = 0; first < a.addends; first += 8) {
-        /* Weigh these addends, one behind the other. */
+        /* Weigh these addends, one after the other. */
         const int here = a.addends - first < 8 ? a.addends - first : 8;
         float add[8], kept[8], fresh[8];
         CP_EACH(i, 8)
@@ -51,7 +51,7 @@ CP_KERNEL(merge_rows, cp_device_merging) {
             }
         }
     }
-    /* Write the merged LSE, and zeros if nobody had anything. */
+    /* Write the merged LSE, and zeros if all were empty. */
     __syncwarp();
     if (lane == 0)
         a.lse[at] = lse;

@@ -1,5 +1,5 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
-/* What every attention kernel begins and ends with: the rows of a block, the
+/* The beginning and end of every attention kernel: the rows of a block, the
  * keys that they see, and where their partial goes. For kernel files only. */
 #ifndef CP_ROWS_H
 #define CP_ROWS_H
@@ -13,8 +13,7 @@ typedef struct {
     int count; /* 0: nothing to do */
 } rows_of_block;
 
-/* Of so many rows at most. A group with more needs several blocks for each
- * token. */
+/* At most rows rows. A group with more needs several blocks for each token. */
 CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
     rows_of_block mine;
     mine.count = 0;
@@ -43,7 +42,7 @@ CP_INLINE int64_t position(const rows_of_block *mine, int r) {
     return queries.start + (mine->first + r) / mine->group * queries.step;
 }
 
-/* How many keys of a span a query sees: the first so many. */
+/* The number of keys of a span that a query sees: the first ones. */
 CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
     const int64_t past = position - keys.start;
     if (past < 0)
@@ -55,10 +54,10 @@ CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
 
 typedef struct {
     const cp_piece *piece; /* of the sequence */
-    cp_piece now;   /* what the last row sees of it, from the next tile */
-    int tile, left; /* the next tile of the piece; how many to come */
-    int last;       /* the latest query's position */
-    int keys;       /* of a tile */
+    cp_piece now;          /* the part the last row sees, from the next tile */
+    int tile, left;        /* the next tile of the piece; how many to come */
+    int last;              /* the latest query's position */
+    int keys;              /* of a tile */
 } keys_of_block;
 
 CP_INLINE int tiles_of(const keys_of_block *walk, cp_span span) {
@@ -79,7 +78,7 @@ CP_INLINE void begin_piece(keys_of_block *walk) {
     walk->tile = 0;
 }
 
-/* The list of keys of a sequence: in exact order, of the block's leaf of it. */
+/* The list of keys of a sequence: in exact order, of this block's leaf. */
 CP_INLINE int64_t list_of(const cp_device_attention *a, int64_t sequence) {
     int leaf = 0, before = (int)blockIdx.z;
     if (a->leaves == 0 || sequence < 0)
@@ -115,7 +114,7 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     return walk;
 }
 
-/* The next keys, none of which all rows miss; false if there are no more. */
+/* The next keys, some of which a row sees; false if there are no more. */
 CP_INLINE bool next_keys(keys_of_block *walk, cp_piece *keys) {
     if (walk->left-- <= 0)
         return false;
@@ -203,7 +202,7 @@ CP_INLINE int64_t value_width(const cp_shape *shape) {
     return shape->value_dim > 0 ? shape->value_dim : shape->head_dim;
 }
 
-/* The partial that a block writes, and whether into what is there. */
+/* The partial that a block writes, and whether to merge into the old one. */
 CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
                             float **lse) {
     const int64_t split = (int64_t)blockIdx.z, dim = value_width(&a->shape);
@@ -218,15 +217,15 @@ CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
     return a->merge && a->splits == 1;
 }
 
-/* Where a row's numbers go, NULL for one that is not there; and what was found
- * there, and what is new, are multiplied with. */
+/* Where a row's numbers go, or NULL if the row does not exist; and the weights
+ * of the old numbers and of the new ones. */
 typedef struct {
     float *to;
     float kept, fresh;
 } row_weights;
 
 /* The level is that of the row's scores, to the base 2. All lanes of a warp
- * call, those of a row with the same numbers. */
+ * call it, those of a row with the same numbers. */
 CP_INLINE row_weights weigh_row(const cp_device_attention *a,
                                 const rows_of_block *mine, int row, float level,
                                 float total) {
@@ -260,8 +259,8 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
         weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
 }
 
-/* Blocks for each part of a call, parts, which are splits or leaves; and the
- * launches of other files' kernels. */
+/* The blocks for each part of a call; its parts, which are splits or leaves;
+ * and the launches of other files' kernels. */
 int64_t blocks_of(const cp_device_attention *call);
 int64_t parts_of(const cp_device_attention *call);
 cudaError_t cp_attend_tiles(const cp_device_attention *call,

@@ -1,5 +1,5 @@
 /* Tangled from book/13-tiles.nw; edit the chapter. */
-/* Rows of which several warps of a block have attended to some keys each: how
+/* Rows for which several warps of a block have attended to some keys each: how
  * their sums become one. For kernel files only. */
 #ifndef CP_SHARED_ROWS_H
 #define CP_SHARED_ROWS_H

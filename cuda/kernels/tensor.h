@@ -1,18 +1,18 @@
 /* Tangled from book/13-tiles.nw; edit the chapter. */
-/* What sm_80 brought for attention: copies that nobody waits for, and products
- * of matrices by a whole warp (PTX manual: cp.async, ldmatrix, mma). All lanes
- * of the warp call together, except for copies. Where kernels are emulated,
- * another header has these. */
+/* New on sm_80, for attention: asynchronous copies, and products of matrices by
+ * a whole warp (PTX manual: cp.async, ldmatrix, mma). All lanes of the warp
+ * call together, except for copies. Where kernels are emulated, another header
+ * has these. */
 #ifndef CP_TENSOR_H
 #define CP_TENSOR_H
 
 #ifdef __CUDACC__
 #include "cuda/kernels/numbers.h"
 
-/* Its numbers become constants where it is used, and its arrays registers. */
+/* Inlined: its numbers become constants, its arrays registers. */
 #define CP_INLINED static __forceinline__ __device__
 
-/* A place in memory that a block shares: what the instructions want. */
+/* An address in shared memory, as these instructions take it. */
 typedef uint32_t cp_shared;
 
 CP_INLINE cp_shared cp_shared_at(void *memory) {
@@ -23,10 +23,10 @@ CP_INLINE cp_shared cp_shared_xor(cp_shared at, int bits) {
     return at ^ (cp_shared)bits;
 }
 
-/* Copy 16 bytes to shared memory, of which only so many are read, and the rest
- * is zeros; the addresses are multiples of 16. Copies since the last commit are
- * a group. wait returns when all but the latest `left` groups of this thread
- * are there: for this thread, and behind a barrier for all. */
+/* Copy 16 bytes to shared memory: the first `bytes` are read, and the rest are
+ * zeros; the addresses are multiples of 16. Copies since the last commit are a
+ * group. wait returns when all but the latest `left` groups of this thread have
+ * arrived: for this thread, and after a barrier for all. */
 CP_INLINE void cp_copy_async(cp_shared to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(from), "r"(bytes)
@@ -40,9 +40,9 @@ CP_INLINE void cp_copies_commit(void) {
 #define cp_copies_wait(left)                                                   \
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 
-/* Four 8 by 8 matrices of 16-bit numbers. Lane l says where row l % 8 of matrix
- * l / 8 begins, a multiple of 16; it gets, of each, numbers 2 (l % 4) and the
- * next of row l / 4. Transposed: of column l / 4. */
+/* Load four 8 by 8 matrices of 16-bit numbers. Lane l gives the address of row
+ * l % 8 of matrix l / 8, a multiple of 16; it gets, of each, number 2 (l % 4)
+ * and the next of row l / 4. Transposed: of column l / 4. */
 CP_INLINE void cp_load_matrices(uint32_t to[4], cp_shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

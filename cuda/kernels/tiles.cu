@@ -11,8 +11,8 @@
 enum { KEYS = 64, WARPS = 4, THREADS = 32 * WARPS, ROW_BYTES = 2 };
 enum { SLABS = 2, MOST_DIM = 128 }; /* at most */
 
-/* dim is 64 or 128. A warp has so many slabs of 16 rows; a ring of so many
- * slots holds tiles of keys or of values. */
+/* dim is 64 or 128. A warp has slabs slabs of 16 rows; a ring of slots slots
+ * holds tiles of keys or of values. */
 typedef struct {
     int dim, slabs, slots;
     bool few; /* all warps have the same rows, and different keys */
@@ -31,9 +31,9 @@ CP_INLINED cp_shared deeper(block_shape s, cp_shared place, int k, int n) {
     return cp_shared_xor(place, 32 * k) + 16 * n * s.dim * ROW_BYTES;
 }
 
-/* What a block knows, in shared memory, where it takes no registers. The walk
- * is ahead of the copies: thread 0 takes a step and notes the tile, and after
- * the next barrier all may read that. */
+/* A block's state, in shared memory to save registers. The walk is ahead of the
+ * copies: thread 0 takes a step and notes the tile, and after the next barrier
+ * all may read that. */
 enum { NOTED = 8 };
 typedef struct {
     rows_of_block mine;
@@ -129,7 +129,7 @@ CP_INLINED void load_queries(block_shape s, cp_shared row, int k,
 CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                             unsigned char *memory, block_notes *notes) {
     const rows_of_block *mine = &notes->mine;
-    /* Know the block's rows and keys. */
+    /* Find the block's rows and keys. */
     if (threadIdx.x == 0) {
         notes->mine = find_rows(a, rows_of_tile(s));
         if (mine->count > 0)
@@ -142,7 +142,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
     if (mine->count <= 0)
         return;
     const int tiles = notes->tiles;
-    /* Know this warp's part. */
+    /* Find this warp's part. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int columns = s.few ? KEYS / WARPS : KEYS;
     const int first_row = s.few ? 0 : 16 * s.slabs * warp;
@@ -184,7 +184,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                                     asked[kept ? k : 0][m / 2], b + m % 2 * 2);
             }
         }
-        /* Hide what may not be seen. */
+        /* Mask what must not be seen. */
         const cp_span seen = notes->noted[tile % NOTED].span;
         if (keys_seen(seen, position(mine, first_row)) < KEYS)
             CP_EACH(m, s.slabs)

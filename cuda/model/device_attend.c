@@ -11,9 +11,9 @@
 
 typedef struct {
     const cp_device_place *place;
-    cp_element element; /* as what numbers are sent */
+    cp_element element; /* in which numbers are sent */
     cp_attend_call call;
-    int first, count;                       /* ranks that are here */
+    int first, count;                       /* ranks in this process */
     int64_t cached, asked, fresh, answered; /* numbers of a rank's cache,
                                                queries, keys, output */
     int64_t cached_values, fresh_values;    /* and those of the values, */
@@ -48,7 +48,7 @@ static uint16_t round_to_bf16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* The numbers are rounded where they are, which is free again afterwards. */
+/* The numbers are rounded in place; the buffer is free again afterwards. */
 static cp_status send(const running *it, int r, float *from, int64_t count,
                       void *to) {
     const int64_t bytes = count * cp_element_bytes(it->element);
@@ -104,12 +104,12 @@ static cp_status take_rows(const running *it, int r) {
     CP_TRY(cp_bytes_copy(it->lent, from.output, it->answered * 4, stream,
                          "output"));
     CP_TRY(cp_bytes_copy(lse, from.lse, heads * 4, stream, "LSE"));
-    CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "bringing output and LSE"));
+    CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "copying output and LSE"));
     cp_attend_read(&it->call, it->first + r, it->lent, lse);
     return CP_OK;
 }
 
-/* Of queries, or of an output: the heads of all their rows. */
+/* The numbers of queries, or of an output: of the heads of all their rows. */
 static int64_t numbers_of(const cp_plan *plan, int slot, int64_t dim) {
     return plan->slots[slot].rows * cp_plan_shape(plan, slot).query_heads * dim;
 }

@@ -1,5 +1,5 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* What an engine on GPUs keeps: the host enqueues, and looks at the end. */
+/* An engine on GPUs: the host enqueues, and looks at the end. */
 #include "cuda/model/device_engine.h"
 
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static cp_status copy(const cp_engine *base, void *to, const void *from,
 
 static cp_status settle(const cp_engine *base) {
     return cp_cuda(cudaStreamSynchronize(own(base)->queues[0].compute),
-                   "bringing rows");
+                   "copying rows");
 }
 
 static float *scores_of(const cp_device_engine *mine) {
@@ -184,8 +184,8 @@ static void close_engine(cp_engine *base) {
     free(it->queues);
 }
 
-/* Passes, and graphs with them, are of a number of ranks: they are made anew,
- * when they are wanted. */
+/* Passes, and their graphs, are made for a number of ranks: they are freed
+ * here, and made again when they are needed. */
 static cp_status lose(cp_engine *base, int rank) {
     cp_device_engine *it = own(base);
     const int only = it->place->only;

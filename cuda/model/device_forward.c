@@ -14,9 +14,9 @@
 #include "ring/agree.h"
 #include "ring/variants.h"
 
-enum { MOST_ROWS = 4096 }; /* of a block, unless the place says otherwise */
+enum { MOST_ROWS = 4096 }; /* of a block, unless the place sets it */
 
-/* A rank's activations, what works on them, and a block of its rows. */
+/* A rank's activations, the objects that work on them, and a block of rows. */
 typedef struct {
     cp_rows base; /* the block that is being enqueued */
     const cp_device_engine *mine;
@@ -31,11 +31,11 @@ typedef struct {
     int64_t staged;       /* and its bytes */
     char *memory;         /* on the device: all that follows */
     int64_t *words;       /* [rows] sent; -1: no token */
-    int64_t *places;      /* [rows] sent: in the walker's slots */
+    int64_t *places;      /* [rows] sent: indices in the walker's slots */
     int64_t *positions;   /* [rows] sent */
     float *x;             /* [rows][width] */
-    char *input;          /* [block][widest] what the next matrix meets, */
-    float *scales;        /* [block] what its rows are divided by; or NULL */
+    char *input;          /* [block][widest] of the next product, */
+    float *scales;        /* [block] divisors of its rows; or NULL */
     float *wide;          /* [block] its products */
     char *partial;        /* [block][width] of a sum, bf16; or NULL */
 } part;
@@ -204,7 +204,7 @@ static void place(cp_rows *rows) {
         .keys = a->slots.keys,
         .values = a->slots.values,
     };
-    note(a, cp_device_rotate(&call, a->stream), "turning queries and keys");
+    note(a, cp_device_rotate(&call, a->stream), "rotating queries and keys");
 }
 
 static void gather(cp_rows *rows) {
@@ -220,8 +220,7 @@ static void gather(cp_rows *rows) {
         .to = a->input,
         .scales = a->scales,
     };
-    note(a, cp_device_gather(&call, a->stream),
-         "gathering what attention gave");
+    note(a, cp_device_gather(&call, a->stream), "gathering attention's output");
 }
 
 static void gate(cp_rows *rows) {
@@ -443,7 +442,7 @@ static void say_why_not(void) {
                 cp_message());
 }
 
-/* Walks that were captured count as the call's; after this none does. */
+/* Captured walks count as the call's; after this none does. */
 static cp_status begin_again(cp_device_forward *pass) {
     const cp_device_engine *mine = pass->mine;
     cp_graph_free(pass->graph);

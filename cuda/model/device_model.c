@@ -1,5 +1,5 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
-/* Take a model's weights from its file to the device. */
+/* Load a model's weights from its file to the device. */
 #include "cuda/model/device_model.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static cp_status take_piece(const loader *load, cp_weight weight,
     all.row_bytes = all.in / values * bytes;
     *out = all;
     if (all.in % values != 0)
-        return cp_refuse("%s: %ld parts of its rows are no whole blocks of %ld",
+        return cp_refuse("%s: cut in %ld, its rows are no whole blocks of %ld",
                          cp_gguf_show(tensor->name).text, parts, values);
     return CP_OK;
 }

@@ -9,7 +9,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/multiply.h"
 
-/* Which share of a model's heads, of so many equal ones. */
+/* Which of parts equal shares of a model's heads. */
 typedef struct {
     int part, parts; /* 0 of 1: all of it */
 } cp_device_share;
@@ -22,15 +22,15 @@ typedef struct {
     cp_element element;  /* of queries, keys, values, and all other rows */
     char *memory;        /* on the device: holds what the tensors point to */
     double *frequencies; /* on the device: [rotary / 2] radians per position */
-    /* See cp_weight_index. What is multiplied together is one matrix, in the
-     * place of its first; a vector has one row of fp32. */
+    /* See cp_weight_index. Matrices that multiply the same rows are one, at the
+     * index of the first; a vector has one row of fp32. */
     cp_device_matrix *tensors;
 } cp_device_model;
 
 /* Expand a file's weights on the current device; facts are of the share. Fails
  * as cp_model_open does (session.h), with CP_BROKEN if there is no GPU, with
  * CP_MEMORY, naming the bytes, if its memory is too small, and with CP_INVALID
- * if the model cannot be shared out so. */
+ * if the model cannot be divided into that many shares. */
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
                                cp_device_share share, cp_model **model);
 void cp_device_model_close(cp_model *model);

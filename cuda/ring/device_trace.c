@@ -22,7 +22,7 @@ typedef struct {
     cp_queue queue;
     cudaStream_t stream;
     cp_stretch what;
-    cudaEvent_t start, end; /* used again; NULL before the first time */
+    cudaEvent_t start, end; /* reused; NULL before the first time */
     bool ended;
 } marks;
 

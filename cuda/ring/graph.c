@@ -53,7 +53,7 @@ static cp_status capture(cp_graph *graph, cp_status (*enqueue)(void *),
         status = cp_cuda(
             cudaGraphInstantiate(&graph->run, captured,
                                  cudaGraphInstantiateFlagUseNodePriority),
-            "making a graph ready");
+            "instantiating a graph");
     if (captured != NULL)
         cudaGraphDestroy(captured);
     return status;

@@ -1,5 +1,5 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
-/* Lists of tiles for kernels, cut from a layout. */
+/* Tile lists for kernels, cut from a layout. */
 #include "cuda/ring/manifest.h"
 
 #include "cuda/ring/exact.h"
@@ -10,7 +10,7 @@ struct cp_manifest {
     int64_t query_tile;
     bool packs;              /* a block of keys, from the cache; or a list:
                                 index keys have the rows of such a block */
-    int64_t longest;         /* keys that a sequence has, on some rank */
+    int64_t longest;         /* keys of a sequence, on any rank */
     int64_t first[CP_LISTS]; /* where a kind begins, among the pieces of all */
     int64_t room[CP_LISTS];  /* pieces that each list of it can have */
     int64_t pieces;          /* rooms of all of them */
@@ -84,7 +84,7 @@ static bool attended(cp_list kind) {
     return kind == CP_LIST_KEYS || kind == CP_LIST_CACHED;
 }
 
-/* In exact order, each leaf of a sequence is one by itself. */
+/* In exact order, each leaf of a sequence is a piece or more by itself. */
 static bool by_leaf(const cp_manifest *m, cp_list kind) {
     return m->plan->layout->leaves && attended(kind);
 }
@@ -120,7 +120,7 @@ static int64_t tables_of(const cp_manifest *m) {
     return m->packs ? m->plan->layout->ranks + 1 : 1;
 }
 
-/* Is there one for each rank, or one alone: its own, or everybody's? */
+/* Does each rank have a list; or is there only one, its own or the batch's? */
 static bool of_each_rank(const cp_manifest *m, cp_list kind) {
     return kind == CP_LIST_KEYS ||
            (kind == CP_LIST_QUERIES && m->plan->begins == CP_OWN_TOKENS);
@@ -245,7 +245,7 @@ int64_t cp_manifest_bytes(const cp_manifest *m) {
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t query_tile,
                           int64_t growth, cp_manifest **out) {
     const cp_program *program = &plan->programs[rank];
-    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a manifest"));
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "tile lists"));
     (*out)->plan = plan;
     (*out)->rank = rank;
     (*out)->query_tile = query_tile;

@@ -1,6 +1,6 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
-/* Which tokens the kernels of a walk work on: lists, written on the host into
- * one block that goes to the device as it is. Sends nothing itself. */
+/* Which tokens the kernels of a walk work on: tile lists, written on the host
+ * into one block that goes to the device as it is. Copies nothing itself. */
 #ifndef CP_MANIFEST_H
 #define CP_MANIFEST_H
 
@@ -8,31 +8,31 @@
 
 #include "cuda/kernels/kernels.h"
 
-/* The lists of one rank's walk. */
+/* The tile lists of one rank's walk. */
 typedef struct cp_manifest cp_manifest;
 
-/* Whose tokens a list has, and what for. */
+/* Whose tokens a list holds, and what for. */
 typedef enum {
     CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
                          labelled, a piece for each row. Padding is in tiles of
                          sequence -1 */
     CP_LIST_KEYS,     /* a rank's packed block */
-    CP_LIST_CACHED,   /* what lies in its own cache, */
+    CP_LIST_CACHED,   /* the tokens in the rank's own cache, */
     CP_LIST_NEW,      /* its own new tokens, */
     CP_LIST_APPENDED, /* and the rows of its cache that these go to */
     CP_LISTS
 } cp_list;
 
-/* Give each list of a rank its place, with growth pieces more than the plan's
- * layout needs, for tiles of so many queries. The plan must outlive the
- * manifest, which is for free() even if this fails, with CP_MEMORY. */
+/* Assign an offset to each list of a rank, with growth pieces more than the
+ * plan's layout needs, for tiles of query_tile queries. The plan must outlive
+ * the manifest, which is for free() even if this fails, with CP_MEMORY. */
 cp_status cp_manifest_new(const cp_plan *plan, int rank, int64_t query_tile,
                           int64_t growth, cp_manifest **out);
 
-/* How many bytes travel. */
+/* The bytes that are copied. */
 int64_t cp_manifest_bytes(const cp_manifest *manifest);
 
-/* Whether the lists of a layout, of a plan of the same kind, have room:
+/* Check that the lists of a layout, of a plan of the same kind, have room:
  * CP_CAPACITY, naming list and pieces, if not. */
 cp_status cp_manifest_has_room(const cp_manifest *manifest,
                                const cp_layout *layout);
@@ -41,13 +41,13 @@ cp_status cp_manifest_has_room(const cp_manifest *manifest,
 void cp_manifest_write(const cp_manifest *manifest, const cp_layout *layout,
                        void *to);
 
-/* A list as a kernel wants it, where the block lies at `at`. Its room is told,
- * and not what it holds in this call, which is for the kernel to read. rank is
- * whose list; of the last three kinds there is the rank's own alone. */
+/* A list as a kernel takes it, where the block lies at `at`. It has the list's
+ * room; the kernel reads its length in this call. rank is whose list; of the
+ * last three kinds only the rank's own list exists. */
 cp_device_tiles cp_manifest_tiles(const cp_manifest *manifest, const void *at,
                                   cp_list kind, int rank);
 
-/* CP_LIST_KEYS or CP_LIST_CACHED as an attention wants it. */
+/* CP_LIST_KEYS or CP_LIST_CACHED as an attention takes it. */
 cp_device_keys cp_manifest_keys(const cp_manifest *manifest, const void *at,
                                 cp_list kind, int rank);
 

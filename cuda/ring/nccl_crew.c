@@ -1,5 +1,5 @@
 /* Tangled from book/13-start.nw; edit the chapter. */
-/* Share, collect and leave, over NCCL. */
+/* A process group over NCCL: broadcast, gather and leave. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "cuda/ring/nccl_crew.h"
 
@@ -12,27 +12,27 @@
 
 typedef enum { SHARE, COLLECT, LEAVE } word;
 
-enum { FEW = 488, PIECE = 4 << 20 }; /* bytes; of a record, and at a time */
+enum { FEW = 488, PIECE = 4 << 20 }; /* bytes: in a record, and per piece */
 
 typedef struct {
-    int32_t word, status; /* the exit status of who leaves */
+    int32_t word, status; /* LEAVE: the exit status */
     int64_t number, bytes;
-    char data[FEW]; /* or, of who leaves with a failure, why */
+    char data[FEW]; /* LEAVE with a failure: its message */
 } record;
 
 static struct {
     cp_nccl *world;
     int rank, ranks;
     cudaStream_t stream;
-    char *host, *device; /* what is under way: so many bytes of each rank */
-    int64_t room;        /* of both */
+    char *host, *device; /* what is in transfer: equal pieces, one a rank */
+    int64_t room;        /* bytes of each of the two */
     int64_t number;      /* of operations so far */
-    int64_t done;        /* of what was sent and heard so far, */
-    int64_t heard_at;    /* of which that was the last of records: */
+    int64_t done;        /* collectives completed so far, */
+    int64_t heard_at;    /* and the number of the last that took records: */
     record *heard;       /* [ranks] these */
-    bool lent;           /* another had them, this one has not */
+    bool lent;           /* heard is from another rank; this one missed it */
     bool over;           /* all later calls fail */
-    char place[300];     /* where rank 0 is */
+    char place[300];     /* "host:port" of rank 0 */
     cp_crew *crew;
 } us;
 
@@ -48,7 +48,7 @@ static cp_status finish(cp_status status, const char *what) {
 }
 
 static cp_status copy(void *to, const void *from, int64_t bytes) {
-    return cp_bytes_copy(to, from, bytes, us.stream, "what a crew says");
+    return cp_bytes_copy(to, from, bytes, us.stream, "a group's bytes");
 }
 
 static cp_status enqueue_gather(int64_t bytes) {
@@ -58,9 +58,9 @@ static cp_status enqueue_gather(int64_t bytes) {
     return copy(us.host, us.device, us.ranks * bytes);
 }
 
-/* host [ranks] of so many bytes: the own ones become known to all. */
+/* All-gather us.host [ranks], bytes each: this rank's piece is its input. */
 static cp_status gather(int64_t bytes) {
-    return finish(enqueue_gather(bytes), "hearing what the others say");
+    return finish(enqueue_gather(bytes), "gathering the ranks' records");
 }
 
 static const record *records(void) {
@@ -68,7 +68,7 @@ static const record *records(void) {
 }
 
 static cp_status compare(void) {
-    static const char *const names[] = {"a share", "a collection", "an end"};
+    static const char *const names[] = {"a broadcast", "a gather", "an end"};
     const record *all = records();
     for (int r = 0; r < us.ranks; r++)
         if (all[r].word == LEAVE && all[us.rank].word != LEAVE)
@@ -84,7 +84,8 @@ static cp_status compare(void) {
     return CP_OK;
 }
 
-/* All records are at us.host then; in a failure too, if another lent them. */
+/* Then all records are at us.host; after a failure too, if another rank lent
+ * them. */
 static cp_status hear(void) {
     const size_t bytes = (size_t)us.ranks * sizeof(record);
     const cp_status status = gather(sizeof(record));
@@ -102,7 +103,7 @@ static cp_status hear(void) {
 static cp_status say(word what, int status, const void *data, int64_t bytes) {
     record *mine = (record *)(void *)us.host + us.rank;
     if (us.over)
-        return cp_fail(CP_BROKEN, "the ranks have parted");
+        return cp_fail(CP_BROKEN, "the process group has ended");
     *mine = (record){(int32_t)what, status, us.number++, bytes, ""};
     if (data != NULL && bytes <= FEW)
         memcpy(mine->data, data, (size_t)bytes);
@@ -134,7 +135,7 @@ static cp_status share(void *data, int64_t bytes) {
         const int64_t piece = cp_min(PIECE, bytes - at);
         if (us.rank == 0)
             memcpy(us.host, (char *)data + at, (size_t)piece);
-        CP_TRY(finish(enqueue_spread(piece), "sharing what rank 0 has"));
+        CP_TRY(finish(enqueue_spread(piece), "broadcasting from rank 0"));
         if (us.rank != 0)
             memcpy((char *)data + at, us.host, (size_t)piece);
     }
@@ -167,7 +168,7 @@ static int leave(int status) {
     if (status != 0)
         snprintf(own, sizeof(own), "%s", cp_message());
     fflush(stdout);
-    us.world->agree = NULL; /* nobody goes on */
+    us.world->agree = NULL; /* no recovery any more */
     const bool alone = say(LEAVE, status, own, FEW) != CP_OK;
     if (alone && (us.rank != 0 || status == 0))
         fprintf(stderr, "longring: rank %d ends: %s\n", us.rank,
@@ -192,7 +193,7 @@ typedef struct {
     record heard[];
 } parting;
 
-enum { GRACE = 5 }; /* seconds beyond the patience, or as long again */
+enum { GRACE = 5 }; /* seconds beyond the timeout; at most doubles it */
 
 static int64_t parting_bytes(void) {
     return (int64_t)(sizeof(parting) + (size_t)us.ranks * sizeof(record));
@@ -211,8 +212,8 @@ static cp_status take_the_latest(char *all, const bool *here) {
         const int64_t done = parting_of(all, r)->done;
         if (here[r] && done < latest->done &&
             (done < latest->done - 1 || latest->heard_at < latest->done))
-            return cp_fail(CP_BROKEN,
-                           "rank %d lacks what others heard of the lost", r);
+            return cp_fail(CP_BROKEN, "rank %d lacks records of a lost rank",
+                           r);
     }
     us.lent = us.done < latest->done;
     memcpy(us.heard, latest->heard, (size_t)us.ranks * sizeof(record));
@@ -254,7 +255,7 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
 static bool mend(int *lost) {
     if (cp_nccl_mend(us.world, lost) != CP_OK)
         return false;
-    cudaStreamSynchronize(us.stream); /* what was behind the failure */
+    cudaStreamSynchronize(us.stream); /* what was queued before the failure */
     us.crew->rank = us.rank = us.world->rank;
     us.crew->ranks = us.ranks = us.world->ranks;
     us.over = false;
@@ -271,10 +272,10 @@ static cp_status prepare(cp_nccl *world) {
     us.done = us.heard_at = 0;
     CP_TRY(cp_allocate(&us.heard, us.ranks, sizeof(record), "the records"));
     CP_TRY(cp_cuda(cudaStreamCreateWithFlags(&us.stream, cudaStreamNonBlocking),
-                   "a queue for a crew"));
+                   "a stream for a process group"));
     CP_TRY(cp_cuda(cudaMallocHost((void **)&us.host, (size_t)us.room),
                    "%ld bytes on the host", us.room));
-    return cp_device_reserve(us.room, "a crew's bytes", &us.device);
+    return cp_device_reserve(us.room, "a process group's bytes", &us.device);
 }
 
 static cp_status join(const cp_launch *launch, double patience,
@@ -288,15 +289,15 @@ cp_status cp_nccl_meet(const cp_launch *launch, double patience, bool repairs,
                        cp_nccl **world, cp_crew *crew) {
     *world = NULL;
     if (launch->root[0] == '\0')
-        return cp_refuse("%d ranks, and nothing says where rank 0 is: set "
+        return cp_refuse("%d ranks, but no address of rank 0; set "
                          "MASTER_ADDR to its host",
                          launch->ranks);
     setenv("NCCL_COMM_ID", launch->root, 1);
     const cp_status status = join(launch, patience, world);
     if (status == CP_BROKEN)
         return cp_fail(status,
-                       "%s; rank 0 is due at %s, in a subnet of every host "
-                       "(MASTER_ADDR, LONGRING_PORT)",
+                       "%s; rank 0 is expected at %s, in a subnet of every "
+                       "host (MASTER_ADDR, LONGRING_PORT)",
                        cp_message(), launch->root);
     CP_TRY(status);
     CP_TRY(prepare(*world));

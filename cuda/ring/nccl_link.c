@@ -1,5 +1,5 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
-/* Messages between GPUs, by NCCL, with patience. */
+/* Messages between GPUs, by NCCL, with timeouts. */
 #define _POSIX_C_SOURCE 200809L /* unsetenv */
 #include "cuda/ring/nccl_link.h"
 
@@ -25,7 +25,7 @@ static cudaError_t ask_call(const void *nccl) {
 }
 
 static cp_status in_vain(const cp_nccl *nccl, const char *what) {
-    return cp_fail(CP_BROKEN, "rank %d of %d waited %g s in vain, %s",
+    return cp_fail(CP_BROKEN, "rank %d of %d timed out after %g s while %s",
                    nccl->rank, nccl->ranks, nccl->patience, what);
 }
 
@@ -117,8 +117,8 @@ static void abort_all(void *context) {
     ncclGroupEnd();
 }
 
-/* Whoever is quick has aborted the old one by now, which others see as an error
- * of it: what counts is that the new one is there. */
+/* A fast survivor has aborted the old communicator by now, which others see as
+ * an error of it: only the new one counts. */
 static cudaError_t ask_heir(const void *context) {
     const cp_nccl *nccl = context;
     ask_nccl(nccl);
@@ -126,7 +126,7 @@ static cudaError_t ask_heir(const void *context) {
                                                              : cudaSuccess;
 }
 
-/* What this was built with may have it, and what it runs with not. */
+/* NCCL may have it at build time and lack it at run time. */
 #if NCCL_VERSION_CODE >= 22700
 #pragma weak ncclCommShrink
 #endif
@@ -170,7 +170,7 @@ static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
                                         heir.rank, &config);
     }
     heir.comm = nccl->heir;
-    return settle(&heir, result, "joining those who are left");
+    return settle(&heir, result, "joining the survivors");
 }
 
 static void part(cp_nccl *nccl) {
@@ -179,7 +179,7 @@ static void part(cp_nccl *nccl) {
     snprintf(own, sizeof(own), "%s", cp_message());
     nccl->parted = true;
     nccl->why[0] = '\0';
-    unsetenv("NCCL_COMM_ID"); /* an id is somebody's to give now */
+    unsetenv("NCCL_COMM_ID"); /* one survivor makes the id now */
     cp_status status = nccl->agree(nccl, &loss);
     if (status == CP_OK && loss.count > 0)
         status = make_heir(nccl, &loss);
@@ -395,7 +395,7 @@ static cp_status echo_twice(trial *it, cp_graph **graph) {
     CP_TRY(cp_graph_capture(&it->queues, 1, &it->alone->link, send_to_itself,
                             it, graph));
     CP_TRY(cp_graph_launch(*graph));
-    return cp_nccl_finish(it->alone, it->queues.compute, "for an echo");
+    return cp_nccl_finish(it->alone, it->queues.compute, "waiting for an echo");
 }
 
 static cp_status split_off(cp_nccl *world, cp_nccl **alone) {
@@ -444,5 +444,5 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
     const ncclResult_t result =
         ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream);
     cp_watch_leave(nccl->watch);
-    return settle(nccl, result, "enqueuing a gathering");
+    return settle(nccl, result, "enqueuing a gather");
 }

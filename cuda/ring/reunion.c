@@ -1,5 +1,5 @@
 /* Tangled from book/13-start.nw; edit the chapter. */
-/* A meeting that ends in time: who is there tells who else is. */
+/* A rendezvous with a timeout: the listener tells all which ranks came. */
 #define _DEFAULT_SOURCE /* sockets */
 #include "cuda/ring/reunion.h"
 
@@ -14,10 +14,10 @@
 #include <unistd.h>
 
 typedef struct {
-    int64_t rank, ranks, bytes; /* of the word that follows */
+    int64_t rank, ranks, bytes; /* of the message that follows */
 } greeting;
 
-enum { SHORT = 1 }; /* seconds to say who one is */
+enum { SHORT = 1 }; /* seconds for a peer to identify itself */
 
 static bool wait_for(int s, short what, double end) {
     struct pollfd wanted = {.fd = s, .events = what};
@@ -29,7 +29,7 @@ static bool wait_for(int s, short what, double end) {
     return ready > 0;
 }
 
-/* All of some bytes, in time. The socket does not block. */
+/* Send or receive all bytes before end. The socket does not block. */
 static bool pass(int s, bool sends, void *bytes, int64_t count, double end) {
     char *at = bytes;
     while (count > 0 && wait_for(s, sends ? POLLOUT : POLLIN, end)) {
@@ -43,7 +43,7 @@ static bool pass(int s, bool sends, void *bytes, int64_t count, double end) {
     return count == 0;
 }
 
-/* A door that is open, or a way to one. */
+/* A listening socket, or one that is connected to it; or -1. */
 static int try_at(const struct addrinfo *at, bool waits, double end) {
     const int s = socket(at->ai_family, SOCK_STREAM, 0), yes = 1;
     int error = 0;
@@ -63,7 +63,7 @@ static int try_at(const struct addrinfo *at, bool waits, double end) {
     return -1;
 }
 
-/* Until it is there, or the time is up. */
+/* Try until it succeeds, or end has passed. */
 static int reach(const char *place, bool waits, double end) {
     const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
     const bool bracket = place[0] == '[';
@@ -87,7 +87,7 @@ static int reach(const char *place, bool waits, double end) {
     return s;
 }
 
-/* Somebody has come: its socket becomes its rank's. */
+/* Read a peer's greeting and message: its socket becomes its rank's. */
 static void let_in(int guest, int host, int ranks, char *words, int64_t bytes,
                    int *guests) {
     const double end = cp_clock() + SHORT;
@@ -105,7 +105,7 @@ static void let_in(int guest, int host, int ranks, char *words, int64_t bytes,
 static cp_status host(int door, int rank, int ranks, double end, char *words,
                       int64_t bytes, bool *here) {
     int *guests, count = 0;
-    CP_TRY(cp_allocate(&guests, ranks, sizeof(int), "guests"));
+    CP_TRY(cp_allocate(&guests, ranks, sizeof(int), "peers"));
     memset(guests, -1, (size_t)ranks * sizeof(int));
     while (count < ranks - 1 && wait_for(door, POLLIN, end)) {
         const int guest = accept(door, NULL, NULL);
@@ -139,8 +139,8 @@ static cp_status visit(int s, int rank, int ranks, double end, char *words,
                          rank);
 }
 
-/* Who comes late must not find the place free, and wait there for others that
- * go on without it. */
+/* A late rank must not find the port free, and wait there for others that go on
+ * without it. */
 static _Thread_local int kept = -1;
 
 cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
@@ -154,7 +154,7 @@ cp_status cp_reunite(const char *place, int rank, int ranks, double seconds,
         first = 1;
     }
     if (s < 0)
-        return cp_fail(CP_BROKEN, "nobody was met at %s for %g s", place,
+        return cp_fail(CP_BROKEN, "no rank answered at %s within %g s", place,
                        (first + 1) * seconds);
     const cp_status status =
         rank == first ? host(s, rank, ranks, end, words, bytes, here)

@@ -32,17 +32,17 @@ struct cp_stream_walker {
     cp_device_room own; /* unless the options have a room */
     void **slots;       /* [slot_count]; NULL = not used */
     void **messages;    /* [slot_count] of them: the same, or beside them */
-    char *lists;        /* the manifest */
+    char *lists;        /* the tile lists */
     int32_t *wrong;     /* [ranks] of labels */
     float *unfinished;  /* [splits] partials, */
     int64_t splits;     /* if there is room for more than one */
     int32_t *tickets;   /* [ticket_count], or NULL */
-    int64_t leaves;     /* in exact order: unfinished has room for so many, */
-    int64_t leaf_bytes; /* and for each so much */
+    int64_t leaves;     /* in exact order: leaves that fit in unfinished, */
+    int64_t leaf_bytes; /* and bytes of each */
     bool *needed;       /* [slot_count] by this rank, */
     bool *rewritten;    /* and with a message beside it */
-    char *staging;      /* on the host: the manifest, */
-    int32_t *told;      /* [ranks] and what came back of wrong */
+    char *staging;      /* on the host: the tile lists, */
+    int32_t *told;      /* [ranks] and wrong, copied back */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
@@ -51,7 +51,7 @@ struct cp_stream_walker {
     bool begins, listed;             /* a call: this walk; an earlier one did */
     int64_t sent;                    /* bytes, so far */
     int64_t cached_rows;             /* of the cache, that hold keys */
-    int64_t through;                 /* operations that are enqueued: so many */
+    int64_t through;                 /* the number of operations enqueued */
     void *cache_keys, *cache_values; /* during a walk */
     const cp_link *link;             /* of a rank that is a process */
     cp_message_half *halves;         /* [2 * ranks] */
@@ -100,7 +100,7 @@ static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
 cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
     if (!same_kind(w->plan, plan, w->rank))
         return cp_refuse(
-            "rank %d walks %s of %d ranks; the next call is something else",
+            "rank %d walks %s on %d ranks; the next call is of another kind",
             w->rank, cp_variant_name(w->plan->variant), w->plan->layout->ranks);
     CP_TRY(find_room(w, plan));
     take_lists(w, plan->layout);
@@ -111,7 +111,7 @@ static int64_t query_rows(const cp_stream_walker *w) {
     return w->plan->slots[w->plan->queries].rows;
 }
 
-/* Splits need one for each row; Hopper's kernel, two. */
+/* Splits need one for each row and head; Hopper's kernel needs two. */
 static int64_t ticket_count(const cp_stream_walker *w) {
     return w->splits > 1 ? query_rows(w) * w->attended.query_heads
            : w->kernel == CP_ATTEND_HOPPER ? 2
@@ -198,7 +198,7 @@ static cp_status forget_wrong(cp_stream_walker *w) {
 
 static cp_status count_blocks(cp_stream_options *options) {
     int all;
-    CP_TRY(cp_cuda(cp_device_blocks(&all), "asking for blocks"));
+    CP_TRY(cp_cuda(cp_device_blocks(&all), "querying blocks"));
     const int spared = options->apart ? 2 * CP_SPARED : 0;
     options->blocks = (int)cp_max(all / 2, all - spared);
     return CP_OK;
@@ -212,7 +212,7 @@ static cp_shape attended_by(const cp_plan *plan, const cp_program *program) {
     return cp_plan_shape(plan, op->in.slot);
 }
 
-/* One kernel for all, however few they are. */
+/* One kernel for all calls, however few their queries are. */
 static cp_status prepare_exact(cp_stream_walker *w) {
     if (w->kernel != CP_ATTEND_LOOPS)
         w->kernel = CP_ATTEND_TILES;
@@ -223,7 +223,7 @@ static cp_status fill_walker(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t size = cp_element_bytes(w->options.element);
     if (plan->element_bytes != size)
-        return cp_refuse("a plan of %ld-byte numbers, a walker of %ld",
+        return cp_refuse("the plan's numbers have %ld bytes, the walker's %ld",
                          plan->element_bytes, size);
     if (w->options.blocks < 1)
         CP_TRY(count_blocks(&w->options));
@@ -297,8 +297,8 @@ static float *slot_lse(const cp_stream_walker *w, int slot) {
            w->plan->slots[slot].rows * shape.query_heads * cp_value_dim(&shape);
 }
 
-/* Of sparse attention: the weights of index queries, behind these, and what
- * queries have chosen, behind them. */
+/* Of sparse attention: the weights of index queries, which follow these, and
+ * the lists that queries have chosen, which follow them. */
 static char *slot_weights(const cp_stream_walker *w, int slot) {
     const cp_plan *plan = w->plan;
     const int64_t numbers = plan->indexer.heads * plan->indexer.dim;
@@ -431,7 +431,7 @@ static int64_t distance(const cp_stream_walker *w, const cp_op *op) {
     return (float *)w->slots[op[1].in.slot] - (float *)w->slots[op->in.slot];
 }
 
-/* How many merges from the n-th operation on are one launch. */
+/* How many merges, starting with the n-th operation, are one launch. */
 static int count_merges(const cp_stream_walker *w, int64_t n) {
     const cp_op *first = &w->program->ops[n], *last = first;
     const cp_op *end = w->program->ops + w->program->count;
@@ -514,7 +514,7 @@ static cp_status pack_list(cp_stream_walker *w, const cp_op *op) {
                    "rank %d, a list that is complete", w->rank);
 }
 
-/* Columns of a part, from or to those of the whole. */
+/* Columns of a part, to or from those of the whole. */
 static cp_status copy_columns(const cp_stream_walker *w, char *to,
                               int64_t to_width, const char *from,
                               int64_t from_width, int64_t rows) {
@@ -610,7 +610,7 @@ static cp_status do_operations(cp_stream_walker *w, const cp_op *op,
     }
 }
 
-/* How many operations, from the n-th on, are done at once. */
+/* How many operations, starting with the n-th, one call enqueues. */
 static int64_t count_in_one(const cp_stream_walker *w, int64_t n) {
     const cp_op *op = &w->program->ops[n];
     if (w->options.separate)
@@ -653,7 +653,7 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
 static cp_status send_lists(cp_stream_walker *w) {
     cudaStream_t stream = w->queues.compute;
     CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
-                         stream, "the manifest"));
+                         stream, "the tile lists"));
     if (!w->plan->labelled)
         return CP_OK;
     return cp_cuda(cudaMemcpy2DAsync(
@@ -895,7 +895,7 @@ static cp_status compare_labels(cp_stream_walker *w) {
             continue;
         CP_TRY(forget_wrong(w));
         return cp_fail(CP_BROKEN,
-                       "rank %d's batch is not what rank %d expects in row %d",
+                       "rank %d's batch is not the one rank %d expects: row %d",
                        r, w->rank, w->told[r] - 1);
     }
     return CP_OK;

@@ -19,13 +19,13 @@ typedef struct {
     int64_t bytes;
 } cp_message_half;
 
-/* How a rank that is a process of its own sends and receives. trade enqueues
- * some messages on a stream, as one group that is complete when all are; check
- * says whether the connection is sound, and that the host is at work; rest says
- * that it is not any more; abort ends what waits on the device, and first all
- * graphs that the messages were captured in, listed at graphs. What a walk
- * computes between its messages is noted in milestones. Between two ranks the
- * k-th message sent meets the k-th received. Failures are CP_BROKEN. */
+/* How a rank that is a process sends and receives. trade enqueues messages on a
+ * stream, as one group that is complete when all are. check tells whether the
+ * connection is sound, and reports that the host is at work; rest reports that
+ * it no longer is. abort ends what waits on the device, and first all graphs
+ * that captured the messages, listed at graphs. A walk records its progress
+ * between its messages in milestones. Between two ranks the k-th message sent
+ * matches the k-th received. Failures are CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
@@ -37,10 +37,9 @@ typedef struct {
     cp_milestones *milestones; /* of the compute queue; or NULL */
 } cp_link;
 
-/* Ask the device about something until it has come, and a link (or NULL)
- * whether it is sound: until so many seconds have gone by (0: for ever) in
- * which nothing came, and then *late. Fails as the link does, or as what was
- * asked about. */
+/* Poll ask(what) until it is done, and a link (or NULL) for errors. *late if
+ * nothing progressed for patience seconds (0: no timeout). Fails as the link
+ * does, or as ask did. */
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
                    const cp_link *link, double patience, bool *late);
 
@@ -53,33 +52,33 @@ typedef struct {
     bool separate;  /* attend, then merge, though one kernel could do both */
     bool apart;     /* messages are kernels: leave CP_SPARED to them */
     int64_t growth; /* pieces by which each list of a call may grow (renew) */
-    cp_device_trace *trace; /* what ran when is noted there; or NULL */
-    cp_device_room *room;   /* where it may live, borrowed; or NULL */
+    cp_device_trace *trace; /* records what ran when; or NULL */
+    cp_device_room *room;   /* for its memory, borrowed; or NULL */
 } cp_stream_options;
 
-/* Reserve a rank's slots on the current device, all at once, in a room that
- * grows to hold them if the options have one. The plan must outlive the walker;
- * queues are borrowed. Fails with CP_MEMORY, naming the
- * bytes, if the device has not so much left, with CP_INVALID if the plan's
- * numbers have another size, and as CUDA does; free even then. */
+/* Reserve a rank's slots on the current device, all at once, in the options'
+ * room, which grows to hold them, if they have one. The plan must outlive the
+ * walker; queues are borrowed. Fails with CP_MEMORY, naming the bytes, if the
+ * device has too little memory left, with CP_INVALID if the plan's numbers have
+ * another size, and as CUDA does; free even then. */
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
                                cp_stream_walker **out);
 
-/* Waits for nothing: finish first. */
+/* Does not wait: finish first. */
 void cp_stream_walker_free(cp_stream_walker *walker);
 
 /* Walk another call from now on: same variant, shapes and program, and no slot
  * of its plan larger than those that the walker was made with, whose sizes
  * stay. The plan is read and not kept. Nothing is allocated and nothing is
- * enqueued; the next walk, or the next launch of a graph in which one was
- * captured, takes the new lists along. Finish first. Fails with CP_INVALID for
- * another kind of call, and with CP_CAPACITY if a slot or a list outgrows its
- * room; the walker is then as it was. */
+ * enqueued; the next walk, or the next launch of a graph that captured one,
+ * copies the new lists. Finish first. Fails with CP_INVALID for another kind of
+ * call, and with CP_CAPACITY if a slot or a list outgrows its room; the walker
+ * is then as it was. */
 cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
 
-/* Where the new tokens must lie, on the device, when the compute queue gets to
- * the walk, and where the answer will lie behind it: shapes as for
+/* Where the new tokens must lie, on the device, when the compute queue reaches
+ * the walk, and where the answer will lie after it: shapes as for
  * the queries and the result of a cp_walker (walk.h). */
 typedef struct {
     void *queries, *keys, *values;
@@ -88,13 +87,13 @@ typedef struct {
 } cp_stream_rows;
 cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
 
-/* Put the programs of the ranks here on their queues, and return. Here is one
- * rank, whose messages link carries; or all of them, in their order, on one
- * device or on several that can copy from each other: each message is one that
- * link's only rank sends to itself, or, with NULL, a copy. The walkers are of
- * one plan; the caches of one layer are as for cp_walk, on the device. The
+/* Put the programs of ranks on their queues, and return. They are one rank,
+ * whose messages link carries; or all ranks, in their order, on one device or
+ * on several that can copy from each other: then each message is one that
+ * link's only rank sends to itself, or, with link NULL, a copy. The walkers are
+ * of one plan; the caches of one layer are as for cp_walk, on the device. The
  * first walk of a walker that is new, or has been finished, begins a call and
- * takes the lists along; those after it, before the next finish, are its other
+ * copies the lists; those after it, before the next finish, are its other
  * layers. A graph captures whole calls. Caches and link must live until finish.
  * A failure leaves work on the queues; finish waits for it.
  *   walkers, cache_keys, cache_values   [count]; of a latent, keys alone */
@@ -102,15 +101,15 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
                          void *const *cache_values);
 
-/* Wait until all that is on a rank's queues by now is over, its walk and what
- * was put behind that, at most so many seconds (0: for ever). CP_BROKEN if
- * something on the device or a link went wrong, if the time is up, or if ranks
- * disagreed about a batch; a link is then aborted, so that nothing waits on
- * the device for ever. */
+/* Wait until everything now on a rank's queues has completed, its walk and any
+ * work enqueued after it; patience is the timeout in seconds (0: none).
+ * CP_BROKEN if the device or a link failed, after a timeout, or if ranks
+ * disagreed about a batch; a link is then aborted, so that nothing waits on the
+ * device for ever. */
 cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
 
 /* After a failure: end what waits for the link (or NULL) on the device, and
- * wait until all that is on some ranks' queues is over. */
+ * wait until everything on these ranks' queues has completed. */
 void cp_queues_drain(const cp_queues *queues, int count, const cp_link *link);
 
 /* The bytes that the rank sent in its last walk. */

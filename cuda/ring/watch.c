@@ -1,5 +1,5 @@
 /* Tangled from book/13-nccl.nw; edit the chapter. */
-/* A host is watched by counting looks since it was last heard of. */
+/* A watchdog counts looks since the host last reported. */
 #define _POSIX_C_SOURCE 200809L /* a condition's clock */
 #include "cuda/ring/watch.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-static const double LOOK = 0.1; /* seconds from one to the next */
+static const double LOOK = 0.1; /* seconds between looks */
 
 struct cp_watch {
     pthread_t thread;
@@ -18,12 +18,12 @@ struct cp_watch {
     void (*rescue)(void *context);
     void *context;
     bool working, inside; /* the host */
-    int64_t looks;        /* since it was last heard of */
-    const char *why;      /* it is rescued; or NULL */
+    int64_t looks;        /* since it last reported */
+    const char *why;      /* rescue was called; or NULL */
     bool over, joined;
 };
 
-/* Until the host works; or, if it does, for a while. */
+/* Wait until the host works; or, if it does, until the next look. */
 static void wait_for_a_look(cp_watch *w) {
     struct timespec until;
     if (!w->working) {
@@ -62,7 +62,7 @@ static void *look(void *context) {
 cp_status cp_watch_new(double patience, bool (*broken)(void *),
                        void (*rescue)(void *), void *context, cp_watch **out) {
     pthread_condattr_t monotonic;
-    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a watch"));
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "a watchdog"));
     cp_watch *w = *out;
     w->patience = patience;
     w->broken = broken;
@@ -74,7 +74,7 @@ cp_status cp_watch_new(double patience, bool (*broken)(void *),
     pthread_cond_init(&w->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     w->joined = pthread_create(&w->thread, NULL, look, w) != 0;
-    return w->joined ? cp_fail(CP_BROKEN, "no thread to watch over the host")
+    return w->joined ? cp_fail(CP_BROKEN, "cannot start the watchdog's thread")
                      : CP_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
-/* Ranks as processes: MPI's messages, waits that end, and words about
- * failures. */
+/* Ranks as processes: MPI's messages, waits with a timeout, and status messages
+ * about failures. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 
 #include "reference/ring/processes.h"
@@ -16,38 +16,38 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORD, MESSAGE, BARRIER }; /* tags; the last two of the first era */
+enum { WORD, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
 
-/* What a rank says of itself. */
+/* The status message: what a rank reports about itself. */
 struct word {
-    int64_t left;      /* the last run that it has ended */
+    int64_t left;      /* the last run that it has left */
     int32_t status;    /* of its failure, if it is the first; text says why */
-    int32_t silent;    /* the rank for which its patience ended; or CP_NOBODY */
-    int32_t awaits;    /* for long: that rank; or CP_NOBODY */
-    int32_t goodbye;   /* its exit status, after which it says no more; or -1 */
+    int32_t silent;    /* the rank that it timed out on, or CP_NOBODY */
+    int32_t awaits;    /* a rank that it has long waited for, or CP_NOBODY */
+    int32_t goodbye;   /* its exit status, after its last message; or -1 */
     int32_t withdrawn; /* it has failed, and receives nothing any more */
     int32_t era;       /* how many ranks had been lost when it last began */
-    uint64_t lost;     /* processes that it holds for lost, a bit each */
-    int64_t ended;     /* the last run that it knows to be all's success */
+    uint64_t lost;     /* processes that it counts as lost, one bit each */
+    int64_t ended;     /* the last run that it knows succeeded on all ranks */
     char text[480];
-    double heard; /* when, by the clock of who has heard it */
+    double heard; /* when it arrived, by the receiver's clock */
 };
 
 struct member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     MPI_Comm world;
     cp_mpi_options options;
-    struct word *words; /* [ranks] the last of each, and our own */
-    struct word *own;   /* that one */
-    void *outbox;       /* words that MPI has not sent yet */
+    struct word *words; /* [ranks] the last of each rank, our own included */
+    struct word *own;   /* our own, in words */
+    void *outbox;       /* status messages that MPI has not sent yet */
     int64_t runs;       /* begun */
     cp_failure failure; /* the first that this rank knows of */
-    double end;         /* after a failure: until when to wait for others */
-    bool settled;       /* after a failure */
-    bool silent;        /* MPI may not run any more: see settle */
-    int *seats;         /* [ranks] which process of MPI's world each is */
-    bool outcast;       /* the others hold this one for lost */
-    int64_t parted;     /* the run at which all have agreed who is; or 0 */
+    double end;         /* after a failure: how long to wait for others */
+    bool settled;       /* after a failure: nothing is pending any more */
+    bool silent;        /* MPI must not run any more: see settle */
+    int *seats;         /* [ranks] its rank in MPI's world */
+    bool outcast;       /* the others count this rank as lost */
+    int64_t parted;     /* the run after which all agree who is lost; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -72,7 +72,7 @@ static bool is_lost(const struct member *me, int rank) {
     return me->options.repairs && (me->own->lost & bit_of(me, rank)) != 0;
 }
 
-/* Is one lost who was not when this era began? */
+/* Has a rank been lost since this epoch began? */
 static bool has_lost(const struct member *me) {
     return me->options.repairs &&
            __builtin_popcountll(me->own->lost) > me->own->era;
@@ -85,7 +85,7 @@ static int rank_at(const struct member *me, int seat) {
     return CP_NOBODY;
 }
 
-/* What it says in numbers of ranks counts only if they are ours. */
+/* What it reports in numbers of ranks counts only in our own epoch. */
 static const struct word *word_of(const struct member *me, int rank) {
     static const struct word nothing = {.awaits = CP_NOBODY,
                                         .goodbye = CP_NOBODY};
@@ -116,7 +116,7 @@ static void note_failure(struct member *me, int rank, cp_status status,
         announce(me, silent);
 }
 
-/* Whom one holds for lost, all do. */
+/* A rank declared lost by any rank is lost for all. */
 static void heed_loss(struct member *me, int from) {
     const uint64_t more = me->words[from].lost & ~me->own->lost;
     for (int r = 0; r < me->comm.ranks; r++)
@@ -126,16 +126,16 @@ static void heed_loss(struct member *me, int from) {
     me->own->lost |= more;
 }
 
-/* Who hears it of itself ends: before it counts itself among the lost. */
+/* A rank that learns it was evicted ends before it marks itself lost. */
 static bool heed_exile(struct member *me, int from) {
     if ((me->words[from].lost & bit_of(me, me->comm.rank)) == 0)
         return false;
-    if (!me->outcast) /* whatever it complains of itself has this reason */
+    if (!me->outcast) /* whatever failure it noted before follows from this */
         me->failure.happened = false;
     me->outcast = true;
     note_failure(me, me->comm.rank,
-                 cp_fail(CP_BROKEN, "the others go on without this rank, "
-                                    "which was silent for too long"),
+                 cp_fail(CP_BROKEN, "evicted: this rank was silent for too "
+                                    "long, and the others go on without it"),
                  CP_NOBODY);
     return true;
 }
@@ -165,7 +165,7 @@ static void hear(struct member *me) {
         MPI_Recv(&word, sizeof(word), MPI_BYTE, from.MPI_SOURCE, WORD,
                  me->world, MPI_STATUS_IGNORE);
         const int rank = rank_at(me, from.MPI_SOURCE);
-        if (rank == CP_NOBODY) /* it was lost */
+        if (rank == CP_NOBODY) /* that rank was lost */
             continue;
         word.heard = cp_clock();
         me->words[rank] = word;
@@ -321,7 +321,7 @@ static bool sends_are_back(const struct member *me) {
     return back;
 }
 
-/* Who is lost may have died with a message half done, or not have died. */
+/* A lost rank may have died with a message half done, or may still be alive. */
 static bool keeps_any(const struct member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if ((in_hand(&e->receive) && is_lost(me, e->receive.peer)) ||
@@ -386,7 +386,8 @@ static cp_status give_up_patience(struct member *me,
                                   const cp_exchange *exchange, int peer) {
     const int silent = silent_behind(me, peer);
     note_failure(me, me->comm.rank,
-                 cp_fail(CP_BROKEN, "%s, in vain for %g s: rank %d is silent",
+                 cp_fail(CP_BROKEN,
+                         "%s; timed out after %g s: rank %d is silent",
                          cp_exchange_describe(exchange).text,
                          me->options.patience, silent),
                  silent);
@@ -458,8 +459,8 @@ static void leave(struct member *me) {
     const int late = silent_behind(me, first_missing(me, false));
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
-                         "waits at the end of call %ld, in vain for %g s: rank "
-                         "%d is silent",
+                         "waits at the end of call %ld; timed out after %g s: "
+                         "rank %d is silent",
                          me->runs, me->options.patience, late),
                  late);
 }
@@ -527,7 +528,7 @@ bool cp_mpi_mend(cp_comm *comm, int *lost) {
         return false;
     *lost = last;
     renumber(me, last);
-    if (has_lost(me)) /* another, of which the next call tells */
+    if (has_lost(me)) /* one more: the next call returns it */
         return true;
     me->parted = 0;
     say(me);
@@ -556,10 +557,10 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     return cp_failure_report(&me->failure);
 }
 
-/* Who may be dead may be the one who would speak. */
+/* Recovery on: any rank reports, since the one that reports may be dead. */
 static volatile sig_atomic_t all_speak;
 
-/* MPI's start waits for all processes, for ever; but not beyond an alarm. */
+/* MPI_Init waits for all processes without limit; an alarm bounds it. */
 static void on_late(int signal) {
     static const char text[] = "longring: not all processes have started\n";
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
@@ -571,7 +572,7 @@ static void on_late(int signal) {
     _exit(1);
 }
 
-enum { STARTING = 10 }; /* seconds that it takes, on a bad day */
+enum { STARTING = 10 }; /* seconds that a slow start may take */
 
 static cp_status start_mpi(double patience) {
     int started = 0, level = MPI_THREAD_FUNNELED;
@@ -585,9 +586,9 @@ static cp_status start_mpi(double patience) {
                 : MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
     alarm(0);
     if (code != MPI_SUCCESS)
-        return cp_fail(CP_BROKEN, "MPI does not start");
+        return cp_fail(CP_BROKEN, "MPI_Init_thread failed");
     if (level < MPI_THREAD_FUNNELED)
-        return cp_fail(CP_BROKEN, "this MPI knows no threads");
+        return cp_fail(CP_BROKEN, "this MPI has no MPI_THREAD_FUNNELED");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     return CP_OK;
 }
@@ -597,7 +598,7 @@ static cp_status duplicate(double patience, MPI_Comm *out) {
     MPI_Request request;
     int done = 0, polls = 0;
     if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
-        return cp_fail(CP_BROKEN, "MPI cannot make a communicator");
+        return cp_fail(CP_BROKEN, "MPI_Comm_idup failed");
     for (; !done; rest(&polls)) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (!done && cp_clock() > end)
@@ -608,7 +609,7 @@ static cp_status duplicate(double patience, MPI_Comm *out) {
     return CP_OK;
 }
 
-enum { OUTBOX = 16 }; /* words to each rank */
+enum { OUTBOX = 16 }; /* status messages to each rank */
 
 static cp_status begin(struct member *me) {
     const int ranks = me->comm.ranks;
@@ -617,7 +618,7 @@ static cp_status begin(struct member *me) {
     CP_TRY(cp_allocate(&me->words, ranks, sizeof(*me->words), "the ranks"));
     CP_TRY(cp_allocate(&me->seats, ranks, sizeof(int), "the ranks"));
     me->options.repairs = me->options.repairs && ranks <= 64;
-    CP_TRY(cp_allocate(&me->outbox, outbox, 1, "words to the ranks"));
+    CP_TRY(cp_allocate(&me->outbox, outbox, 1, "status messages"));
     me->own = &me->words[me->comm.rank];
     for (int r = 0; r < ranks; r++) {
         me->words[r].awaits = me->words[r].goodbye = CP_NOBODY;
@@ -640,7 +641,8 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     *out = NULL;
     if (!(options->patience >= 0) || options->piece < 0 ||
         options->piece > INT_MAX)
-        return cp_refuse("cannot wait for %g s, or send %ld bytes",
+        return cp_refuse("timeout %g s, pieces of %ld bytes: neither may be "
+                         "< 0, and a piece must fit an int",
                          options->patience, options->piece);
     all_speak = options->repairs;
     CP_TRY(start_mpi(options->patience));
@@ -663,7 +665,7 @@ static bool all_are_gone(const struct member *me) {
     return first_missing(me, true) == CP_NOBODY;
 }
 
-/* MPI cannot be left in order any more, nor need it. */
+/* MPI cannot be finalized any more, and need not be. */
 static bool left_behind;
 
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
@@ -680,7 +682,7 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
         !me->outcast &&
         wait_until(me, all_are_gone, fmax(deadline(me->options.patience), end));
     left_behind = me->outcast || me->own->era > 0;
-    /* All that there was to do is done, if it is not rank 0 that is missing. */
+    /* The work is done, unless it is rank 0 that is missing. */
     if (me->options.repairs && !well && status == 0 &&
         first_missing(me, true) > 0)
         well = left_behind = true;
@@ -695,7 +697,7 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
     if (status == 0 && complaint[0] != '\0')
         cp_fail(CP_BROKEN, "%s", complaint);
     else if (status == 0 && !well)
-        cp_fail(CP_BROKEN, "rank %d has gone without a word",
+        cp_fail(CP_BROKEN, "rank %d has gone without saying why",
                 first_missing(me, true));
     if (!well)
         return -1;

@@ -1,52 +1,53 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
 /* Ranks as processes: the communicator over MPI, for one machine or many.
- * Keeps the contract of comm.h, but for one thing: long messages move only
- * while both their ranks are inside of these functions or poke. */
+ * Keeps the contract of comm.h with one exception: long messages move only
+ * while both their ranks are inside these functions or cp_comm_poke. */
 #ifndef CP_PROCESSES_H
 #define CP_PROCESSES_H
 
 #include "ring/comm.h"
 
 typedef struct {
-    double patience; /* seconds that a wait may last; 0: for ever */
+    double patience; /* timeout of a wait, seconds; 0: none */
     int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
-    bool repairs;    /* the launcher lets the others live when one dies */
+    bool repairs;    /* the launcher keeps the others alive when one dies */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the
  * launcher started. All of them must call it, with the same options. Fails
- * with CP_INVALID, CP_MEMORY, or CP_BROKEN, also if not all have called it
- * when patience ends. */
+ * with CP_INVALID, CP_MEMORY, or CP_BROKEN, also if some have not called it
+ * within the timeout. */
 cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **comm);
 
 /* Run function(comm, context), which is this process's rank, and return when
- * all ranks have returned from theirs. All get the same: CP_OK, or the status
- * and message of a rank that failed ("rank 2: ..."). comm->sent counts
+ * all ranks have returned from theirs. All get the same result: CP_OK, or the
+ * status and message of a rank that failed ("rank 2: ..."). comm->sent counts
  * this run alone. After a failure all later runs fail. */
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
 
-/* After a run that failed, with options.repairs: if a rank was lost, and all
- * others are still there and know it, go on with those, numbered anew: all of
- * them have failed in the same run and may begin another, when no more are lost:
- * call it until it says false, as it does where there is nothing to mend. */
+/* Shrink comm by one lost rank after a failed run, with options.repairs. *lost
+ * is its number; the other ranks are renumbered, and comm may begin another run
+ * when no more are lost: call this until it returns false. It is true only if
+ * all survivors are still there and have failed in the same run. */
 bool cp_mpi_mend(cp_comm *comm, int *lost);
 
-/* Do the others go on without this one? What it was to print, they print. */
+/* Has this rank been evicted? What it was to print, the others print. */
 bool cp_mpi_is_outcast(const cp_comm *comm);
 
-/* Say goodbye with an exit status, hear everybody's, and free comm. Returns
- * the largest status of all, or -1 if somebody did not say goodbye in time; if
- * this one was 0 and that is not, the message is now that rank's, or names who
- * is missing. Of all that are still there, one is told to speak of it. With
- * options.repairs, to miss another than rank 0 after success is no failure. */
+/* Send this rank's exit status as its last message, receive those of all
+ * ranks, and free comm. Returns the largest, or -1 if a rank did not send its
+ * own in time. If status was 0 and the result is not, the message is now that
+ * rank's, or names the missing rank. *speaks is true on one of the ranks that
+ * are still there: it reports. With options.repairs a missing rank other than
+ * rank 0 is no failure after success. */
 int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
 
-/* Leave MPI, after everybody's goodbye; or else have the launcher end all
- * processes with status 1, and do not return. If a rank was lost there is no
- * leaving MPI: the process is to end. */
+/* Finalize MPI after every rank's last message; or else have the launcher end
+ * all processes with status 1, and do not return. If a rank was lost, MPI
+ * cannot be finalized: the caller must end the process. */
 void cp_mpi_end(bool orderly);
 
-/* From now on, waits last so long. */
+/* Set the timeout of waits from now on. */
 void cp_mpi_set_patience(cp_comm *comm, double seconds);
 
 /* How many of the processes are on this machine. */

@@ -55,8 +55,8 @@ static cp_status read_number(const char *name, int least, int most, int *out) {
     const long number = strtol(text, &end, 10);
     if (!isdigit((unsigned char)text[0]) || *end != '\0' || number < least ||
         number > most)
-        return cp_refuse("%s is '%.60s': a number from %d to %d is due", name,
-                         text, least, most);
+        return cp_refuse("%s is '%.60s'; it must be a number from %d to %d",
+                         name, text, least, most);
     *out = (int)number;
     return CP_OK;
 }
@@ -99,7 +99,7 @@ static cp_status read_host(const cp_launch *launch, char host[256]) {
                                                   : "SLURM_JOB_NODELIST";
     const char *given = getenv("MASTER_ADDR");
     if (given != NULL && (given[0] == '\0' || strlen(given) > 255))
-        return cp_refuse("MASTER_ADDR is '%.60s': no host", given);
+        return cp_refuse("MASTER_ADDR is '%.60s'; it must be a host", given);
     if (given == NULL && is_slurm(launch->launcher) && has(list))
         return read_first_node(list, host);
     if (given == NULL && launch->locals == launch->ranks)

@@ -1,6 +1,6 @@
 /* Tangled from book/13-start.nw; edit the chapter. */
-/* Which of several processes is this one? What a launcher has left in the
- * environment, and nothing that would have to be asked of other processes. */
+/* Which of several processes is this one? What a launcher has set in the
+ * environment, and nothing that needs communication. */
 #ifndef CP_LAUNCH_H
 #define CP_LAUNCH_H
 
@@ -8,9 +8,9 @@
 
 typedef struct {
     const char *launcher; /* "torchrun", "Open MPI", ...; NULL: none */
-    int rank, ranks;      /* 0 of 1 if there is none */
-    int local, locals;    /* among those of this host; -1 and 0: not said */
-    char root[300];       /* "host:port", where rank 0 is; "": not said */
+    int rank, ranks;      /* 0 of 1 if there is no launcher */
+    int local, locals;    /* the same on this host; -1 and 0: not known */
+    char root[300];       /* "host:port", where rank 0 is; "": not known */
 } cp_launch;
 
 /* Read the environment. A variable that is no number, or that contradicts
