@@ -146,7 +146,8 @@ TEST(a_model_reads_and_generates) {
              "--ranks 2",
              "pp8/2");
     ck_assert_ptr_null(strstr(output, "tg"));
-    refused(1, "--prompt 500: with 13 generated more than the model's 512",
+    refused(1,
+            "--prompt 500: with 13 generated tokens it exceeds the model's 512",
             "$B --model $D/tiny.gguf --prompt 4,500 --generate 13");
     refused(1, "no.gguf", "$B --model $D/no.gguf");
 }
@@ -167,10 +168,10 @@ TEST(bad_wishes_and_those_without_meaning_are_status_2) {
     refused(2, "no such part", "$B --only ''");
     refused(2, "casual: no such part; there are fma,micro,read,full,causal",
             "$B --only fma,casual,ring");
-    refused(2, "--rounds 0: between 1 and 99", "$B --rounds 0");
-    refused(2, "--rounds 100: between 1 and 99", "$B --rounds 100");
+    refused(2, "--rounds 0: expected 1 to 99", "$B --rounds 0");
+    refused(2, "--rounds 100: expected 1 to 99", "$B --rounds 100");
     refused(2, "--threads 0", "$B --threads 0");
-    refused(2, "--tokens 0: between 1", "$B --tokens 5,0");
+    refused(2, "--tokens 0: expected 1", "$B --tokens 5,0");
     refused(2, "--keys 2000000000", "$B --keys 2G");
     refused(2, "--ranks 5000", "$B --ranks 5000");
     refused(2, "2 counts", "$B --heads 8,2");
@@ -181,8 +182,8 @@ TEST(bad_wishes_and_those_without_meaning_are_status_2) {
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
     refused(2, "--only has no meaning", "$B --model m --only fma");
-    refused(2, "--prompt has", "$B --model m --tokens 5");
-    refused(2, "--prompt has", "$B --model m --keys 5");
+    refused(2, "use --prompt", "$B --model m --tokens 5");
+    refused(2, "use --prompt", "$B --model m --keys 5");
     refused(2, "--heads has", "$B --model m --heads 1,1,1");
     refused(2, "--kernel first has", "$B --model m --kernel first");
 }

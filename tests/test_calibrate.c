@@ -186,17 +186,17 @@ TEST(bad_use_is_refused) {
     refused(2, "--rows: 8 after 8; sizes ascend", "$C --rows 8,8");
     refused(2, "--rows: 13 sizes, where 1 to 12 fit",
             "$C --rows $(seq -s , 13)");
-    refused(2, "--rows 0: between", "$C --rows 0");
-    refused(2, "--rows 9223372036854775807: between 1 and 65",
+    refused(2, "--rows 0: expected", "$C --rows 0");
+    refused(2, "--rows 9223372036854775807: expected 1 to 65",
             "$C --rows 9223372036854775807");
     refused(2, "rows", "$C --rows x");
     refused(2, "--keys: 4 after 8", "$C --keys 8,4");
     refused(2, "--keys: 25 sizes", "$C --keys $(seq -s , 25)");
-    refused(2, "--bytes 7: between 8 and", "$C --bytes 7");
+    refused(2, "--bytes 7: expected 8 to", "$C --bytes 7");
     refused(2, "1048576 query heads", "$C --heads 1Mi,1,16");
-    refused(2, "--rounds 0: between 1 and 99", "$C --rounds 0");
-    refused(2, "--cores 0: between", "$C --cores 0");
-    refused(2, "--ranks 0: between", "$C --ranks 0");
+    refused(2, "--rounds 0: expected 1 to 99", "$C --rounds 0");
+    refused(2, "--cores 0: expected", "$C --cores 0");
+    refused(2, "--ranks 0: expected", "$C --ranks 0");
     refused(2, "--heads: 2 counts", "$C --heads 4,2");
     refused(2, "3", "$C --heads 4,3,8");
     refused(2, "--name \"a b\": one word", "$C --name 'a b'");

@@ -361,7 +361,7 @@ TEST(an_overflow_is_named) {
         for (int i = 28; i < 32; i++)
             numbers[i] = (float)sign * 3e38f; /* row 3, head 1 */
         must(cp_npy_write(in("q.npy"), CP_NPY_FLOAT32, 3, size, numbers));
-        refused(1, "row 3, head 1: its scores overflow fp32",
+        refused(1, "row 3, head 1: scores overflow fp32",
                 "$L attend --q $D/q.npy --k $D/k.npy --v $D/k.npy "
                 "--out $D/o.npy --partials $D/parts");
         ck_assert_int_eq(shell("ls $D/parts $D/o.npy | grep npy"), 1);

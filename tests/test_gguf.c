@@ -168,12 +168,12 @@ TEST(arrays_come_back_and_wrong_questions_are_named) {
     refuses_with(cp_gguf_integer(file, "llama.wings", &number), CP_INVALID,
                  "the file has no key 'llama.wings'");
     refuses_with(cp_gguf_integer(file, "general.name", &number), CP_INVALID,
-                 "key 'general.name' holds string and not "
+                 "key 'general.name' holds string; expected "
                  "an integer below 2^63");
     refuses_with(
         cp_gguf_texts(file, "tokenizer.ggml.token_type", &tokens, &count),
         CP_INVALID,
-        "key 'tokenizer.ggml.token_type' holds an array of int32 and not an "
+        "key 'tokenizer.ggml.token_type' holds an array of int32; expected an "
         "array of strings");
     ck_assert_ptr_null(tokens);
 }
@@ -240,13 +240,13 @@ static const struct {
      "array's length says 2305843009213693952"},
     {"k", 9, "\x8\0\0\0\1\0\0\0\0\0\0\0\x9\0\0\0\0\0\0\0", 20,
      "a string says 9, but only 0"},
-    {"general.alignment", 4, "\0\0\0\0", 4, "no power of two"},
-    {"general.alignment", 4, "\3\0\0\0", 4, "no power of two"},
-    {"general.alignment", 4, "\6\0\0\0", 4, "no power of two"},
+    {"general.alignment", 4, "\0\0\0\0", 4, "expected a power of two"},
+    {"general.alignment", 4, "\3\0\0\0", 4, "expected a power of two"},
+    {"general.alignment", 4, "\6\0\0\0", 4, "expected a power of two"},
     {"general.alignment", 8,
      "\2\0\0\0\0\0\0\0"
      "32",
-     10, "holds string and not an integer"},
+     10, "holds string; expected an integer"},
 };
 
 TEST(keys_that_lie_are_refused) {
@@ -535,10 +535,11 @@ static const struct {
     tiny_gguf_options third; /* instead of part 3 */
     const char *because;
 } wrong_parts[] = {
-    {{0}, "m-00003-of-00003.gguf: its keys do not say part 3 of 3"},
-    {{.part = 1, .parts = 3}, "its keys do not say part 3 of 3"},
-    {{.part = 2, .parts = 4}, "its keys do not say part 3 of 3"},
-    {{.part = 2, .parts = 3, .blocks = 3}, "parts have 23 tensors and not 20"},
+    {{0}, "m-00003-of-00003.gguf: its keys do not make it part 3 of 3"},
+    {{.part = 1, .parts = 3}, "its keys do not make it part 3 of 3"},
+    {{.part = 2, .parts = 4}, "its keys do not make it part 3 of 3"},
+    {{.part = 2, .parts = 3, .blocks = 3},
+     "parts have 23 tensors; expected 20"},
 };
 
 LOOP(parts_that_do_not_fit_are_refused, 0, COUNT_OF(wrong_parts)) {

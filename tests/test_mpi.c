@@ -461,13 +461,13 @@ static const struct {
      "X=$(realpath $L); mpirun -n 2 --wdir $D/a $X chat --on mpi --model "
      "tiny.gguf --ask x : "
      "-n 1 --wdir $D/b $X chat --on mpi --model tiny.gguf --ask x"},
-    {2, "the launcher has started 3", "mpirun -n 3 " CHAT "--ranks 2"},
+    {2, "the launcher started 3", "mpirun -n 3 " CHAT "--ranks 2"},
     {2, "did you mean --ask", "mpirun -n 3 " CHAT "--akk x"},
     {1, "/no/such.gguf: No such file",
      "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x"},
     {1, "other words than rank 0",
      "mpirun -n 2 " CHAT "--ask x : -n 1 " CHAT "--ask y"},
-    {2, "on mpi the ring alone is measured",
+    {2, "on mpi only ring can be measured",
      "mpirun -n 2 $L bench --on mpi --only causal"},
     {1, "No space left",
      "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "

@@ -124,7 +124,7 @@ static const struct {
     {ENTRY("'<f4'", "False", "(1,)"), "4 bytes"},
     {ENTRY("'<f4'", "False", "(-1,)"), "dimension 0"},
     {ENTRY("'<f4'", "False", "(2"), "no end"},
-    {ENTRY("'<f4'", "False", "2"), "no tuple"},
+    {ENTRY("'<f4'", "False", "2"), "not a tuple"},
     {ENTRY("'<f4'", "False", "(1,1,1,1,1,1,1,1,2)"), "more than 8 dimensions"},
     {ENTRY("'<f4'", "False", "(99999999999999999999,)"), "dimension 0"},
     {ENTRY("'<f4'", "False", "(4294967296, 4294967296)"), "dimension 1"},
@@ -203,8 +203,8 @@ TEST(a_logarithm_may_be_that_of_0) {
     must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &four, numbers));
     must(cp_npy_read(path, &array));
     refuses(cp_npy_to_logarithms(&array, "g.npy"), CP_INVALID,
-            "g.npy: element [3] is 1e+39; finite float32 numbers or -inf are "
-            "needed");
+            "g.npy: element [3] is 1e+39; expected finite float32 numbers or "
+            "-inf");
     cp_npy_free(&array);
 }
 

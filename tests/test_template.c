@@ -117,13 +117,13 @@ static const struct {
     {"{{ 'é' | upper }}", "case beyond ASCII is not known"},
     {"{{ 'a' | replace('', 'b') }}", "replace of an empty text is not known"},
     {"{{ '\\N{DASH}' }}", "the escape \\N is not known"},
-    {"{{ '\\ud800' }}", "\\ud800 is no character"},
+    {"{{ '\\ud800' }}", "\\ud800 is not a character"},
     {"{{ '\\x4' }}", "\\x needs 2 digits"},
     {"{{ a @ b }}", "unexpected '@'"},
     {"{{ a b }}", "expected the end of the tag, found 'b'"},
-    {"{{ 'a }}", "a text has no end"},
-    {"\n{{ a", "line 2: a tag has no end"},
-    {"\n{# a\n\n", "line 2: a comment has no end"},
+    {"{{ 'a }}", "unterminated text"},
+    {"\n{{ a", "line 2: unterminated tag"},
+    {"\n{# a\n\n", "line 2: unterminated comment"},
     {"{% if true %}\n\na", "line 3: the template ends before 'elif'"},
     {"{% for x in messages %}", "the template ends before 'else'"},
     {"{% endif %}", "statement 'endif' is not known"},
@@ -134,7 +134,7 @@ static const struct {
     {"{{ 1 % 0.0 }}", "division by 0"},
     {"{{ raise_exception('No\nsuch role') }}", "line 1: No?such role"},
     {"{% set messages.x = 1 %}", "'messages' is no namespace"},
-    {"{% break %}", "break and continue belong into a loop"},
+    {"{% break %}", "break and continue must be inside a loop"},
     {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
      "more than 150 constructs are nested"},
     {"{% set n = namespace(x=[]) %}{% for i in range(1000) %}"
@@ -142,11 +142,11 @@ static const struct {
      "more than 150 constructs are nested"},
     {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
      "{% endfor %}",
-     "more steps or memory than a chat template should"},
+     "more steps or memory than a chat template may"},
     {"{% set n = namespace(x='aaaaaaaa') %}{% for i in range(99) %}"
      "{% set n.x = n.x + n.x %}{% endfor %}",
-     "more steps or memory than a chat template should"},
-    {"{{ range(100001) }}", "range of 100001 numbers, of at most 100000"},
+     "more steps or memory than a chat template may"},
+    {"{{ range(100001) }}", "range of 100001 numbers; expected at most 100000"},
     {"{{ strftime_now('"
      "%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y"
      "') }}",
@@ -422,7 +422,7 @@ TEST(templates_that_hold_no_conversation_are_refused) {
          "{{ m.content }}{% endif %}{% endfor %}",
          NULL, "leaves out a question"},
         {"{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}",
-         NULL, "writes a third turn otherwise than a second"},
+         NULL, "renders a third turn unlike a second"},
         {"{% for m in messages %}{% if m.role == 'system' %}"
          "{{ raise_exception('no system message') }}{% endif %}"
          "{{ m.content }}{% endfor %}",

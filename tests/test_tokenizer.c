@@ -356,19 +356,19 @@ TEST(what_the_vocabulary_lacks_is_counted_or_named) {
     must(open_tiny(no_q));
     ck_assert_int_eq(cp_tokenizer_lost(tokenizer, "t\x04he q", 6), 2);
     refuses_with(cp_tokenizer_decode(tokenizer, &beyond, 1, &text, &length),
-                 CP_INVALID, "token 323, of a vocabulary of 323");
+                 CP_INVALID, "token 323: the vocabulary has 323");
     ck_assert_ptr_null(text);
     refuses_with(cp_tokenizer_decode(tokenizer, &negative, 1, &text, &length),
-                 CP_INVALID, "token -7, of a vocabulary of 323");
+                 CP_INVALID, "token -7: the vocabulary has 323");
 }
 
 TEST(other_tokenizers_are_refused_by_name) {
     refuses_with(open_tiny((tiny_gguf_options){.pre = "qwen2"}), CP_INVALID,
-                 "pre-tokenizer 'qwen2' is none of smollm, gpt-2, llama-bpe "
-                 "and default");
+                 "pre-tokenizer 'qwen2'; expected smollm, gpt-2, llama-bpe "
+                 "or default");
     refuses_with(open_tiny((tiny_gguf_options){.tokenizer = "llama"}),
                  CP_INVALID,
-                 "tokenizer 'llama' is not byte-level BPE ('gpt2')");
+                 "tokenizer 'llama'; expected byte-level BPE ('gpt2')");
 }
 
 typedef struct {
