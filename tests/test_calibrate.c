@@ -199,7 +199,7 @@ TEST(bad_use_is_refused) {
     refused(2, "--ranks 0: expected", "$C --ranks 0");
     refused(2, "--heads: 2 counts", "$C --heads 4,2");
     refused(2, "3", "$C --heads 4,3,8");
-    refused(2, "--name \"a b\": one word", "$C --name 'a b'");
+    refused(2, "--name \"a b\": expected one word", "$C --name 'a b'");
     refused(2, "--name \"\": one word", "$C --name ''");
     refused(2, "--on cuda-fp8: n", "$C --on cuda-fp8");
     refused(2, "--timeout 0", "$C --timeout 0");

@@ -184,7 +184,7 @@ TEST(the_command_refuses_in_one_line) {
          "--new: with the 1000000000000000000 tokens"},
         {"--new 1 --cached 3G", "--cached: with the 3000000000 tokens"},
         {"--new 1 --cached 2147483647", "--cached: with the 2147483647 tokens"},
-        {"--new 2G,1 --cached 1,1G", "than the 2147483647 that can be planned"},
+        {"--new 2G,1 --cached 1,1G", "exceeds the 2147483647 tokens that can be planned"},
         {"--new 1,2 --cached 3", "--cached has 1"},
         {"--new 1 --ranks 0", "--ranks 0"},
         {"--new 1,2 --csv", "--csv: expected one"},

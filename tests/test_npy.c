@@ -115,7 +115,7 @@ TEST(halves_are_widened) {
 static const struct {
     const char *header, *because;
 } hostile[] = {
-    {ENTRY("'>f4'", "False", "(2,)"), "type '>f4'; little"},
+    {ENTRY("'>f4'", "False", "(2,)"), "type '>f4'; expected little"},
     {ENTRY("'|O'", "False", "(1,)"), "|O"},
     {ENTRY("[('a', '<f4')]", "False", "(2,)"), "type [('a'; "},
     {ENTRY("'<f4'", "True", "(2,)"), "fortran_order"},

@@ -379,9 +379,9 @@ typedef struct {
 
 static const quarrel quarrels[] = {
     {{"a", "b", "a"}, "a b", 3, 1, 0, "tokens 0 and 2 are both 'a'"},
-    {{"a", "b", "ab"}, "a c", 3, 1, 0, "merge 0, 'a c', is not of two"},
-    {{"a", "b", "c"}, "a b", 3, 1, 0, "merge 0, 'a b', is not of two"},
-    {{"a", "b", "ab"}, "ab", 3, 1, 0, "merge 0, 'ab', is not of two"},
+    {{"a", "b", "ab"}, "a c", 3, 1, 0, "merge 0, 'a c': expected two"},
+    {{"a", "b", "c"}, "a b", 3, 1, 0, "merge 0, 'a b': expected two"},
+    {{"a", "b", "ab"}, "ab", 3, 1, 0, "merge 0, 'ab': expected two"},
     {{"a", "b", "ab"}, "a b", 2, 1, 0, "2 token types for 3 tokens"},
     {{"a", "b", ""}, "a b", 3, 3, 0, "control token 2 has 0 bytes"},
     {{"a", "b", "ab"}, "a b", 3, 1, 3, "eos_token_id is 3, of 3 tokens"},
