@@ -1,4 +1,4 @@
-/* The bench: rounds, rows and refusals. */
+/* The benchmark: rounds, rows and refusals. */
 #define _GNU_SOURCE
 #include "app/measure.h"
 #include "figures/tools.h"
@@ -47,7 +47,8 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     ck_assert_double_eq(reported.milliseconds, 2000);
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
-    /* An even number of rounds has a middle; and no base, no fraction. */
+    /* An even number of rounds has a median, and without a base there is no
+     * fraction. */
     bench.rounds = 2;
     cp_measure_report(&bench, &entrants[0], NULL);
     ck_assert_double_eq(reported.value, (4 / 2 + 0.4 / 2) / 2);
@@ -74,8 +75,8 @@ static void open_bench(void) {
 
 AROUND_EACH(open_bench, remove_directory);
 
-/* What stands in a column, from 0, of the row of that name, which has as many
- * as the head. */
+/* The value in a column, from 0, of the row of that name, which has as many
+ * columns as the header. */
 static double cell(const char *name, int column) {
     char start[40];
     snprintf(start, sizeof(start), "\n%s,", name);

@@ -1,4 +1,4 @@
-/* NumPy's files, read with suspicion and written whole. */
+/* NumPy's files, read with distrust and written whole. */
 #define _GNU_SOURCE
 #include "app/npy.h"
 #include "ground/save.h"
@@ -208,7 +208,7 @@ TEST(a_logarithm_may_be_that_of_0) {
     cp_npy_free(&array);
 }
 
-/* As when standard output is a file that was deleted since. */
+/* For instance, standard output is a file that has been deleted. */
 TEST(a_file_without_a_name_is_written_where_it_is) {
     char here[32], text[8] = "";
     const int file = open(in("gone"), O_CREAT | O_RDWR, 0666);

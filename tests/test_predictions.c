@@ -1,5 +1,5 @@
-/* The simulator against the paper: held-out errors, winners, the fit, what
- * times teach, and what the command prints. */
+/* The simulator against the paper: held-out errors, winners, the fit, rules
+ * learned from times, and the command's output. */
 #define _GNU_SOURCE
 #include "figures/fitting.h"
 #include "figures/learn.h"
@@ -40,7 +40,7 @@ TEST(held_out_errors_are_below_the_bars) {
     }
 }
 
-/* Time of pass-Q over time of pass-KV, 128,000 tokens in all. */
+/* The time of pass-Q over that of pass-KV, with 128,000 tokens in all. */
 static double ratio_at(int64_t fresh) {
     paper_row call = {.quantity = "ttft",
                       .ranks = 4,
@@ -121,8 +121,8 @@ TEST(the_fit_repeats_and_looks_nowhere_else) {
     fitted_is(&other, committed);
 }
 
-/* The paper's own numbers cannot find a wrong slope: nobody knows the truth
- * behind them. These were made by a known machine. */
+/* The paper's numbers cannot reveal a wrong slope, because the truth behind
+ * them is unknown. These are from a known machine. */
 TEST(the_fit_finds_a_machine_that_is_known) {
     cp_hardware truth = paper.gtt, found = paper.gtt;
     const struct {
@@ -148,8 +148,8 @@ TEST(the_fit_finds_a_machine_that_is_known) {
 
 static trials calls;
 
-/* Calls over the plane, whose winner is decided by a known line. The times are
- * ratios of e^(h/50): near draws weigh little. One in flip lies. */
+/* Calls over the plane, with winners by a known line. The times have ratios
+ * e^(h/50), so near ties have little weight. One in flip is wrong. */
 static void draw_trials(int count, uint64_t random, const cp_empirical *line,
                         int flip) {
     calls.count = count;
@@ -167,7 +167,7 @@ static void draw_trials(int count, uint64_t random, const cp_empirical *line,
     }
 }
 
-/* Of a thousand other calls, those that both lines judge alike. */
+/* How many of a thousand other calls both lines judge alike. */
 static int agreement(const cp_empirical *a, const cp_empirical *b) {
     int same = 0;
     draw_trials(1000, 99, a, 0);
@@ -227,9 +227,10 @@ TEST(nothing_to_learn) {
     calls.items[0].pass_q = calls.items[1].pass_q = 0.5;
     ck_assert_int_eq(learn_gamma(&calls, line, &low, &high), 3);
     ck_assert(low == -INFINITY && isfinite(high));
-    calls.items[1].pass_q = 3; /* a step down, for full prefills only */
+    calls.items[1].pass_q = 3; /* one step worse, only for full prefills */
     calls.count = 2;
-    ck_assert_int_eq(learn_score(&calls).right, 0); /* each by the other */
+    ck_assert_int_eq(learn_score(&calls).right, 0); /* each learned from the
+                                                       other */
     ck_assert(learn(&calls, &fit, &apart));
     ck_assert(isfinite(fit.alpha) && fit.alpha > 0 && fit.beta == 0);
 }

@@ -1,5 +1,5 @@
-/* Chat templates: what jinja2 makes of them is what we make of them, what we
- * cannot run is refused by name, and a user's words stay words. */
+/* Chat templates: our output is jinja2's, what we cannot run is refused by
+ * name, and a user's text stays text. */
 #include "expect.h"
 #include "model/template.h"
 #include "tests/harness/tiny_gguf.h"
@@ -46,7 +46,7 @@ static cp_status render(const char *source, int conversation,
     return cp_jinja_render(cp_gguf_string_of(source), &input, output);
 }
 
-/* The template renders the conversation as it was judged. */
+/* Check that the template renders the conversation as recorded. */
 static void agrees(const char *source, int conversation, const char *text) {
     cp_jinja_output output;
     const cp_status status = render(source, conversation, &output);
@@ -82,7 +82,7 @@ LOOP(lines_are_rendered_as_by_jinja2, 0, COUNT_OF(judged_lines)) {
     agrees(judged_lines[_i].source, 0, judged_lines[_i].text);
 }
 
-/* What jinja2 may know and we do not, and what goes wrong, in what words. */
+/* What jinja2 may support and we do not, and errors, with their messages. */
 static const struct {
     const char *source, *words;
 } refusals[] = {
@@ -241,7 +241,7 @@ static void close_file(void) {
 
 AROUND_EACH(NULL, close_file);
 
-/* The form of a model whose template is this text, or NULL for its own. */
+/* The form of a model with this text as its template; NULL: its own. */
 static cp_status find_form(tiny_vocabulary kind, const char *source,
                            const char *system) {
     const tiny_gguf_options options = {.blocks = 1,
