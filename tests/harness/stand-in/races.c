@@ -1,10 +1,10 @@
-/* Races of a block in the memory that it shares. Kernel files are compiled as
- * for the thread sanitizer, whose library is not linked: the calls that the
- * compiler puts before each load and store end here. Two accesses of one
- * address, one of which writes, must have a barrier between them: of the block,
- * or of the warp if both are in one. A shuffle is none, since CUDA lets it order
- * no memory. So a missing barrier shows on every seed, whatever the order.
- * Not watched: global memory. */
+/* Races of a block in its shared memory. Kernel files are compiled as for the
+ * thread sanitizer, whose library is not linked: the calls that the compiler
+ * puts before each load and store end here. Two accesses to one address, one of
+ * which writes, must have a barrier between them: of the block, or of the warp
+ * if both are in one. A shuffle does not count, since it orders no memory in
+ * CUDA. So a missing barrier shows on every seed, whatever the order. Not
+ * watched: global memory. */
 #include <stdio.h>
 
 #include "kernel.h"
@@ -17,7 +17,7 @@ enum {
     WARPS = 32
 };
 
-/* When a grain was last written and read, and by which threads; of the readers
+/* When a grain was last written and read, and by which threads; for readers,
  * the last two. */
 typedef struct {
     uint32_t wrote, read, read_before;
@@ -34,15 +34,15 @@ static cell cells[MOST_CELLS];
 static int region_count;
 static size_t cell_count;
 static uintptr_t lowest, highest;   /* of all regions */
-static _Thread_local bool watching; /* who runs the kernel */
+static _Thread_local bool watching; /* set in the thread that runs the kernel */
 static const char *kernel;
 
-/* A thread's stores to global memory: what has come since the last one. */
+/* A thread's stores to global memory: what has followed the last one. */
 typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
 static stores left_by[32 * WARPS];
 
-/* Time goes on at each barrier. What lies before these times is in order with
- * all that comes: for a block, and for each of its warps. */
+/* Time advances at each barrier. Accesses before these times are ordered with
+ * all later ones: for a block, and for each of its warps. */
 static uint32_t now, of_block, of_warp[WARPS];
 
 void watch_kernel(const char *name) {
@@ -75,8 +75,8 @@ void watch_block(void) {
     memset(left_by, 0, sizeof left_by);
 }
 
-/* A fence before the barrier is the thread's own, and one behind it may be
- * anybody's. */
+/* A fence before the barrier must be the thread's own; one after it may be any
+ * thread's. */
 void order_block(void) {
     of_block = now++;
     for (unsigned i = 0; i < blockDim.x; i++)
@@ -170,7 +170,7 @@ static void look(const void *at, size_t bytes, bool writes) {
     }
 }
 
-/* For what the stand-in does in a thread's name. */
+/* For accesses that the stand-in makes on behalf of a thread. */
 void watch_read(const void *at, size_t bytes) {
     look(at, bytes, false);
 }
