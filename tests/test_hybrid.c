@@ -39,7 +39,7 @@ typedef struct {
     float tails[RANKS][LAYERS][TAIL];
     cp_cache *cache;
     cp_store *store;
-    /* Of the turn. */
+    /* The current turn. */
     int64_t past, tokens;
     int owner; /* of a step's token; CP_NOBODY: a prompt */
     cp_layout *layout;

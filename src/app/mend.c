@@ -36,7 +36,7 @@ static const char *with_it(int lost) {
     return lost == 0 ? ", and standard input with it" : "";
 }
 
-/* Of the ranks lost at once, drop all but one, the last one first. */
+/* Drop all but one of the ranks that were lost at once, the last one first. */
 static cp_status lose_more(cp_chat *chat, int *lost) {
     char line[200];
     for (int next; cp_crew_mine()->mend(&next); *lost = next) {
