@@ -260,7 +260,7 @@ static cp_status meet(void) {
     late = late && round == table.round;
     table.arrived -= late;
     pthread_mutex_unlock(&table.lock);
-    return late ? cp_fail(CP_BROKEN, "somebody is missing") : CP_OK;
+    return late ? cp_fail(CP_BROKEN, "a rank is missing") : CP_OK;
 }
 
 static cp_status read_boards(void *items, int64_t bytes, int ranks) {

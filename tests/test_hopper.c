@@ -229,7 +229,7 @@ static const struct {
     {BEHIND_THE_END, "outside of what is shared"},
     {ONE_ARRIVAL_MORE, "more arrivals than the 1 it was begun with"},
     {BARRIER_NOT_READY, "its barrier is not ready"},
-    {NOBODY_WAITS, "copies that nobody waited for"},
+    {NOBODY_WAITS, "copies without a wait"},
     {REGISTERS_FROM_NOWHERE, "a wait for what never comes"},
     {HALF_A_NUMBERED_BARRIER, "a wait for what never comes"},
 };

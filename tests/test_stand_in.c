@@ -999,7 +999,7 @@ TEST(leaks_are_reported) {
     must(fill(ring->block[0], WIDTH, 1.0f, ring->compute));
     ck_assert_int_eq(stand_in_end(), 1 + 2 + 5 + 4 + 1);
     has_all(stand_in_report(),
-            "work that nobody waited for, first: kernel sum_step|"
+            "ended with work left, first: kernel sum_step|"
             "stream 2 was never destroyed|event 5 was never destroyed|"
             "of 400 bytes was never freed|"
             "rank 0 never destroyed communicator");

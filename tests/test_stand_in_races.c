@@ -47,7 +47,7 @@ static const struct {
 } cases[] = {
     {"barriers of the block", {BLOCK, BLOCK, 33, false}, NULL},
     {"barriers of the warp", {WARP, WARP, 1, false}, NULL},
-    {"nobody else", {NONE, NONE, 0, false}, NULL},
+    {"no other thread", {NONE, NONE, 0, false}, NULL},
     {"small neighbours", {NONE, NONE, 0, true}, NULL},
     {"no barrier", {NONE, BLOCK, 33, false}, "of row, which thread"},
     {"no barrier before the next",

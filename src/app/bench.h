@@ -58,9 +58,9 @@ typedef struct {
 } cp_bench;
 
 /* Each of these reports its rows, and fails as what it measures does, or with
- * CP_MEMORY. The first measures the parts that bench->parts selects; the second
+ * CP_MEMORY. The first measures the parts that bench->parts selects. The second
  * compares rings of each size in bench->ranks with one rank that has as many
- * cores in all; the third measures prompts and generation of bench->model,
+ * cores in all. The third measures prompts and generation of bench->model,
  * which must have enough positions. */
 cp_status cp_bench_attention(const cp_bench *bench);
 cp_status cp_bench_ring(const cp_bench *bench);

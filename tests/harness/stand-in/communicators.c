@@ -264,7 +264,7 @@ static ncclResult_t read_excluded(const communicator *comm, const int *ranks,
         *without |= UINT64_C(1) << ranks[n];
     }
     return count > 0 ? ncclSuccess
-                     : complain(ncclInvalidArgument, "nobody is excluded");
+                     : complain(ncclInvalidArgument, "no rank is excluded");
 }
 
 /* An abort ends only what runs now: the flag is cleared immediately. A

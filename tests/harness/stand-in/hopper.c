@@ -633,10 +633,10 @@ bool instructions_complete(bool idle) {
 
 void instructions_end(void) {
     if (copy_count > 0)
-        accuse_block("%d copies that nobody waited for", copy_count);
+        accuse_block("%d copies without a wait", copy_count);
     for (int warp = 0; multiplied && warp < block_threads() / LANES; warp++) {
         if (warps[warp].count > 0)
-            accuse_block("line %d: a product that nobody waited for",
+            accuse_block("line %d: a product without a wait",
                          warps[warp].queue[0].what.line);
         if (warps[warp].history != warps[warp / 4 * 4].history)
             accuse_block("warps of a warpgroup began different products");

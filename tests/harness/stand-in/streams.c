@@ -163,8 +163,8 @@ void forget_work(stream *on) {
 /* Remove a stream, and report work left in it. */
 void remove_stream(stream *which) {
     if (which->head != NULL)
-        accuse("stream %ld ended with work that nobody waited for, first: %s",
-               which->number, describe(which->head));
+        accuse("stream %ld ended with work left, first: %s", which->number,
+               describe(which->head));
     forget_work(which);
     unlist(&machine.streams, which);
     free(which);
