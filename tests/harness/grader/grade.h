@@ -52,8 +52,8 @@ _Noreturn void grade_fail(const char *format, ...)
 void grade_equal(int64_t got, int64_t want, const char *what, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Check numbers [rows][heads][dim] within tolerance * max(1, |want|); infinities
- * exactly. A failure names the first wrong one. */
+/* Check numbers [rows][heads][dim] within tolerance * max(1, |want|), and
+ * infinities exactly. A failure names the first wrong one. */
 void grade_near(const char *what, const float *got, const double *want,
                 int64_t rows, int64_t heads, int64_t dim, double tolerance);
 
