@@ -1,9 +1,9 @@
-# The Long Ring. `make help` lists the targets. Building needs no noweb: C is
-# compiled from the committed files, and `make tangle` writes those from book/.
+# The Long Ring. `make help` lists the targets. Building needs no noweb: the
+# committed C files are compiled, and `make tangle` writes those from book/.
 SHELL := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := all
-# All cores, unless -j says how many; several goals are made one after the other.
+# Use all cores unless -j is given; several goals are made one after the other.
 ifeq ($(MAKELEVEL)$(word 2,$(MAKECMDGOALS))$(filter -j%,$(MAKEFLAGS)),0)
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 endif
@@ -11,30 +11,30 @@ endif
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O3 -march=native
 VERSION := 0.1
-# A tree whose data alone have changed is not dirty: the data are the result.
+# A tree in which only data changed is not dirty: the data are the result.
 COMMIT  := $(shell c=$$(git describe --always 2>/dev/null) || { echo unknown; exit; }; \
              git diff --quiet HEAD -- . ':!figures/data' || c=$$c-dirty; echo $$c)
 MODEL   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/long-ring/SmolLM2-135M-Instruct.Q4_1.gguf
 
-# What `make demo` runs. Its text is chapters 8 and 9 of an earlier day, kept so
-# that the answers stay what they were.
+# What `make demo` runs. Its text is an old version of chapters 8 and 9, kept so
+# that the answers do not change.
 DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt --compare --trace $(B)/demo-trace.json \
             --ask "What problem does the text describe, and how is it solved?" --ask "Now say it in one short sentence."
 
-# Flags that no choice of CFLAGS should lose. Never -ffast-math: masks are -inf.
-# Nor may clang alone make one rounding of two (gcc does not, under -std=c11).
+# Flags that apply whatever CFLAGS is. Never -ffast-math: masks are -inf. And
+# clang must not contract two roundings into one (gcc does not, under -std=c11).
 # -iquote and not -I: <check.h> is the test library's, "check.h" is ours.
-# Vectors are passed among static functions only, so their ABI is nobody's matter.
+# Only static functions pass vectors, so their ABI does not matter.
 # A field that an initialiser leaves out is 0, which is what we mean.
 flags     = -std=c11 -ffp-contract=off -fopenmp -Wall -Wextra -Wno-missing-field-initializers -Wpedantic -Wconversion -Wno-psabi $(CFLAGS) \
             -iquote src -iquote . $(addprefix -isystem ,$(wildcard /usr/include/*/blis-openmp)) $(mpi)
-# MPI, if there is one: ompi-c or mpich, as pkg-config calls them. MPI= builds without.
+# MPI, if installed: ompi-c or mpich in pkg-config. MPI= builds without it.
 MPI      ?= $(firstword $(foreach m,ompi-c mpich,$(shell pkg-config --exists $(m) 2>/dev/null && echo $(m))))
 libraries := -lblis -lpcre2-8 -lpthread -lm $(if $(MPI),$(shell pkg-config --libs $(MPI)))
 mpi      := $(if $(MPI),-DCP_HAVE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MPI))))
 identity  = -DCP_VERSION='"$(VERSION)"' -DCP_COMMIT='"$(COMMIT)"'
 
-# Debian's packages, each with a file under /usr that shows it is there.
+# Debian packages, each with a file under /usr that shows it is installed.
 FOR_BUILD := gcc:bin/gcc libc6-dev:include/stdlib.h pkg-config:bin/pkg-config check:include/check.h \
              libpcre2-dev:include/pcre2.h libblis-openmp-dev:include/*/blis-openmp/blis.h
 FOR_BOOK  := noweb:bin/noweave poppler-utils:bin/pdftotext texlive-luatex:share/texlive/texmf-dist/tex/luatex/luaotfload/luaotfload-main.lua \
@@ -55,11 +55,11 @@ FOR_ARM   := gcc-aarch64-linux-gnu:bin/aarch64-linux-gnu-gcc libc6-dev-arm64-cro
 missing    = $(foreach p,$(1),$(if $(wildcard /usr/$(lastword $(subst :, ,$(p)))),,$(firstword $(subst :, ,$(p)))))
 install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $(call missing,$(1)),:)
 
-# All that is built lies under B; sanitize and warnings build elsewhere.
+# Everything is built under B; sanitize and warnings use other directories.
 B        ?= build
-# These files of src/app see CUDA.
+# These files of src/app include CUDA.
 SEE_CUDA  = src/app/backend_cuda.c src/app/device_laboratory.c src/app/bench_device.c src/app/bench_device_ring.c
-# These need MPI, and are left out where there is none.
+# These need MPI, and are left out without it.
 SEE_MPI   = src/app/backend_mpi.c reference/ring/processes.c tests/test_mpi.c figures/measure_mpi.c
 sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(call sources,src/*/*.c reference/*/*.c))) $(B)/built-in.o
@@ -70,17 +70,17 @@ HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests
 WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
 SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(call sources,figures/*.c)))
 LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
-# The CUDA path on any machine: cuda/ and what stands in for CUDA and NCCL, linked
-# into the suites that need them and never into the library.
+# The CUDA path on any machine: cuda/ and the stand-in for CUDA and NCCL, linked
+# into the suites that need them, never into the library.
 STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
 ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces% soak),$(SUITES))
 stand_in  = -isystem tests/harness/stand-in
-# In these suites the kernels' loads and stores are told to stand-in/races.c, unless a sanitizer is asked for.
+# In these suites stand-in/races.c sees the kernels' loads and stores, except under a sanitizer.
 WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
 watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
-# A recipe whose first word is missing would begin with a dash: to make, whatever it ends with is well.
+# Without its first word a recipe would begin with a dash, and make would ignore its exit status.
 nvcc      = $(or $(NVCC),nvcc)
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 ON_GPU    = $(addprefix $(B)/gpu/test_,kernels prefill multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
@@ -88,7 +88,7 @@ GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
-# Kernels of attention for Python, on a GPU and on the stand-in.
+# Attention kernels for Python, on a GPU and on the stand-in.
 HELD      = figures/gpu/held.cu $(patsubst %,cuda/kernels/%,attend.cu tiles.cu latent.cu decode.cu prefill.cu maps.c)
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
@@ -114,7 +114,7 @@ $(WATCHED): $(STAND_IN:.cu.o=.cu.watched.o)
 $(B)/tests/test_predictions: $(SHARED)
 $(B)/tests/test_gpu_commands: $(B)/stand-in/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply | held
 $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
-# A whole program on the stand-in, with GPUs in its table of backends.
+# The whole program on the stand-in, with GPUs in its table of backends.
 $(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
@@ -128,7 +128,7 @@ $(B)/stand-in/measure_gpu: $(B)/stand-in/figures/gpu/measure_gpu.c.o $(STAND_IN)
 $(B)/stand-in/libheld.so: $(patsubst %,$(B)/stand-in/%.o,$(HELD) $(wildcard tests/harness/stand-in/*.c)) $(patsubst %.c,$(B)/%.o,$(wildcard src/ground/*.c) src/ring/span.c)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -shared -Wl,-Bsymbolic -o $@ $^ -lm
-held: # Python loads it, whatever the rest is built with
+held: # for Python, whatever flags the rest is built with
 	+@$(again) -s build/pic/stand-in/libheld.so B=build/pic MPI= CFLAGS="-O1 -fPIC"
 $(ON_STAND_IN:%=%.o): private flags += $(stand_in)
 $(B)/stand-in/%.c.o: %.c $(B)/flags
@@ -151,13 +151,13 @@ $(B)/%.o: %.c $(B)/flags
 	@echo "  cc   $<"; mkdir -p $(@D)
 	$(Q)$(CC) $(flags) $(if $(filter $@,$(NAMED)),$(identity)) -MMD -MP -c -o $@ $<
 $(NAMED): $(B)/identity
-# Each of these two files changes only when what it records does. A compiler that
-# is new here is asked for OpenMP first, before a linker says it in its own words.
+# Each of these two files changes only when what it records changes. A new
+# compiler is tested for OpenMP first, so that the linker need not complain.
 $(B)/flags $(B)/identity: force
 	@mkdir -p $(@D); echo "$(CC) $($(@F))" | cmp -s - $@ || { $(if $(filter flags,$(@F)),$(ask_openmp) &&) echo "$(CC) $($(@F))" > $@; }
 ask_openmp = { echo 'int main(void) { return 0; }' | $(CC) -fopenmp -x c -o $(B)/openmp - 2>/dev/null || \
-  { echo "$(CC) has no OpenMP: take gcc, or clang with libomp-dev; on a Mac, in a shell of Debian (README.md)" >&2; exit 1; }; }
-# Descriptions, as text in the library.
+  { echo "$(CC) has no OpenMP: use gcc, or clang with libomp-dev; on a Mac, in a Debian shell (README.md)" >&2; exit 1; }; }
+# Machine and model descriptions, as text in the library.
 $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@mkdir -p $(@D); tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
@@ -165,14 +165,14 @@ $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 -include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/*/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
 
 check: ## install what is missing, build, and run every test
-	@echo "make check: compiles, grades the labs' answers and runs $(words $(SUITES)) suites; about $(minutes) minutes on $(cores) of this machine's cores"
+	@echo "make check: compiles, grades lab answers and runs $(words $(SUITES)) suites; about $(minutes) minutes on this machine's $(cores) cores"
 	+@$(again) packages
 	+@$(again) check-labs suites
 cores     = $(shell nproc 2>/dev/null || echo 1)
 minutes   = $(shell echo $$((4 + 10 / $(cores))))
-packages: # what check needs; a machine without MPI is built and tested without
+packages: # what check needs; without MPI, the build and the tests leave it out
 	@$(call install,$(FOR_BUILD) $(FOR_CHECK))
-	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: built and tested without")
+	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: building and testing without it")
 suites: all $(B)/stand-in/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/check-make
@@ -180,15 +180,15 @@ suites: all $(B)/stand-in/longring $(SUITES)
 	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
 	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"
 	@LONGRING=$(B)/longring ONE_PROCESS="$(one_process)" tests/harness/run-suites $(SUITES)
-# As they run on a GPU. The address sanitizer ends a process at what it finds, so
-# there each test keeps its own.
+# As on a GPU. The address sanitizer ends the process at a finding, so there each
+# test has its own process.
 one_process = $(if $(findstring -fsanitize,$(CFLAGS)),,$(ON_STAND_IN))
-# RUN= links and runs nothing, where the suites have been run just before.
+# RUN= only links, for when the suites have just been run.
 RUN      ?= tests/harness/run-suites
-chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with the chapters before it alone
+chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with only the chapters before it
 	@LONGRING=$(B)/longring SHARED="$(HARNESS) $(SHARED) $(STAND_IN)" tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
-need_nvcc = test -n "$(NVCC)" || { echo "make $@: no nvcc here; NVCC=... names it" >&2; exit 1; }
-check-gpu: ## build cuda/ with nvcc and run its suites on a GPU; fails where there is none
+need_nvcc = test -n "$(NVCC)" || { echo "make $@: no nvcc found; name it with NVCC=..." >&2; exit 1; }
+check-gpu: ## build cuda/ with nvcc and run its suites on a GPU; fails without one
 	@$(need_nvcc)
 	@$(call install,$(FOR_GPU))
 	+@$(again) gpu-programs all $(B)/tests/test_gpu_commands
@@ -198,10 +198,10 @@ gpu: ## build build/gpu/longring, which has --on cuda, and the suites for a GPU
 	@$(call install,$(FOR_GPU))
 	+@$(again) gpu-programs
 gpu-programs: $(ON_GPU) $(B)/gpu/which-gpu $(B)/gpu/measure_gpu $(B)/gpu/longring
-# Hopper's own instructions are for no other GPU, not even a later one.
+# Hopper-specific instructions run on no other GPU, not even on a later one.
 cards     = -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 $(patsubst %,$(B)/gpu/%.o,$(shell grep -ls 'kernels/hopper.h"' cuda/kernels/*.cu)): private cards = -gencode arch=compute_90a,code=sm_90a
-# Products one after the other, or registers not handed over (C75..), are to ptxas no more than a note.
+# If ptxas serialises products or cannot hand over registers (C75..), it only prints a note.
 refuse    = 2>&1 | awk '{ print } /[(]C75/ { bad = 1 } END { exit bad }' >&2
 $(B)/gpu/%.cu.o: %.cu
 	@echo "  nvcc $<"; mkdir -p $(@D)
@@ -225,17 +225,17 @@ $(B)/gpu/which-gpu: $(B)/gpu/tests/harness/which-gpu.c.o $(GPU) $(LIBRARY)
 $(B)/gpu/libheld.so: $(patsubst %,$(B)/gpu/%.o,$(HELD)) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(nvcc) $(cudart) -shared -Xlinker -Bsymbolic,-z,defs -o $@ $^
-# Programs for another machine, which may be older than this one.
+# Programs for another machine, perhaps an older one.
 PORTABLE  = B=build/portable MPI= CFLAGS="-O3 -march=x86-64-v3 -fPIC" cudart="-cudart shared" packed="--compress-mode=size -Xcompiler -fPIC"
-first-gpu: ## the first ten minutes on a GPU: suites, figures beside predictions, log and CSV in OUT
+first-gpu: ## ten minutes on a new GPU: suites, figures beside predictions; log and CSV in OUT
 	+@test -x $(B)/first-gpu/longring || $(again) first-gpu-pack
 	@tests/harness/first-gpu $(B)/first-gpu
-first-gpu-pack: ## of first-gpu, what is built, to carry to a machine with a driver and Python
+first-gpu-pack: ## pack what first-gpu builds, for a machine with only a driver and Python
 	@$(need_nvcc)
 	@$(call install,$(FOR_GPU))
 	+@$(again) $(PORTABLE) gpu-programs build/portable/tiny-model build/portable/gpu/libheld.so
 	@tests/harness/first-gpu-pack build/portable $(B)/first-gpu
-count-gpu: ## count what kernels and plans take of a GPU, where there is nvcc; fails over a budget
+count-gpu: ## count the GPU resources of kernels and plans, by nvcc; fails over a budget
 	@$(need_nvcc)
 	+@$(again) $(B)/tiny-model $(B)/stand-in/longring
 	@NVCC=$(NVCC) $(write)/gpu-counts.csv figures/gpu/count kernels $(B)
@@ -243,14 +243,14 @@ count-gpu: ## count what kernels and plans take of a GPU, where there is nvcc; f
 bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
 	@figures/write-bench $(data)/bench.csv $(PROGRAM) bench --csv
 	@figures/write-bench $(data)/bench-model.csv $(PROGRAM) bench --csv --model $(MODEL) || [ $$? = 1 ]
-rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... that has torch, llama_cpp)
+rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON=... with torch, llama_cpp)
 	@figures/write-bench $(data)/bench-torch.csv $(PYTHON) figures/rivals.py torch $(PROGRAM); torch=$$?; \
 	figures/write-bench $(data)/bench-llama.csv $(PYTHON) figures/rivals.py llama $(PROGRAM) $(MODEL); \
-	case $$torch$$? in 00|01|10) ;; *) echo "make $@: a peer failed, or neither is here; PYTHON=... names one that has torch or llama_cpp" >&2; exit 1;; esac
-rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... that has torch)
+	case $$torch$$? in 00|01|10) ;; *) echo "make $@: a peer failed, or neither is here; name a Python that has torch or llama_cpp with PYTHON=..." >&2; exit 1;; esac
+rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... with torch)
 	@figures/write-bench $(data)/bench-gpu.csv $(PYTHON) figures/gpu/rivals.py prefill decode $(B)/gpu/longring
 writers: $(WRITERS)
-measure: all writers $(B)/stand-in/longring $(B)/tiny-model ## measure what the book's other figures show (ONLY="ring-cpu ...": those)
+measure: all writers $(B)/stand-in/longring $(B)/tiny-model ## measure what the book's other figures show (ONLY="ring-cpu ...": only those)
 	@MODEL=$(MODEL) figures/measure $(if $(filter command,$(origin ONLY)),$(ONLY))
 paper: writers ## predict the paper's tables and figures, and score its rules, into figures/data
 	@$(write)/predictions.csv $(B)/figures/paper predictions
@@ -260,7 +260,7 @@ paper: writers ## predict the paper's tables and figures, and score its rules, i
 	@for n in lines table-4 peak reached; do $(write)/choose-$$n.csv $(B)/figures/rules $$n || exit 1; done
 	@$(write)/choose-cpu-lines.csv $(B)/figures/rules cpu $(data)/choose-cpu.csv
 	@$(write)/choose-cpu-scores.csv $(B)/figures/rules score $(data)/choose-cpu.csv laptop smollm2-135m
-fit: writers ## fit the constants of the paper's cluster, see what they depend on, and predict the paper again
+fit: writers ## fit the constants of the paper's cluster, test what they depend on, and predict the paper again
 	@$(B)/figures/fit machine >$(B)/gtt.machine && cp $(B)/gtt.machine $(data)/machines/gtt.machine
 	+@$(again) -s writers
 	@for n in choices without decode seeds constants noise; do $(write)/fit-$$n.csv $(B)/figures/fit $$n || exit 1; done
@@ -271,14 +271,14 @@ sanitize: ## build with address and undefined-behaviour checks in build/asan, an
 	@$(call install,$(FOR_BUILD))
 	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
 soak_time = $(or $(TIME),600)
-kills: all $(B)/tiny-model ## kill -9 ranks over MPI, COUNT=500 of them, at random moments (SEED=N): the right tokens come, or a line that says why
+kills: all $(B)/tiny-model ## kill -9 COUNT=500 MPI ranks at random moments (SEED=N): the right tokens must come, or a line that says why not
 	@LONGRING=$(PROGRAM) TINY_MODEL=$(B)/tiny-model tests/harness/kill-ranks $(or $(COUNT),500) $(SEED)
-soak: ## the same build: conversations that seeds draw, for TIME=600 seconds from SEED=1 on (TIME=0: that seed alone; KIND=talks, rings or processes)
+soak: ## random conversations in the sanitize build, for TIME=600 seconds from SEED=1 on (TIME=0: only that seed; KIND=talks, rings or processes)
 	@$(call install,$(FOR_BUILD))
 	+@$(again) build/asan/longring build/asan/tests/test_soak $(in_asan)
 	@$(sanitized) LONGRING=$(CURDIR)/build/asan/longring OMP_WAIT_POLICY=passive SOAK_SECONDS=$(soak_time) SOAK_SEED=$(or $(SEED),1) SOAK_KIND=$(KIND) \
 	  CK_TIMEOUT_MULTIPLIER=$(shell echo $$(($(soak_time) / 20 + 5))) build/asan/tests/test_soak
-fuzz: ## throw made-up files and words at all that reads them (TIME=seconds each, ONLY="models ...": those)
+fuzz: ## feed made-up files and words to every parser (TIME=seconds each, ONLY="models ...": only those)
 	@$(call install,$(FOR_BUILD) $(FOR_CI))
 	+@$(again) -s build/fuzz/fuzz B=build/fuzz MPI= CC=clang \
 	  CFLAGS="-O1 -g -march=native -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -286,10 +286,10 @@ fuzz: ## throw made-up files and words at all that reads them (TIME=seconds each
 $(B)/fuzz: $(B)/tests/fuzz/fuzz.o $(B)/tests/harness/tiny_gguf.o $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -fsanitize=fuzzer -o $@ $^ $$(pkg-config --libs check) $(libraries)
-mutants: ## put known faults into a copy of the sources, one by one; suites must see each (ONLY=name, TURN=k/n: some of them)
+mutants: ## put known faults into a copy of the sources, one by one; suites must find each (ONLY=name, TURN=k/n: some of them)
 	@$(call install,$(FOR_BUILD) python3:bin/python3)
 	@tests/harness/mutants $(B) $(if $(filter command,$(origin ONLY)),$(ONLY))
-# Labs as the chapters have them, whatever was written into exercises/.
+# The labs' skeletons from the chapters, whatever was written into exercises/.
 SKELETONS = build/skeletons/exercises
 skeletons = rm -rf build/skeletons; book/tangle build/skeletons book/labs/[0-9]*.nw
 warnings: ## compile everything with gcc and with clang; any warning is an error
@@ -305,7 +305,7 @@ format: ## check the layout of the C with clang-format
 
 CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 ONLY ?= $(CHAPTERS)
-tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one); labs that are answered stay
+tangle: ## write src, reference, cuda and exercises from the chapters (ONLY=book/NN-topic.nw: from one); keeps answered labs
 	@book/tangle . $(ONLY)
 drift: ## fail when a tangled file and its chapter differ, or a file has no chapter
 	@$(call install,$(FOR_CI)); rm -rf build/tangled; book/tangle build/tangled $(CHAPTERS)
@@ -313,11 +313,11 @@ drift: ## fail when a tangled file and its chapter differ, or a file has no chap
 book: ## weave and typeset build/long-ring.pdf, checked (ONLY=book/NN-topic.nw: a quick draft of one chapter)
 	@$(call install,$(FOR_BOOK))
 	@book/weave $(if $(filter command,$(origin ONLY)),$(ONLY))
-site: ## the book as pages for a browser, with every line that is tangled: build/site/index.html
+site: ## the book as pages for a browser, with every tangled line: build/site/index.html
 	@$(call install,$(FOR_SITE))
 	+@$(again) explorer
 	@book/site
-explorer: $(B)/site/explorer.html ## of these, the plan explorer alone: build/site/explorer.html
+explorer: $(B)/site/explorer.html ## only the plan explorer of these pages: build/site/explorer.html
 $(B)/site/explorer.html: $(B)/built-in.c $(wildcard book/explorer/* src/*/*.[ch])
 	@$(call install,$(FOR_EXPLORER))
 	@echo "  page $@"; book/explorer/build $< $@
@@ -327,7 +327,7 @@ check-site: $(PROGRAM) ## open the pages of build/site in headless Chromium: lin
 	@tests/harness/check-explorer $(B)/site/explorer.html $(PROGRAM)
 
 include exercises/Makefile
-handout: ## the labs for students: build/long-ring-labs.tar.gz, which builds and grades by itself
+handout: ## the labs for students: build/long-ring-labs.tar.gz, which builds and grades on its own
 	@$(call install,$(FOR_BOOK))
 	@book/labs/weave
 	@exercises/handout $(B)/long-ring-labs.tar.gz $(B)/labs.pdf
@@ -335,15 +335,15 @@ solutions: ## for lecturers: answers to all labs in build/solutions, and their P
 	@$(call install,$(FOR_BOOK))
 	@SOLUTIONS=1 book/labs/weave
 	@exercises/solutions $(B)/solutions
-check-labs: ## grade skeletons, solutions and wrong answers: each loses what it must
+check-labs: ## grade skeletons, solutions and wrong answers: each must lose the right points
 	@$(call install,$(FOR_BUILD) $(FOR_LABS))
 	@tests/harness/check-labs
 check-arm: ## build for aarch64, and run suites and the labs' solutions there, under qemu
 	@$(call install,$(FOR_BUILD) $(FOR_LABS) $(FOR_ARM))
 	@tests/harness/check-arm
 
-model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and check its sum
-	@# A file that the user names is never fetched over.
+model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and verify its checksum
+	@# Never overwrite a file that the user names.
 	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model $(MODEL),test -r $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; })
 demo: ## install, build, fetch the model, and hold a conversation over four ranks
 	@$(call install,$(FOR_BUILD))

@@ -1,6 +1,6 @@
 /* One call of attention without a past, around a ring of threads: a builder's
- * plan is checked, explored where that is quick, run, and its answer held
- * against the oracle. Conversations are harness/rig.h's. For suites only. */
+ * plan is checked, explored if that is quick, run, and its answer compared with
+ * the oracle. For conversations see harness/rig.h. For suites only. */
 #ifndef TESTS_AROUND_H
 #define TESTS_AROUND_H
 
@@ -10,7 +10,7 @@
 #include "ring/build.h"
 #include "ring/check.h"
 
-/* The plan of new tokens in one sequence; plan_drop frees it. */
+/* The plan for new tokens of one sequence; plan_drop frees it. */
 static inline cp_plan *plan_of(cp_plan_builder *build, int ranks,
                                int64_t tokens, int spare) {
     const cp_call call = {
@@ -30,9 +30,10 @@ static inline void plan_drop(cp_plan *plan) {
     cp_layout_free(layout);
 }
 
-static cp_plan *around; /* the plan in hand */
+static cp_plan *around; /* the current plan */
 
-/* Move a rank's rows from the problem, where they lie by position, or back. */
+/* Copy a rank's rows from the problem, where they are in order of position, or
+ * back. */
 static inline void move_rows(const cp_plan *plan, int rank, int64_t width,
                              float *whole, float *mine, bool back) {
     const cp_pieces *pieces = &plan->layout->queries[rank].pieces;

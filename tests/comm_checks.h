@@ -1,5 +1,5 @@
-/* What ranks do to find out whether their communicator keeps its promise, and
- * the table of these scenes: the contract of comm.h, for any communicator. */
+/* Scenes that ranks play to check the contract of comm.h, for any communicator,
+ * and the table of these scenes. */
 #ifndef TESTS_COMM_CHECKS_H
 #define TESTS_COMM_CHECKS_H
 
@@ -24,19 +24,19 @@ static void nap(int milliseconds) {
     nanosleep(&time, NULL);
 }
 
-/* Of this process: what went wrong where a failure of the run was due. */
+/* Faults of this process where the run was expected to fail. */
 static atomic_int comm_faults;
 
-/* A row of the table. Its function gets it as context. */
+/* A row of the table; its function gets it as context. */
 typedef struct {
     const char *name;
     int least, most; /* ranks */
     cp_rank_main function;
     int argument;
-    cp_status status; /* of the run */
+    cp_status status; /* expected of the run */
     const char *words;
     double patience; /* 0: 10 seconds */
-    int times;       /* 0: once; the argument counts them */
+    int times;       /* 0: once; the argument counts the repetitions */
     bool heavy;      /* a few runs are enough */
 } comm_scene;
 
@@ -46,7 +46,7 @@ static int comm_argument(const void *context) {
 
 enum { BLOCK = 100, BIG = 1 << 20 };
 
-/* Begin to send to the next rank what the previous one sends here. */
+/* Begin to send to the next rank, and to receive from the previous one. */
 static cp_status pass_on(cp_comm *comm, const void *out, void *in,
                          int64_t bytes) {
     const int next = (comm->rank + 1) % comm->ranks;
@@ -54,7 +54,7 @@ static cp_status pass_on(cp_comm *comm, const void *out, void *in,
     return cp_comm_exchange(comm, next, out, bytes, previous, in, bytes);
 }
 
-/* Begin to send bytes from rank 0 to rank 1, both of which call this. */
+/* Begin to send bytes from rank 0 to rank 1; both call this. */
 static cp_status give(cp_comm *comm, void *data, int64_t sent, int64_t due) {
     const bool gives = comm->rank == 0;
     return cp_comm_exchange(comm, gives ? 1 : CP_NOBODY, data, sent,
@@ -87,8 +87,8 @@ static cp_status rotate(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* Every rank's block has arrived: with numbers of its rank, and, from an
- * all-to-all, of the one that it is for. */
+/* Check that every rank's block has arrived, with the numbers of its sender
+ * and, for an all-to-all, of its receiver. */
 static cp_status expect_blocks(const cp_comm *comm, int64_t blocks[][3],
                                bool gathered) {
     for (int r = 0; r < comm->ranks; r++)
@@ -257,7 +257,7 @@ static cp_status leave_unwaited(cp_comm *comm, void *context) {
 enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, MEET, WAYS };
 enum { ABORT, RETURN_ERROR, RETURN_EARLY };
 
-/* Wait for rank 1, and longer than any transport buffers. */
+/* Wait for rank 1, with messages larger than any transport buffers. */
 static cp_status wait_for_one(cp_comm *comm, int way) {
     static char out[BIG];
     char in[16][8];
@@ -283,7 +283,7 @@ static cp_status wait_for_one(cp_comm *comm, int way) {
     }
 }
 
-/* Rank 1 fails, and the others wait for it and hear of that. */
+/* Rank 1 fails, and the others, which wait for it, learn that. */
 static cp_status wait_and_hear(cp_comm *comm, void *context) {
     const comm_scene *scene = context;
     const int end = scene->argument / WAYS;
@@ -314,7 +314,7 @@ static cp_status dawdle(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* Rank 0 sends 96 bytes, or 64, where 80 are expected. */
+/* Rank 0 sends 96 or 64 bytes where 80 are expected. */
 static cp_status disagree(cp_comm *comm, void *context) {
     const int which = comm_argument(context);
     char data[96] = "";
@@ -325,8 +325,8 @@ static cp_status disagree(cp_comm *comm, void *context) {
     return cp_comm_barrier(comm);
 }
 
-/* Ranks 0 and 1 exchange pages; the last of all ranks aborts meanwhile; and each
- * rank takes its pages away as soon as it knows. */
+/* Ranks 0 and 1 exchange pages; the last rank aborts meanwhile, and each rank
+ * unmaps its pages as soon as it knows. */
 static cp_status snatch(cp_comm *comm, void *context) {
     const struct timespec delay = {0, comm_argument(context) * 40000L};
     const int other = 1 - comm->rank;
@@ -401,7 +401,7 @@ static const comm_scene comm_scenes[] = {
 };
 enum { COMM_SCENES = sizeof(comm_scenes) / sizeof(comm_scenes[0]) };
 
-/* Did a run of the scene end as it should? Prints what it did if not. */
+/* Did a run of the scene end as expected? If not, prints how it ended. */
 static bool comm_scene_ended(const comm_scene *scene, int ranks,
                              cp_status status) {
     const char *due = scene->words != NULL ? scene->words : "";

@@ -1,5 +1,5 @@
-/* Processes of a crew, played by threads that share no more than a board each.
- * For suites only. */
+/* Processes of a group, played by threads that share only a board each. For
+ * suites only. */
 #ifndef TESTS_CROWD_H
 #define TESTS_CROWD_H
 
@@ -17,7 +17,7 @@ enum { CROWD = 12 };
 
 typedef struct {
     cp_crew crew;
-    ncclUniqueId id; /* of all */
+    ncclUniqueId id; /* shared by all */
     cp_status status;
     char message[300];
 } seat;
@@ -25,9 +25,9 @@ typedef struct {
 static pthread_barrier_t meeting;
 static void *boards[CROWD];
 static _Thread_local seat *myself;
-static _Thread_local int64_t met; /* how often */
+static _Thread_local int64_t met; /* number of collectives so far */
 
-/* Read what the first so many ranks have at this place of theirs. */
+/* Read an item from the boards of the first ranks, `ranks` of them. */
 static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
     const int rank = myself->crew.rank;
     boards[rank] = items;
@@ -49,7 +49,7 @@ static inline cp_status collect(void *items, int64_t bytes) {
     return read_boards(items, bytes, myself->crew.ranks);
 }
 
-/* What every thread does: a function of the suite's own. */
+/* What every thread runs: a function of the suite. */
 static cp_status (*live)(seat *mine);
 
 static inline void *take_seat(void *given) {
@@ -59,7 +59,7 @@ static inline void *take_seat(void *given) {
     return NULL;
 }
 
-/* Let so many live until all have ended. Each structure of so many bytes begins
+/* Run count threads until all have ended. Each structure, `bytes` long, begins
  * with its seat. */
 static inline void run_crowd(void *all, size_t bytes, int count,
                              cp_status (*lives)(seat *)) {

@@ -1,5 +1,5 @@
-/* What every test on a device does: begin a machine, keep what was asked for,
- * and at the end give it all back and see that nothing was wrong. For suites
+/* What every test on a device does: begin a machine, record allocations, and at
+ * the end release them all and check that nothing went wrong. For suites
  * only. */
 #ifndef TESTS_DEVICE_H
 #define TESTS_DEVICE_H
@@ -11,7 +11,7 @@
 #define EXPECT_ALSO stand_in_report()
 #include "expect.h"
 
-/* Something went wrong, and was said in these words. */
+/* Something went wrong, and the report has these words. */
 #define says(text)                                                             \
     ck_assert_msg(strstr(stand_in_report(), text) != NULL, "no \"%s\" in: %s", \
                   text, stand_in_report())
@@ -32,7 +32,7 @@ static inline void *keep(kept_kind kind, void *what) {
     return kept[kept_count++].what = what;
 }
 
-/* Memory that begins as NaN, a byte more than was asked for. */
+/* Memory that starts as NaN, one byte more than requested. */
 static inline void *on_host(int64_t bytes) {
     return memset(keep(ON_HOST, malloc((size_t)bytes + 1)), 0xFF,
                   (size_t)bytes + 1);
@@ -53,7 +53,7 @@ static inline void *pinned(int64_t bytes) {
 }
 
 /* cudaMemcpy from memory that is not pinned may return before the bytes have
- * arrived, and then only the null stream waits for them. */
+ * arrived; then only the null stream waits for them. */
 static inline void bring(void *to, const void *from, int64_t bytes) {
     must(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice));
     must(cudaStreamSynchronize(NULL));
@@ -83,7 +83,7 @@ static inline cudaEvent_t new_event(void) {
     return keep(EVENT, event);
 }
 
-/* Give back what was kept, the latest first. */
+/* Release what was recorded, newest first. */
 static inline void release(void) {
     cudaDeviceSynchronize();
     while (kept_count > 0) {
@@ -106,8 +106,8 @@ static inline void begin(int seed) {
     stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed});
 }
 
-/* With device memory open to the host, which saves much time: for what has been
- * run with it closed, too. */
+/* Begin with device memory open to the host, which saves much time; for tests
+ * that also run with it closed. */
 static inline void begin_late(int seed, int lateness) {
     stand_in_begin(&(stand_in_options){
         .seed = (uint64_t)seed, .lateness = lateness, .open = true});
@@ -117,7 +117,7 @@ static inline void begin_open(int seed) {
     begin_late(seed, STAND_IN_BY_SEED);
 }
 
-/* All is well, to the last allocation. */
+/* Check that nothing went wrong and that every allocation was freed. */
 static inline void end(void) {
     release();
     ck_assert_msg(stand_in_end() == 0, "%s", stand_in_report());

@@ -1,6 +1,6 @@
 /* What suites expect of calls, and memory for tests. Assertions that hold cost
- * nothing here; those of Check write a line to a file each time, which loops
- * feel. For suites only. */
+ * nothing here; Check's write a line to a file each time, which slows loops.
+ * For suites only. */
 #ifndef TESTS_EXPECT_H
 #define TESTS_EXPECT_H
 
@@ -14,7 +14,7 @@
 
 #define COUNT_OF(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-/* What more there is to say about a failure. */
+/* More text about a failure. */
 #ifndef EXPECT_ALSO
 #define EXPECT_ALSO ""
 #endif
@@ -25,14 +25,14 @@
             ck_abort_msg("not so: %s", #condition);                            \
     } while (0)
 
-/* The call goes well: its status, or what CUDA or NCCL returns, is 0. */
+/* The call succeeds: its status, or the result of CUDA or NCCL, is 0. */
 #define must(call)                                                             \
     do {                                                                       \
         if ((call) != 0)                                                       \
             ck_abort_msg("%s: %s; %s", #call, cp_message(), EXPECT_ALSO);      \
     } while (0)
 
-/* The call fails with that status, for a reason with these words in it. */
+/* The call fails with that status, and its message contains these words. */
 #define refuses(call, status, words)                                           \
     do {                                                                       \
         ck_assert_int_eq(call, status);                                        \
@@ -41,14 +41,14 @@
                          (const char *)(words));                               \
     } while (0)
 
-/* The call fails with that status and in these words. */
+/* The call fails with that status and exactly this message. */
 #define refuses_with(call, status, words)                                      \
     do {                                                                       \
         ck_assert_int_eq(call, status);                                        \
         ck_assert_str_eq(cp_message(), words);                                 \
     } while (0)
 
-/* Zeros that stay until the test's process ends, and are no leak. */
+/* Zeroed memory that lasts until the test's process ends, and is no leak. */
 static inline void *room_for(int64_t count, size_t size) {
     static struct block {
         struct block *before;

@@ -1,4 +1,4 @@
-/* The formats of a device's numbers, from their definition. For suites only. */
+/* The number formats of a device, from their definition. For suites only. */
 #ifndef TESTS_FORMATS_H
 #define TESTS_FORMATS_H
 
@@ -9,12 +9,13 @@
 #include "harness/suite.h"
 #include "cuda/kernels/kernels.h"
 
-/* Numbers that all formats hold exactly. */
+/* A random number that all formats hold exactly. */
 static inline float draw(uint64_t *state) {
     return (float)((int)(harness_random(state) >> 40) % 129 - 64) / 32.0f;
 }
 
-/* A format's bits of fraction, its bias, and the largest code it rounds to. */
+/* A format's fraction bits, its bias, and the largest code that it rounds
+ * to. */
 typedef struct {
     int fraction, bias;
     uint32_t largest;
@@ -22,7 +23,7 @@ typedef struct {
 
 static const format bf16 = {7, 127, 0x7f80};
 
-/* The code of the magnitude that is nearest to that of x, ties to even. */
+/* The code of the magnitude nearest to that of x, ties to even. */
 static inline uint32_t nearest(format f, double x) {
     int exponent;
     const double magnitude = fabs(x);
@@ -45,7 +46,7 @@ static inline double value_of(format f, uint32_t code) {
     return ldexp((1u << f.fraction) + fraction, exponent - f.bias - f.fraction);
 }
 
-/* What an element's bits say, and the bits that a number should have. */
+/* Decode an element's bits, and encode a number. */
 static inline double decode(cp_element element, uint32_t bits) {
     float number;
     if (element == CP_F32) {

@@ -1,5 +1,5 @@
-/* What every fp32 kernel must do: KERNEL, the one that a suite names before it
- * includes this, against the fp64 oracle. */
+/* What every fp32 kernel must do: compares KERNEL, which a suite defines before
+ * including this, with the fp64 oracle. */
 #ifndef TESTS_KERNEL_CHECKS_H
 #define TESTS_KERNEL_CHECKS_H
 
@@ -8,8 +8,8 @@
 
 static uint64_t state = 20241104;
 
-/* Fresh tokens after cached ones of one sequence; their queries lie from row 2
- * on, all keys from row 1. */
+/* New tokens after cached ones of one sequence; queries begin at row 2, keys at
+ * row 1. */
 static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh,
                         float scale) {
     problem *p = new_problem(shape);
@@ -55,7 +55,7 @@ LOOP(every_group_and_dimension, 0, 4) {
                       75);
 }
 
-/* Values narrower than keys and wider, of their own and as part of the keys. */
+/* Values narrower and wider than keys, separate or part of the keys. */
 static const cp_shape uneven[] = {
     {8, 2, 64, 32, false},  {6, 2, 20, 33, false},   {4, 1, 24, 1, false},
     {3, 3, 1, 7, false},    {2, 1, 192, 128, false}, {16, 2, 40, 32, true},
@@ -170,7 +170,7 @@ TEST(a_refusal_touches_nothing) {
     ck_assert_ptr_nonnull(strstr(cp_message(), "0 threads"));
 }
 
-/* Threads do not change a bit. */
+/* The number of threads does not change a bit. */
 TEST(shares_add_up_whoever_does_them) {
     same_bits((cp_shape){6, 2, 64}, 50, 250);
 }

@@ -1,12 +1,12 @@
-/* That a kernel which merges in place gives the bits of a merge afterwards. For
- * suites only. */
+/* Checks that a kernel that merges in place gives the bits of a separate merge.
+ * For suites only. */
 #ifndef TESTS_MERGE_CHECKS_H
 #define TESTS_MERGE_CHECKS_H
 
 #include "problem.h"
 #include "reference/attend/partial.h"
 
-/* Rows that see something, before or now, both times, or never. */
+/* Rows that see keys before, now, both times, or never. */
 static inline void merges_in_place(cp_kernel kernel) {
     uint64_t state = 20241104;
     for (int64_t fresh = 3; fresh <= 200; fresh += 197) {

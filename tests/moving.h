@@ -1,5 +1,5 @@
-/* Caches that were lived in, and rows with stamps, to be moved to other ranks:
- * for suites that walk migrations. */
+/* Caches with a past, and rows with stamps, to be moved to other ranks. For
+ * suites that walk migrations. */
 #ifndef TESTS_MOVING_H
 #define TESTS_MOVING_H
 
@@ -23,7 +23,7 @@ static const cp_shape shapes[] = {{4, 2, 4},
                                   {2, 1, 6, .value_dim = 2},
                                   {2, 1, 6, .value_dim = 2, .latent = true}};
 
-/* An empty cache in pages that are given out in any order. */
+/* An empty cache in pages that are allocated in any order. */
 static inline cp_cache *empty_cache(const cp_dealing *how, int ranks,
                                     uint64_t seed) {
     const int64_t room = cp_shard_room(how, ranks, POSITIONS);
@@ -46,8 +46,8 @@ static inline void take_turn(cp_cache *cache, const int64_t *fresh,
     cp_layout_free(layout);
 }
 
-/* Turns, combs of decode steps, and tokens taken back; one sequence stays
- * empty. */
+/* A cache after turns, interleaved decode steps, and tokens taken back; one
+ * sequence stays empty. */
 static inline cp_cache *lived_in(const cp_dealing *how, int ranks,
                                  uint64_t seed) {
     cp_cache *cache = empty_cache(how, ranks, seed);
@@ -61,7 +61,7 @@ static inline cp_cache *lived_in(const cp_dealing *how, int ranks,
     return cache;
 }
 
-/* The number of a token that lies somewhere in a row. */
+/* The stamp of a token in a column of its row. */
 static inline float stamp(int64_t token, int64_t column) {
     return (float)(token * 64 + column);
 }

@@ -1,5 +1,5 @@
-/* A call of attention over random numbers, and the truth about it: what the
- * kernels of the host and of a device are held against. For suites only. */
+/* A call of attention over random numbers, and the true answer, with which
+ * kernels of the host and of a device are compared. For suites only. */
 #ifndef TESTS_PROBLEM_H
 #define TESTS_PROBLEM_H
 
@@ -13,13 +13,13 @@
 typedef struct {
     cp_shape shape;
     cp_pieces query_pieces, key_pieces;
-    int64_t query_rows, key_rows; /* those that pieces name, and some behind */
-    bool merge;                   /* into what lies there before */
-    int kernel, element, splits;  /* of a device's call: cp_device_attention */
+    int64_t query_rows, key_rows; /* those in the pieces, and some after them */
+    bool merge;                   /* with what is already there */
+    int kernel, element, splits;  /* for a device's call: cp_device_attention */
     bool far;                     /* rows of the device's call are past 2^31 */
     bool coarse;                  /* weights are rounded to bf16 */
     float *queries, *keys, *values;
-    float *output, *lse; /* what lies there before, then the answer */
+    float *output, *lse; /* initial contents, then the answer */
 } problem;
 
 static inline float *copied(const float *tensor, int64_t count) {
@@ -48,8 +48,8 @@ static inline float *numbers_in(const cp_pieces *pieces, int64_t width,
     return tensor;
 }
 
-/* Give a problem that has a shape and pieces its numbers. A third of the rows of
- * the answer are empty before, with an output of NaN. */
+/* Give a problem that has a shape and pieces its numbers. A third of the
+ * answer's rows are initially empty, with an output of NaN. */
 static inline void prepare(problem *p, float scale, float (*draw)(uint64_t *),
                            uint64_t *state) {
     const int64_t heads = p->shape.query_heads, dim = cp_value_dim(&p->shape);
@@ -80,7 +80,7 @@ static inline problem *new_problem(cp_shape shape) {
     return p;
 }
 
-/* What a kernel of the host is asked, to write over what lies there. */
+/* The call for a kernel of the host, overwriting the output. */
 static inline cp_attention call_of(problem *p, int threads) {
     return (cp_attention){.shape = &p->shape,
                           .query_pieces = &p->query_pieces,
@@ -93,7 +93,7 @@ static inline cp_attention call_of(problem *p, int threads) {
                           .lse = p->lse};
 }
 
-/* Merge the truth about a row of a head with what lay there before. */
+/* Merge the truth about a row of a head with its initial contents. */
 static inline void merge_truth(int64_t dim, const float *output, double before,
                                double *truth, double *lse) {
     const double larger = fmax(before, *lse);
@@ -104,8 +104,8 @@ static inline void merge_truth(int64_t dim, const float *output, double before,
         *lse = larger + log(old + add);
 }
 
-/* The answer is the truth, to slack times what rounding explains, and rows that
- * no piece names are as before. */
+/* Check that the answer is the truth, within slack times what rounding
+ * explains, and that rows in no piece are unchanged. */
 static inline void check(problem *p, void (*attend)(problem *), double slack) {
     const int64_t heads = p->shape.query_heads, dim = cp_value_dim(&p->shape);
     const int64_t count = p->query_rows * heads;
@@ -141,14 +141,15 @@ static inline void check(problem *p, void (*attend)(problem *), double slack) {
                         (p->coarse ? 2.5e-3 : slack * 1e-6) * sqrt(norm));
 }
 
-/* Some queries, step positions apart, behind what is cached. */
+/* Some queries, step positions apart, after the cached tokens. */
 typedef struct {
     cp_shape shape;
     int64_t cached, fresh, step;
 } poisoning;
 
-/* Poison what each query sees and the one before it does not, the last first:
- * keys, values, or both. Those who see any of it get NaN, and nobody else. */
+/* Poison what each query sees and the previous one does not, the last first:
+ * keys, values, or both. Queries that see any of it must get NaN, and no
+ * others. */
 static inline void poison_the_future(const poisoning *call,
                                      float (*draw)(uint64_t *),
                                      void (*attend)(problem *)) {

@@ -1,4 +1,4 @@
-/* Conversations over ranks on what stands in for a GPU, compared with dense
+/* Conversations over ranks on the stand-in for a GPU, compared with dense
  * attention. For suites only. */
 #ifndef TESTS_TALK_H
 #define TESTS_TALK_H
@@ -19,7 +19,7 @@
 
 enum { LAYERS = 2, MOST_RANKS = 16 };
 
-/* What a token has; the last three with an indexer. */
+/* The tensors of a token; the last three only with an indexer. */
 enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_WEIGHT, INDEX_KEY, WHATS };
 
 static inline float number_of_token(int64_t sequence, int64_t position,
@@ -28,13 +28,13 @@ static inline float number_of_token(int64_t sequence, int64_t position,
         (uint64_t)(((sequence * 4 + what) * 100003 + position) * 40009 + index +
                    1);
     harness_random(&state);
-    /* Indexers find ties everywhere in sequence 0, and in 2 nothing else. */
+    /* Indexers find ties in sequence 0, and only ties in sequence 2. */
     if (what >= INDEX_QUERY && sequence % 2 == 0)
         return (float)(harness_random(&state) % (sequence == 0 ? 2 : 1)) - 0.5f;
     return draw(&state);
 }
 
-/* Rows of so many numbers of a token, from its first on. */
+/* Fill rows with a number of each token's numbers, from its first on. */
 static inline void fill(float *tensor, const cp_pieces *pieces, int64_t width,
                         int what, int64_t first) {
     for (int64_t n = 0; n < pieces->count; n++)
@@ -51,24 +51,24 @@ typedef struct talk talk;
 struct talk {
     cp_shape shape;
     int ranks, spare, blocks;
-    int layers; /* of a call; 0: LAYERS, which is the most */
+    int layers; /* of a call; 0: LAYERS, the most */
     int64_t sequences, room, growth;
     cp_element element;
-    cp_indexer indexer; /* sparse attention by it, or all zero */
+    cp_indexer indexer; /* for sparse attention, or all zero */
     cp_wire wire;
-    double near;             /* parts of an answer that it may be off; 0: few */
-    double *due[MOST_RANKS]; /* what it must be, output and LSE, where the
-                                walk says so; NULL: the oracle's */
+    double near;             /* relative error allowed in an answer; 0: small */
+    double *due[MOST_RANKS]; /* the expected output and LSE, if the walk sets
+                                them; NULL: the oracle's */
     bool separate;
-    bool exact;     /* exact order */
-    uint64_t *bits; /* [sequences][room][heads] of answers so far, each 0 at
-                       first, that others must have; or NULL */
-    const cp_link *link;          /* each message goes by it; or NULL */
-    cp_device_trace *trace;       /* or NULL */
+    bool exact;             /* exact order */
+    uint64_t *bits;         /* [sequences][room][heads] bits of answers so far,
+                       initially 0; later answers must have the same; or NULL */
+    const cp_link *link;    /* carries each message; or NULL */
+    cp_device_trace *trace; /* or NULL */
     void (*spoil)(cp_plan *plan); /* plants a fault in a plan; or NULL */
-    cp_status (*walk)(talk *t);   /* all layers; NULL: walk_together */
-    const cp_variant *variants;   /* of hold_talk's turns; NULL: alternate */
-    double lag; /* seconds that rank 1's host takes before each layer */
+    cp_status (*walk)(talk *t);   /* walks all layers; NULL: walk_together */
+    const cp_variant *variants;   /* for hold_talk's turns; NULL: alternate */
+    double lag; /* seconds that rank 1's host waits before each layer */
     /* Between calls. */
     cp_cache *cache;
     void *keys[LAYERS][MOST_RANKS], *values[LAYERS][MOST_RANKS];
@@ -85,7 +85,7 @@ struct talk {
     char problem[300]; /* "" if all was well */
 };
 
-/* Numbers of a token that are queries, keys or values. */
+/* How many numbers a token's queries, keys or values have. */
 static inline int64_t width_of(const talk *t, int what) {
     if (what >= INDEX_QUERY)
         return (what == INDEX_KEY ? 1 : t->indexer.heads) *
@@ -131,8 +131,8 @@ static inline void close_talk(talk *t) {
     cp_cache_free(t->cache);
 }
 
-/* So many rows, as the device would have them: those of the pieces, and NaN; of
- * a part of the heads, or of all. */
+/* Encode rows as on the device: those of the pieces, and NaN elsewhere; for a
+ * part of the heads, or for all. */
 static inline void encode_rows(const talk *t, int64_t rows,
                                const cp_pieces *pieces, int what,
                                const cp_use *part, char *bytes) {
@@ -151,7 +151,7 @@ static inline void encode_rows(const talk *t, int64_t rows,
     free(numbers);
 }
 
-/* Memory of the host that lives as long as the call. */
+/* Host memory that lives as long as the call. */
 static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
     void *memory = NULL;
     CP_TRY(cp_cuda(cudaMallocHost(&memory, (size_t)bytes), "pinned memory"));
@@ -161,14 +161,14 @@ static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
     return CP_OK;
 }
 
-/* The tokens of an origin in this call, which may have been laid out anew. */
+/* The tokens of an origin in this call, which may have a new layout. */
 static inline const cp_block *block_of(const talk *t, int origin) {
     return origin == t->ranks ? &t->layout->everybody
                               : &t->layout->queries[origin];
 }
 
-/* A rank's new tokens: memory of the host for them, what they are in this
- * layout, and their way to the walker. */
+/* A rank's new tokens: host memory for them, their numbers in this layout, and
+ * their copies to the walker. */
 static inline int64_t rows_of_inputs(const talk *t, int what) {
     const cp_plan *plan = t->plan;
     return plan
@@ -316,7 +316,7 @@ static inline float index_score(const talk *t, cp_span token, int64_t s) {
     return score;
 }
 
-/* Of the keys of its sequence, one piece, those that a token chooses. */
+/* The keys of its sequence, one piece, that a token chooses. */
 static inline void choose(const talk *t, cp_span token, cp_piece keys,
                           cp_pieces *chosen) {
     float *scores = room_for(token.start + 1, 4);
@@ -332,7 +332,7 @@ static inline void choose(const talk *t, cp_span token, cp_piece keys,
     }
 }
 
-/* The oracle, about each query alone and what it chooses. */
+/* Ask the oracle for each query alone, over the keys that it chooses. */
 static inline void ask_for_each(const talk *t, const cp_pieces *asked,
                                 const float *queries, const cp_pieces *all,
                                 const float *keys, const float *values,
@@ -356,7 +356,7 @@ static inline void ask_for_each(const talk *t, const cp_pieces *asked,
         }
 }
 
-/* Of all heads of some tokens. */
+/* Ask the oracle for all heads of some tokens. */
 static inline void ask_oracle(const talk *t, const cp_block *block,
                               double *output, double *lse) {
     const cp_layout *layout = t->layout;
@@ -385,7 +385,7 @@ static inline void ask_oracle(const talk *t, const cp_block *block,
     cp_pieces_free(&all);
 }
 
-/* What a rank ends with, in double precision: its heads of its tokens. */
+/* A rank's expected answer in double precision: its heads of its tokens. */
 static inline void expect(const talk *t, int rank, double *output,
                           double *lse) {
     const cp_use ends = cp_plan_ends(t->plan, rank);
@@ -409,7 +409,7 @@ static inline int64_t answer_rows(const talk *t) {
            cp_plan_shape(t->plan, t->plan->result).query_heads;
 }
 
-/* Hold the bits of an answer against those that were seen before. */
+/* Compare the bits of an answer with those seen before. */
 static inline void compare_bits(talk *t, const float *output, const float *lse,
                                 int rank) {
     const cp_use ends = cp_plan_ends(t->plan, rank);
@@ -453,7 +453,7 @@ static inline void compare(talk *t, int layer, int rank) {
         difference += (output[i] - truth[i]) * (output[i] - truth[i]);
         norm += truth[i] * truth[i];
     }
-    /* Say what was wrong with the answer. */
+    /* Record what is wrong with the answer. */
     const int64_t bytes = cp_stream_walker_sent(t->walkers[rank]);
     const bool coarse = t->element == CP_BF16 && dim % 64 == 0;
     const double near = t->near > 0 ? t->near : coarse ? 2.5e-3 : 2e-6;
@@ -476,7 +476,7 @@ static inline void compare_all(talk *t) {
             compare(t, layer, rank);
 }
 
-/* The same, of an answer that so many have added up. */
+/* The same for an answer that several ranks have summed. */
 static inline void compare_sum(talk *t, int layer, int rank, int summands) {
     const int64_t numbers = t->layout->queries[rank].rows * width_of(t, QUERY);
     for (int64_t i = 0; i < numbers; i++)
@@ -519,7 +519,7 @@ static inline cp_status walk_together(talk *t) {
     return cp_cuda(cudaDeviceSynchronize(), "a call");
 }
 
-/* One rank's part of a call, over NCCL. Where several share the heads, each
+/* One rank's part of a call, over NCCL. If several ranks share the heads, each
  * layer ends with their sum. */
 static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
     cp_stream_walker *w = t->walkers[rank];
@@ -540,7 +540,7 @@ static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
     return CP_OK;
 }
 
-/* Wait for what walk_rank enqueued; how both have ended. */
+/* Wait for what walk_rank enqueued; returns the status of both. */
 static inline cp_status end_walk(talk *t, int rank, cp_status walked,
                                  double patience) {
     const cp_status ended = cp_stream_walker_finish(t->walkers[rank], patience);
@@ -585,7 +585,7 @@ static inline cp_status walk_call(talk *t, const int64_t *fresh,
     return CP_OK;
 }
 
-/* A call, compared and, if all was well, committed. */
+/* A call, compared and, if correct, committed. */
 static inline cp_status call(talk *t, const int64_t *fresh,
                              cp_variant variant) {
     t->problem[0] = '\0';
@@ -598,14 +598,14 @@ static inline cp_status call(talk *t, const int64_t *fresh,
     return status;
 }
 
-/* All was well, in this turn of the conversation. */
+/* Check that this turn of the conversation was correct. */
 static inline void went_well(const talk *t, int turn) {
     ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
                   turn, t->problem, stand_in_report());
 }
 
-/* A communicator of one rank, which sends to itself: one of NCCL's ways that a
- * single GPU can go. */
+/* A communicator of one rank, which sends to itself: a path of NCCL that a
+ * single GPU can test. */
 static inline void open_alone(cp_nccl **nccl) {
     ncclUniqueId id;
     must(cp_nccl_id(&id));

@@ -1,5 +1,5 @@
 /* The first fp32 kernel against the fp64 oracle, and the oracle against values
- * worked out by hand. */
+ * computed by hand. */
 #define KERNEL cp_attend
 #include "kernel_checks.h"
 

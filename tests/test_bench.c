@@ -1,4 +1,4 @@
-/* The bench: rounds, rows and refusals. */
+/* The benchmark: rounds, rows and refusals. */
 #define _GNU_SOURCE
 #include "app/measure.h"
 #include "figures/tools.h"
@@ -47,7 +47,8 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     ck_assert_double_eq(reported.milliseconds, 2000);
     ck_assert_double_eq(reported.fraction.median, 2);
     ck_assert_double_eq(reported.fraction.low, 2);
-    /* An even number of rounds has a middle; and no base, no fraction. */
+    /* An even number of rounds has a median, and without a base there is no
+     * fraction. */
     bench.rounds = 2;
     cp_measure_report(&bench, &entrants[0], NULL);
     ck_assert_double_eq(reported.value, (4 / 2 + 0.4 / 2) / 2);
@@ -74,8 +75,8 @@ static void open_bench(void) {
 
 AROUND_EACH(open_bench, remove_directory);
 
-/* What stands in a column, from 0, of the row of that name, which has as many
- * as the head. */
+/* The value in a column, from 0, of the row of that name, which has as many
+ * columns as the header. */
 static double cell(const char *name, int column) {
     char start[40];
     snprintf(start, sizeof(start), "\n%s,", name);
@@ -146,7 +147,8 @@ TEST(a_model_reads_and_generates) {
              "--ranks 2",
              "pp8/2");
     ck_assert_ptr_null(strstr(output, "tg"));
-    refused(1, "--prompt 500: with 13 generated more than the model's 512",
+    refused(1,
+            "--prompt 500: with 13 generated tokens it exceeds the model's 512",
             "$B --model $D/tiny.gguf --prompt 4,500 --generate 13");
     refused(1, "no.gguf", "$B --model $D/no.gguf");
 }
@@ -167,10 +169,10 @@ TEST(bad_wishes_and_those_without_meaning_are_status_2) {
     refused(2, "no such part", "$B --only ''");
     refused(2, "casual: no such part; there are fma,micro,read,full,causal",
             "$B --only fma,casual,ring");
-    refused(2, "--rounds 0: between 1 and 99", "$B --rounds 0");
-    refused(2, "--rounds 100: between 1 and 99", "$B --rounds 100");
+    refused(2, "--rounds 0: expected 1 to 99", "$B --rounds 0");
+    refused(2, "--rounds 100: expected 1 to 99", "$B --rounds 100");
     refused(2, "--threads 0", "$B --threads 0");
-    refused(2, "--tokens 0: between 1", "$B --tokens 5,0");
+    refused(2, "--tokens 0: expected 1", "$B --tokens 5,0");
     refused(2, "--keys 2000000000", "$B --keys 2G");
     refused(2, "--ranks 5000", "$B --ranks 5000");
     refused(2, "2 counts", "$B --heads 8,2");
@@ -181,8 +183,8 @@ TEST(bad_wishes_and_those_without_meaning_are_status_2) {
     refused(2, "without --model", "$B --prompt 5");
     refused(2, "without --model", "$B --generate 5");
     refused(2, "--only has no meaning", "$B --model m --only fma");
-    refused(2, "--prompt has", "$B --model m --tokens 5");
-    refused(2, "--prompt has", "$B --model m --keys 5");
+    refused(2, "use --prompt", "$B --model m --tokens 5");
+    refused(2, "use --prompt", "$B --model m --keys 5");
     refused(2, "--heads has", "$B --model m --heads 1,1,1");
     refused(2, "--kernel first has", "$B --model m --kernel first");
 }

@@ -1,12 +1,12 @@
 /* The ledger of a long conversation: whatever its turns, and whatever is taken
- * back of them, no rank gets more than its room. */
+ * back, no rank gets more than its room. */
 #include "expect.h"
 
 #include "ring/cache.h"
 
 static cp_cache *cache;
 
-/* Turns that a sequence takes alone or with others, chosen to be unkind. */
+/* Turns of a sequence, alone or with others, chosen as hard cases. */
 static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
     const int64_t some = (int64_t)(harness_random(random) % 1000);
     const int64_t turns[] = {1,
@@ -70,7 +70,7 @@ LOOP(all_promised_positions_fit_in_the_room, 0, 54 * COUNT_OF(ways)) {
         const int64_t fresh = turn_of(kind, ranks, n, &random);
         const int64_t prompt[2] = {cp_min(fresh, left), 0};
         take_turn(prompt, false);
-        /* Another sequence has every step but each N-th. */
+        /* Another sequence has every step except each N-th. */
         for (int step = 0; step < ranks; step++) {
             const bool first = step == 0 && cache->length[0] < POSITIONS;
             const bool second = !first && cache->length[1] < POSITIONS;
@@ -84,7 +84,7 @@ LOOP(all_promised_positions_fit_in_the_room, 0, 54 * COUNT_OF(ways)) {
     cp_cache_free(cache);
 }
 
-/* Whether every rank's tokens lie in its first rows, in their order, and all
+/* Check that every rank's tokens are in its first rows, in order, and that all
  * ranks together have each position once. */
 static void check_rows(int64_t sequence) {
     const int64_t length = cache->length[sequence];
@@ -168,8 +168,8 @@ TEST(ten_thousand_steps_leave_four_ranks_balanced) {
     cp_cache_free(cache);
 }
 
-/* Prefills of as many tokens as ranks give the first one to whoever has the
- * most. Taken back but for that, they go on until its room is full. */
+/* Prefills of as many tokens as ranks give the first token to the fullest rank.
+ * All but that token are taken back, until that rank has no room. */
 TEST(prompts_are_not_dealt_to_be_taken_back) {
     const int64_t fresh = 5;
     cp_layout *layout;
@@ -208,8 +208,8 @@ TEST(a_cut_that_cannot_be_is_refused) {
     cp_cache_free(cache);
 }
 
-/* A long prompt in pieces, while four others decode: each rank has one of their
- * tokens, and a quarter of the piece. */
+/* A long prompt in pieces while four other sequences decode: each rank gets one
+ * of their tokens and a quarter of the piece. */
 TEST(pieces_beside_steps_are_balanced) {
     const int64_t fresh[5] = {64, 1, 1, 1, 1};
     must(cp_cache_new(4, 5, cp_shard_room(NULL, 4, 20000), &cache));

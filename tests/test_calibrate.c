@@ -1,5 +1,4 @@
-/* Calibration: machines that are made up come out as they are; the command;
- * refusals. */
+/* Calibration recovers made-up machines; the command; refusals. */
 #define _GNU_SOURCE
 #include "harness/shell.h"
 #include "expect.h"
@@ -16,8 +15,8 @@
 #include "reference/attend/fast.h"
 
 static struct {
-    double speed; /* in cores, of a rank */
-    double share; /* of a message that hides */
+    double speed; /* of a rank, in cores */
+    double share; /* hidden share of a message */
     int64_t runs, of_a_round;
 } truth;
 
@@ -109,7 +108,7 @@ static const struct {
               {1, 2, 0, 2, 0},
               {3, 2, 1, 1, 1}};
 
-/* What does not hide is said not to. */
+/* What is not hidden is described so. */
 LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
     cp_hardware h;
     const int ranks = setups[_i].ranks;
@@ -135,7 +134,7 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
         near(cp_curve_at(&h.all_to_all_at, 4096), 3 * (10e-6 + 4096 / 2e9));
         ck_assert_double_eq_tol(h.overlap, fmax(0, truth.share), 1e-9);
     }
-    /* Decode steps take what they took. */
+    /* Decode steps take the measured time. */
     const double own = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
         const cp_subject step = {CP_TIME_ATTEND, 1, keys[k], 0};
@@ -143,7 +142,7 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
                  (double)keys[k] * 256 / (h.decode_key_fraction * own),
              attend_truth(&step));
     }
-    /* What was measured says so. */
+    /* Measured fields are marked so. */
     const cp_description description = cp_hardware_description(&h);
     int measured = 0;
     for (int n = 0; n < description.count; n++) {
@@ -186,21 +185,21 @@ TEST(bad_use_is_refused) {
     refused(2, "--rows: 8 after 8; sizes ascend", "$C --rows 8,8");
     refused(2, "--rows: 13 sizes, where 1 to 12 fit",
             "$C --rows $(seq -s , 13)");
-    refused(2, "--rows 0: between", "$C --rows 0");
-    refused(2, "--rows 9223372036854775807: between 1 and 65",
+    refused(2, "--rows 0: expected", "$C --rows 0");
+    refused(2, "--rows 9223372036854775807: expected 1 to 65",
             "$C --rows 9223372036854775807");
     refused(2, "rows", "$C --rows x");
     refused(2, "--keys: 4 after 8", "$C --keys 8,4");
     refused(2, "--keys: 25 sizes", "$C --keys $(seq -s , 25)");
-    refused(2, "--bytes 7: between 8 and", "$C --bytes 7");
+    refused(2, "--bytes 7: expected 8 to", "$C --bytes 7");
     refused(2, "1048576 query heads", "$C --heads 1Mi,1,16");
-    refused(2, "--rounds 0: between 1 and 99", "$C --rounds 0");
-    refused(2, "--cores 0: between", "$C --cores 0");
-    refused(2, "--ranks 0: between", "$C --ranks 0");
+    refused(2, "--rounds 0: expected 1 to 99", "$C --rounds 0");
+    refused(2, "--cores 0: expected", "$C --cores 0");
+    refused(2, "--ranks 0: expected", "$C --ranks 0");
     refused(2, "--heads: 2 counts", "$C --heads 4,2");
     refused(2, "3", "$C --heads 4,3,8");
-    refused(2, "--name \"a b\": one word", "$C --name 'a b'");
-    refused(2, "--name \"\": one word", "$C --name ''");
+    refused(2, "--name \"a b\": expected one word", "$C --name 'a b'");
+    refused(2, "--name \"\": expected one word", "$C --name ''");
     refused(2, "--on cuda-fp8: n", "$C --on cuda-fp8");
     refused(2, "--timeout 0", "$C --timeout 0");
     refused(1, "/no/where", "$C $S --out /no/where");
@@ -218,7 +217,7 @@ static void row_keep(void *context, const cp_bench_row *row) {
     *(*seconds)++ = row->milliseconds / 1e3;
 }
 
-/* Of two ranks with a thread each, by pass-KV and by pass-Q. */
+/* Two ranks with a thread each, by pass-KV and by pass-Q. */
 static void measure_rings(double seconds[2]) {
     int64_t ranks = 2, length = tokens;
     const cp_bench bench = {.shape = heads,

@@ -1,4 +1,4 @@
-/* Tape and screen: what chat is made of. */
+/* Transcript and screen, the parts of chat. */
 #define _GNU_SOURCE
 #include "model/backend.h"
 #include "app/tape.h"
@@ -86,7 +86,7 @@ TEST(a_true_tape_agrees_and_a_false_one_does_not) {
     free(bytes.bytes);
 }
 
-/* What a screen of that width shows of a text that comes in pieces. */
+/* What a screen of that width shows of a text that arrives in pieces. */
 static void shown(const char *text, int width, int piece, const char *wanted) {
     char *result;
     size_t size;

@@ -1,4 +1,4 @@
-/* What a session is told, and the command. */
+/* The choice of a session, and the command. */
 #define _GNU_SOURCE
 #include "predict/rules.h"
 
@@ -64,10 +64,10 @@ LOOP(test_ends_and_words, 0, 7) { /* and ties */
         ck_assert_str_eq(choice.rule, calls[_i].words);
 }
 
-/* By hand. DeepSeek's latent on four ranks: N C e / BW is 128,000 tokens. Of
- * numbers in 64ths a query has 9, a key 9, a pair 17, so eq. 2 turns at 128,000
- * x 9 / (2 x 128 x 17) = 264.7 new tokens, eq. 1 at one in 128, and a context
- * of 128,000 x 9 / (2 x 17) hides queries. */
+/* By hand, for DeepSeek's latent on four ranks: N C e / BW is 128,000 tokens.
+ * In units of 64 numbers a query has 9, a key 9, a pair 17. So eq. 2 turns at
+ * 128,000 x 9 / (2 x 128 x 17) = 264.7 new tokens, eq. 1 at one in 128, and a
+ * context of 128,000 x 9 / (2 x 17) tokens hides queries. */
 static const cp_shape latent = {128, 1, 576, 512, true};
 static const cp_shape expanded = {128, 128, 192, 128, false};
 
@@ -93,7 +93,7 @@ TEST(test_a_latent_turns_elsewhere) {
     ck_assert_double_eq_tol(cp_context_least(&setting), 33882.352941, 1e-5);
 }
 
-/* With keys and values of each head, eq. 1 asks for 5 new tokens of 3. */
+/* With keys and values for each head, eq. 1 would need 5 new tokens of 3. */
 TEST(test_expanded_keys_are_never_smaller) {
     const cp_choice q = ask_about(&expanded, 63999, 0);
     ck_assert_int_eq(q.variant, CP_PASS_Q);
@@ -184,10 +184,11 @@ TEST(the_command_refuses_in_one_line) {
          "--new: with the 1000000000000000000 tokens"},
         {"--new 1 --cached 3G", "--cached: with the 3000000000 tokens"},
         {"--new 1 --cached 2147483647", "--cached: with the 2147483647 tokens"},
-        {"--new 2G,1 --cached 1,1G", "than the 2147483647 that can be planned"},
-        {"--new 1,2 --cached 3", "--cached is of 1"},
+        {"--new 2G,1 --cached 1,1G",
+         "exceeds the 2147483647 tokens that can be planned"},
+        {"--new 1,2 --cached 3", "--cached has 1"},
         {"--new 1 --ranks 0", "--ranks 0"},
-        {"--new 1,2 --csv", "--csv is for one"},
+        {"--new 1,2 --csv", "--csv: expected one"},
         {"--new 1 --tensor 0", "--tensor 0"},
         {"--new 1 --flops 8x", "--flops 8x: not a number"},
         {"--new 1 --bandwidth -3", "bandwidth is -3"},

@@ -1,5 +1,5 @@
-/* The program longring, run as a stranger would run it: the scenes of
- * tests/scenes, exact attention and logits, and interrupts. */
+/* The program longring, run as a user would run it: the scenes of tests/scenes,
+ * exact attention and logits, and interrupts. */
 #define _GNU_SOURCE
 #include "reference/attend/oracle.h"
 #include "reference/attend/state.h"
@@ -49,7 +49,7 @@ typedef struct {
     double *output, *lse;
 } expectation;
 
-/* Write q.npy, k.npy and v.npy, and compute what must come out. */
+/* Write q.npy, k.npy and v.npy, and compute the expected result. */
 static expectation expect(const attend_case *the_case) {
     cp_pieces queries = {0}, keys = {0};
     int64_t rows = 0, key_rows = 0;
@@ -114,7 +114,8 @@ static void attend_everywhere(const attend_case *the_case,
     }
 }
 
-/* An indexer of two heads of 3, whose scores are whole numbers, many alike. */
+/* An indexer of two heads of 3, whose scores are integers, many of them
+ * equal. */
 enum { INDEX_HEADS = 2, INDEX_DIM = 3, TOP_K = 9 };
 
 static float *whole_numbers(const char *name, int dims, int64_t rows,
@@ -128,7 +129,7 @@ static float *whole_numbers(const char *name, int dims, int64_t rows,
     return numbers;
 }
 
-/* The best keys of one query as pieces, which begin at that row. */
+/* The best keys of one query, as pieces that begin at that row. */
 static cp_pieces best_of(const float *query, const float *weights,
                          const float *keys, int64_t sees, int64_t sequence) {
     cp_pieces best = {0};
@@ -309,7 +310,8 @@ TEST(partials_are_labelled) {
     ledger_check(book);
 }
 
-/* Two turns of a layer with a state, the second on other ranks. */
+/* Two turns of a layer with a state, the second on a different number of
+ * ranks. */
 TEST(a_state_outlives_a_turn) {
     enum { FIRST = 50, TOKENS = 77, ALL = TOKENS * HEADS * DIM };
     static const int64_t cuts[] = {0, FIRST, TOKENS};
@@ -324,7 +326,7 @@ TEST(a_state_outlives_a_turn) {
         numbers[3][i] = -fabsf(numbers[3][i]);
         numbers[4][i] = fabsf(numbers[4][i]);
     }
-    numbers[3][30 * HEADS] = -INFINITY; /* a head forgets all */
+    numbers[3][30 * HEADS] = -INFINITY; /* a head forgets everything */
     const cp_state_run run = {{HEADS, DIM, DIM}, TOKENS,     numbers[0],
                               numbers[1],        numbers[2], numbers[3],
                               numbers[4]};
@@ -361,14 +363,14 @@ TEST(an_overflow_is_named) {
         for (int i = 28; i < 32; i++)
             numbers[i] = (float)sign * 3e38f; /* row 3, head 1 */
         must(cp_npy_write(in("q.npy"), CP_NPY_FLOAT32, 3, size, numbers));
-        refused(1, "row 3, head 1: its scores overflow fp32",
+        refused(1, "row 3, head 1: scores overflow fp32",
                 "$L attend --q $D/q.npy --k $D/k.npy --v $D/k.npy "
                 "--out $D/o.npy --partials $D/parts");
         ck_assert_int_eq(shell("ls $D/parts $D/o.npy | grep npy"), 1);
     }
 }
 
-/* A model with one number put into its last norm. */
+/* A model with one number inserted into its last norm. */
 static void write_forged(const char *name, float number) {
     const tiny_gguf_options tiny = {.seed = 3};
     tiny_bytes bytes = {0};
@@ -394,7 +396,7 @@ static void write_ids(const char *name, int64_t count, int32_t last) {
     must(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids));
 }
 
-static char files[sizeof(directory)]; /* a directory of what all scenes find */
+static char files[sizeof(directory)]; /* a directory of files for all scenes */
 
 static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
@@ -430,7 +432,7 @@ static double printed_nll(char *ids, size_t size) {
     return nll;
 }
 
-/* What the nll must be, from the logits of all positions. */
+/* The expected nll, from the logits of all positions. */
 static double nll_of(const cp_npy *logits) {
     const int64_t count = logits->shape[0], width = logits->shape[1];
     const float *row = logits->data;

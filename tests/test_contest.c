@@ -1,4 +1,4 @@
-/* Who wins, by virtual clocks. */
+/* Which builder wins, by virtual clocks. */
 #include "predict/alone.h"
 #include "predict/contest.h"
 #include "predict/pipeline.h"
@@ -11,7 +11,7 @@ typedef struct {
     const char *machine, *model;
     int ranks;
     int64_t tensor, fresh, cached;
-    int runs; /* how many can */
+    int runs; /* how many builders can run */
 } race;
 
 static const race races[] = {
@@ -22,7 +22,7 @@ static const race races[] = {
     {"home", "llama3-8b", 3, 1, 8000, 0, 6},
     {"home", "llama3-8b", 2, 1, 1, 8000, 8},
     {"laptop", "smollm2-135m", 4, 1, 8000, 0, 6},
-    /* Not every split of so many can be. */
+    /* Not every split of these GPUs is possible. */
     {"gtt", "llama3-70b", 32, 8, 9000, 0, 6},
 };
 
@@ -47,8 +47,8 @@ static double all_of(const cp_forecast *f) {
     return f->weights + f->cache + f->buffers;
 }
 
-/* Each has run as the simulator says, on as many GPUs, and no split that is
- * tried by hand is faster. */
+/* Each entry's time is the simulator's, on as many GPUs, and no split tried by
+ * hand is faster. */
 static void is_its_best(cp_scenario call, const cp_entrant *it) {
     const int64_t gpus = call.ranks * call.tensor;
     const int device = cp_alone_fastest(&call);
@@ -100,7 +100,7 @@ LOOP(all_run_and_the_fastest_stands_first, 0, COUNT_OF(races)) {
             ck_assert_double_le(all[n - 1].forecast.seconds,
                                 it->forecast.seconds);
         ck_assert(n == 0 || all[n - 1].fits || !it->fits);
-        /* Equals stand in the order of the variants, everywhere. */
+        /* Equal entries are in the order of the variants, everywhere. */
         if (n > 0 && all[n - 1].fits == it->fits && it->variant != CP_AUTO &&
             all[n - 1].forecast.seconds == it->forecast.seconds)
             ck_assert_int_lt((int)all[n - 1].variant, (int)it->variant);
@@ -130,7 +130,7 @@ TEST(more_gpus_than_key_heads_cut_the_tokens) {
     ck_assert_double_eq_tol(tensor->forecast.cache, whole, 1e6);
 }
 
-/* What a GPU sends is what the formulas of the rings say. */
+/* A GPU sends the bytes of the rings' formulas. */
 TEST(bytes_are_those_of_the_formulas) {
     const race it = {"gtt", "llama3-405b", 4, 8, 128000, 0, 8};
     cp_scenario call = call_of(&it);

@@ -1,5 +1,5 @@
-/* Caches that move to more ranks or fewer, and conversations that go on there,
- * or out of a file. */
+/* Caches that move to more ranks or fewer, and conversations that continue
+ * there, or from a file. */
 #define _GNU_SOURCE
 #include "moving.h"
 
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* A rank's part of what lies in a cache. */
+/* A rank's tokens in a cache. */
 static int64_t held(const cp_pieces *list) {
     return cp_pieces_tokens(list);
 }
@@ -179,8 +179,8 @@ static void forget_a_wait(const moving *m) {
     remove_op(m, 2, find(m, 2, CP_OP_WAIT, 1));
 }
 
-/* What a conversation that was read at once has to move, and moves: where ranks
- * are added, no token but those that the new ones get. */
+/* What a conversation read in one prefill must move, and moves: if ranks are
+ * added, only tokens for the new ones. */
 TEST(little_moves) {
     static const struct {
         int from, to, percent;
@@ -295,7 +295,7 @@ static cp_session *talk_open(const cp_session_options *more, int ranks) {
     return session;
 }
 
-/* The next call of both, and how far their last logits are apart. */
+/* The next call of both; returns the difference of their last logits. */
 static double call(cp_session *const both[2], bool decode, int64_t first,
                    int64_t second) {
     const int64_t lengths[TALKS] = {first, second}, count = first + second;
@@ -354,7 +354,7 @@ LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
     model_drop(file);
 }
 
-/* What a file of the conversation holds, in memory. */
+/* The contents of the conversation's file, in memory. */
 static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
     char path[] = "/tmp/longring-keep-XXXXXX", *data;
     const int made = mkstemp(path);
@@ -372,7 +372,7 @@ static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
     must(cp_keep_write(path, &keep, session));
     *bytes = cp_keep_bytes(&keep.head);
     data = room_for(*bytes, 1);
-    hold(read(made, data, (size_t)*bytes) == 0); /* the file of before */
+    hold(read(made, data, (size_t)*bytes) == 0); /* the previous file */
     FILE *in = fopen(path, "rb");
     hold(in != NULL && fread(data, 1, (size_t)*bytes, in) == (size_t)*bytes);
     hold(fgetc(in) == EOF);
@@ -394,8 +394,8 @@ static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
     return status;
 }
 
-/* A conversation that was saved goes on as one that moved to as many ranks, with
- * the same bits each time, and is saved with the bytes that it had. */
+/* A saved conversation continues as one that moved to as many ranks, with the
+ * same bits each time, and is saved with the same bytes. */
 LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     const int from = 1 + _i % 3, to = 1 + _i / 3;
     const cp_session_options how = {.block = 4, .cores = 1};
@@ -428,7 +428,7 @@ LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     model_drop(file);
 }
 
-/* Whatever byte is another, or missing. */
+/* Whichever byte is changed, or missing. */
 LOOP(what_was_kept_badly_is_refused, 0, 10) {
     const cp_session_options how = {.cores = 1};
     cp_gguf *file = model_load();
@@ -437,7 +437,7 @@ LOOP(what_was_kept_badly_is_refused, 0, 10) {
     uint64_t random = (uint64_t)_i + 1;
     cp_keep keep;
     int64_t bytes;
-    /* One in which nothing was said is one, too. */
+    /* An empty conversation is valid, too. */
     char *empty = kept(both[0], file, &bytes);
     must(take(empty, bytes, file, both[1], &keep));
     hold(keep.head.tokens == 0);

@@ -1,7 +1,7 @@
-/* Exact order: the tree of leaves, the forests of a plan, and bits that neither
- * ranks nor variants nor turns can change. */
+/* Exact order: the tree of leaves, the node lists of a plan, and bits that
+ * neither ranks nor variants nor turns change. */
 #define EXPECT_ALSO where
-static char where[200]; /* the call in hand, for failures */
+static char where[200]; /* the current call, for failures */
 
 #include "model/attend_call.h"
 #include "harness/rig.h"
@@ -30,7 +30,7 @@ LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
     for (int rank = 0; rank < _i; rank++) {
         const uint32_t own = cp_rank_leaves(&owners, rank);
         ck_assert_uint_eq(all & own, 0);
-        hold(all == 0 || (all ^ (all + own)) == own); /* behind the others */
+        hold(all == 0 || (all ^ (all + own)) == own); /* after the others */
         hold((own & ~(own - 1)) == 1u << CP_LEAVES * rank / _i);
         hold(bits_in(own) == CP_LEAVES / _i ||
              bits_in(own) == CP_LEAVES / _i + 1);
@@ -42,7 +42,7 @@ LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
     ck_assert_uint_eq(all, cp_all_leaves);
 }
 
-/* One rank after the other is lost, until one is left. */
+/* One rank after another is lost, until one is left. */
 LOOP(leaves_of_a_lost_rank_are_shared, 2, CP_LEAVES + 1) {
     uint64_t state = (uint64_t)_i;
     cp_owners owners = cp_owners_first(_i);
@@ -105,7 +105,7 @@ static cp_partial forest_at(float *memory) {
     return (cp_partial){ROWS, 1, DIM, memory, memory + ROWS * DIM, NULL};
 }
 
-/* Thirty-two leaves, united by two and two at random: one root. */
+/* Thirty-two leaves, merged in random pairs: one root. */
 TEST(any_order_of_merges_gives_the_same_root) {
     uint64_t state = 11;
     float leaves[CP_LEAVES][SIZE], first[SIZE];
@@ -167,7 +167,7 @@ static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh) {
     return p;
 }
 
-/* Cut pieces at random, in which a query may stand by itself. */
+/* Cut pieces at random; a query may be alone in one. */
 static void cut_at_random(cp_pieces *pieces, int64_t longest, uint64_t *state) {
     cp_pieces parts = {0};
     const cp_piece whole = pieces->items[0];
@@ -208,7 +208,7 @@ LOOP(bits_do_not_depend_on_pieces_or_threads, 0, COUNT_OF(shapes)) {
     }
 }
 
-/* The same tokens, whose first lies in row 1, in the rows of other pieces. */
+/* The same tokens, which begin in row 1, in the rows of other pieces. */
 static float *moved(const problem *p, const float *from, int64_t width) {
     float *to = room_for(p->key_rows * width, 4);
     int64_t row = 1;
@@ -221,8 +221,8 @@ static float *moved(const problem *p, const float *from, int64_t width) {
     return to;
 }
 
-/* Pages whose neighbours in the sequence have often changed places: the first
- * and the last row of a block are then where they were. */
+/* Pages in which neighbours of the sequence are often swapped: a block's first
+ * and last row are then still in place. */
 static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
     const cp_piece whole = p->key_pieces.items[0];
     cp_pieces uncut = p->key_pieces;
@@ -271,8 +271,8 @@ LOOP(what_is_not_seen_may_be_no_number, 0, COUNT_OF(shapes)) {
 
 enum { SEQUENCES = 3, ROOM = 2304, RANKS = 10 };
 
-/* The same tokens, in other turns, by P (pass-KV), Q, A, U or M; in steps by D,
- * G, S, O, T or H. Of + nobody computes an answer. */
+/* The same tokens in other turns, by P (pass-KV), Q, A, U or M; in steps by D,
+ * G, S, O, T or H. Answers of + are not computed. */
 static const char *const histories[] = {
     "P 150 70 1",
     "Q 150 70 1",
@@ -371,8 +371,8 @@ static void expect(const char *words) {
     refuses(cp_plan_check(plan, &report), CP_BROKEN, words);
 }
 
-/* Of one subtree a rank: what travels is one node. Only partials that grow on
- * their way are more. */
+/* With one subtree on each rank a message has one node. Only partials that grow
+ * on their way have more. */
 TEST(a_power_of_two_sends_no_byte_more) {
     for (int ranks = 1; ranks <= 16; ranks *= 2)
         for (cp_variant v = CP_PASS_KV; v < CP_VARIANTS; v++) {
@@ -448,8 +448,8 @@ TEST(what_has_no_exact_order_says_so) {
     refuses(cp_attend(&asked), CP_INVALID, "without exact order");
 }
 
-/* Where all ranks end with all answers, a token's is read from the rank that
- * holds it, whichever reads last: ranks may read at the same time. */
+/* If all ranks end with all answers, a token's answer is read from the rank
+ * that holds it, whichever reads last: ranks may read at the same time. */
 LOOP(an_answer_is_read_from_where_its_token_is, 0, 2) {
     static const int64_t fresh[] = {5, 3};
     static const int64_t turns[] = {1, 0};

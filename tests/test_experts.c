@@ -1,5 +1,5 @@
 /* Experts beside context parallelism: what a layer sends to them, counted by
- * hand and by looking at every choice; and descriptions that make no sense. */
+ * hand and by enumerating every choice; and invalid descriptions. */
 #include "expect.h"
 
 #include <math.h>
@@ -7,8 +7,8 @@
 #include "predict/experts.h"
 #include "predict/simulate.h"
 
-/* Rows that leave their GPU, in the mean over all GPUs and all choices of
- * experts, if expert x lives on GPU x mod gpus. */
+/* The mean number of rows that leave their GPU, over all GPUs and all choices
+ * of experts, if expert x is on GPU x mod gpus. */
 static double copies_by_looking(int experts, int used, int gpus) {
     int64_t copies = 0, choices = 0;
     for (int chosen = 0; chosen < 1 << experts; chosen++) {
@@ -58,8 +58,8 @@ TEST(few_tokens_use_few_experts) {
     ck_assert_double_eq(cp_mean_inner(&dense), 7);
 }
 
-/* Four experts of 8 numbers, two of them used, one more shared; of three layers
- * the first is dense. */
+/* Four experts of 8 numbers, two of them used, and a shared one; of three
+ * layers the first is dense. */
 static const char few[] =
     "model few\nlayers 3 layers assumed\nwidth 16 numbers assumed\n"
     "inner 32 numbers assumed\nquery_heads 4 heads assumed\n"
@@ -72,7 +72,7 @@ static const char few[] =
     "experts_shared 1 experts assumed\nexpert_inner 8 numbers assumed\n"
     "dense_layers 1 layers assumed\n";
 
-/* Of a GPU's 12 rows of 16 numbers of 2 bytes, 5/6 leave. */
+/* 5/6 of a GPU's 12 rows, of 16 numbers of 2 bytes, leave. */
 static const char slow[] =
     "machine slow\nmemory 1 GB assumed\nmemory_rate 1e12 GB/s assumed\n"
     "peak 1e12 TFLOP/s assumed\nlinear_fraction 1 of-peak assumed\n"
@@ -114,11 +114,11 @@ TEST(bytes_and_seconds_are_as_by_hand) {
     f = forecast_of(CP_PASS_KV, 1, 2, 24);
     ck_assert_double_eq_tol(f.routed, 320, 1e-9);
     ck_assert_double_lt(f.routing, f.reducing);
-    /* All to themselves. */
+    /* Everything stays local. */
     f = forecast_of(CP_PASS_KV, 1, 1, 24);
     ck_assert_double_eq(f.routed, 0);
     ck_assert_double_eq(f.routing, 0);
-    /* A step of one token: a row of each rank, padded; or half of it. */
+    /* A step of one token: a padded row on each rank, or half of it. */
     f = forecast_of(CP_DECODE, 2, 1, 1);
     ck_assert_double_eq_tol(f.routed, 5 / 6.0 * 32, 1e-9);
     ck_assert_double_eq_tol(f.routing, (5 + 32 / 192.0) * 4 / 3, 1e-9);
@@ -154,7 +154,8 @@ TEST(weights_are_as_by_hand) {
     f = forecast_of(CP_PASS_KV, 1, 2, 24);
     ck_assert_double_eq(f.weights, (attention + tables + dense) / 2 +
                                        2 * (2 + 0.5) * expert);
-    /* What begins with heads cuts all weights by ranks, experts once. */
+    /* A step that begins with heads divides all weights by ranks, experts
+     * once. */
     f = forecast_of(CP_HELIX, 2, 1, 1);
     ck_assert_double_eq(f.weights, (attention + tables + dense) / 2 +
                                        2 * (2 + 0.5) * expert);

@@ -1,5 +1,5 @@
-/* The fast kernel: all that any kernel must do, what only this one could get
- * wrong, and a ring of it. */
+/* The fast kernel: what any kernel must do, what only this one could get wrong,
+ * and a ring with it. */
 #define _POSIX_C_SOURCE 200809L /* setenv, and blis.h wants pthread barriers */
 #include "reference/attend/fast.h"
 
@@ -15,7 +15,7 @@
 
 enum { MICRO_KERNELS = 5 };
 
-/* BLIS's own choice, or another that was built and runs here. */
+/* BLIS's own choice, or another kernel that was built and runs here. */
 static bool choose_micro_kernel(int which) {
     const struct {
         int number;
@@ -45,13 +45,13 @@ static bool choose_micro_kernel(int which) {
     return which == 0 || setenv("BLIS_ARCH_TYPE", text, 1) == 0;
 }
 
-/* Processors, none of which has a name: who made them must not matter. */
+/* Processors without names: the vendor must not matter. */
 static const struct {
     cp_processor processor;
     bool wide;
     const char *because;
 } processors[] = {
-    /* Two units, whose cloud calls them "Intel(R) Xeon(R) Processor". */
+    /* Two units; the cloud calls the processor "Intel(R) Xeon(R) Processor". */
     {{NULL, true, true, 220e9, 110e9}, true, "at 2.00 times"},
     {{NULL, true, true, 150e9, 100e9}, true, "at 1.50 times"},
     {{NULL, true, true, 125e9, 100e9}, true, "at 1.25 times"},
@@ -72,7 +72,7 @@ LOOP(a_kernel_is_chosen_by_what_the_processor_does, 0, COUNT_OF(processors)) {
     ck_assert_ptr_nonnull(strstr(choice.reason, processors[_i].because));
 }
 
-/* The choice reaches BLIS, and what we start does not see it. */
+/* The choice reaches BLIS, and child processes do not see it. */
 TEST(this_processor_runs_the_kernel_that_was_chosen) {
     unsetenv("BLIS_ARCH_TYPE");
     const cp_processor here = cp_processor_read();
@@ -88,7 +88,7 @@ TEST(this_processor_runs_the_kernel_that_was_chosen) {
         ck_assert_ptr_nonnull(strstr(micro->about, "BLIS's choice"));
 }
 
-/* A variable that is set wins, and is said. */
+/* A variable that is set wins, and is reported. */
 TEST(a_kernel_that_is_asked_for_is_taken) {
 #ifdef BLIS_CONFIG_GENERIC
     const arch_t asked = BLIS_ARCH_GENERIC;
@@ -161,7 +161,7 @@ TEST(merging_in_place_gives_the_same_bits) {
     merges_in_place(cp_attend_fast);
 }
 
-/* What its shares could do to a bit. */
+/* How threads' shares could change a bit. */
 TEST(shares_of_long_rows_and_of_few_add_up) {
     same_bits((cp_shape){8, 2, 128}, 5000, 1);
     same_bits((cp_shape){9, 3, 40}, 4500, 4);

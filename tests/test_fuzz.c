@@ -1,6 +1,6 @@
-/* What strangers write, thrown at its readers: the corpus that `make fuzz` grew,
- * in which each input that once broke something stays, and, from a seed, inputs
- * that are one step away. Finds nothing new; libFuzzer does. */
+/* Untrusted input for its parsers: the corpus of `make fuzz`, which keeps each
+ * input that once broke something, and seeded mutations, one step away. Finds
+ * nothing new; libFuzzer does. */
 #define _GNU_SOURCE
 #include "fuzz/targets.h"
 
@@ -48,7 +48,8 @@ LOOP(inputs_break_no_reader, 0, FUZZ_TARGETS) {
             int64_t count = file_take(files.gl_pathv[n], bytes, target->most);
             if (m > 0)
                 count = mutate(bytes, count, &seed);
-            /* Exactly so much memory, so that one byte more is seen. */
+            /* Exactly this much memory, so that an access beyond it is
+             * detected. */
             char *exact = malloc((size_t)count + (count == 0));
             memcpy(exact, bytes, (size_t)count);
             target->take(exact, count);

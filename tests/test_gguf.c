@@ -1,4 +1,4 @@
-/* The weight file: sound ones read, bad ones refused, values exact. */
+/* The weight file: valid ones read, bad ones refused, values exact. */
 #define _GNU_SOURCE
 #include "reference/model/dequantise.h"
 #include "model/gguf.h"
@@ -16,7 +16,7 @@ enum { PAGE = 4096, ROOM = 256 * PAGE };
 
 static unsigned char *fence; /* first byte that must not be read */
 static tiny_bytes bytes;     /* of the running test's file */
-static cp_gguf *file;        /* what was read of them, or NULL */
+static cp_gguf *file;        /* parsed from them, or NULL */
 
 static void build_fence(void) {
     unsigned char *room = mmap(NULL, ROOM + PAGE, PROT_READ | PROT_WRITE,
@@ -36,7 +36,7 @@ static void discard(void) {
 
 AROUND_EACH(build_fence, discard);
 
-/* Read the first of the bytes where none lies behind them. */
+/* Parse the first bytes, placed right before an inaccessible page. */
 static cp_status parse(int64_t length) {
     ck_assert(length <= ROOM);
     if (length > 0)
@@ -140,7 +140,7 @@ TEST(a_sound_file_gives_back_what_was_written) {
     ck_assert(!truth);
     ck_assert_int_eq(text.length, 5);
     ck_assert_mem_eq(text.bytes, "llama", 5);
-    /* Look at a matrix of the sound file. */
+    /* Check a matrix of the valid file. */
     const cp_gguf_tensor *down = cp_gguf_find(file, "blk.1.ffn_down.weight");
     ck_assert_ptr_nonnull(down);
     ck_assert_int_eq(down->type, CP_GGUF_F32);
@@ -168,12 +168,12 @@ TEST(arrays_come_back_and_wrong_questions_are_named) {
     refuses_with(cp_gguf_integer(file, "llama.wings", &number), CP_INVALID,
                  "the file has no key 'llama.wings'");
     refuses_with(cp_gguf_integer(file, "general.name", &number), CP_INVALID,
-                 "key 'general.name' holds string and not "
+                 "key 'general.name' holds string; expected "
                  "an integer below 2^63");
     refuses_with(
         cp_gguf_texts(file, "tokenizer.ggml.token_type", &tokens, &count),
         CP_INVALID,
-        "key 'tokenizer.ggml.token_type' holds an array of int32 and not an "
+        "key 'tokenizer.ggml.token_type' holds an array of int32; expected an "
         "array of strings");
     ck_assert_ptr_null(tokens);
 }
@@ -240,13 +240,13 @@ static const struct {
      "array's length says 2305843009213693952"},
     {"k", 9, "\x8\0\0\0\1\0\0\0\0\0\0\0\x9\0\0\0\0\0\0\0", 20,
      "a string says 9, but only 0"},
-    {"general.alignment", 4, "\0\0\0\0", 4, "no power of two"},
-    {"general.alignment", 4, "\3\0\0\0", 4, "no power of two"},
-    {"general.alignment", 4, "\6\0\0\0", 4, "no power of two"},
+    {"general.alignment", 4, "\0\0\0\0", 4, "expected a power of two"},
+    {"general.alignment", 4, "\3\0\0\0", 4, "expected a power of two"},
+    {"general.alignment", 4, "\6\0\0\0", 4, "expected a power of two"},
     {"general.alignment", 8,
      "\2\0\0\0\0\0\0\0"
      "32",
-     10, "holds string and not an integer"},
+     10, "holds string; expected an integer"},
 };
 
 TEST(keys_that_lie_are_refused) {
@@ -411,7 +411,7 @@ LOOP(blocks_give_the_reference_values_exactly, 0, COUNT_OF(golden_blocks)) {
                       "%s, block %d", cp_gguf_type_name(golden->type), block);
 }
 
-/* Of random blocks, those are finite whose every value is. */
+/* A random block is finite if all its values are. */
 TEST(weights_that_are_no_numbers_are_found) {
     uint64_t seed = 11;
     for (int t = 0; t < COUNT_OF(block_types); t++)
@@ -500,7 +500,8 @@ static void remove_parts(void) {
     ck_assert_int_eq(rmdir(folder), 0);
 }
 
-/* Whichever part is named, all are read, and they are the file in one. */
+/* Whichever part is named, all are read, and together they are the whole
+ * file. */
 LOOP(parts_are_the_file, 1, 4) {
     cp_gguf *parts;
     int64_t count, parts_count, context;
@@ -517,7 +518,7 @@ LOOP(parts_are_the_file, 1, 4) {
     }
     must(cp_gguf_integer(parts, "llama.context_length", &context));
     ck_assert_int_eq(context, 512);
-    /* A byte of the last part makes another model. */
+    /* A changed byte in the last part gives another fingerprint. */
     const uint64_t print = cp_gguf_fingerprint(parts);
     cp_gguf_close(parts);
     FILE *last = fopen(part_path(3), "r+b");
@@ -535,10 +536,11 @@ static const struct {
     tiny_gguf_options third; /* instead of part 3 */
     const char *because;
 } wrong_parts[] = {
-    {{0}, "m-00003-of-00003.gguf: its keys do not say part 3 of 3"},
-    {{.part = 1, .parts = 3}, "its keys do not say part 3 of 3"},
-    {{.part = 2, .parts = 4}, "its keys do not say part 3 of 3"},
-    {{.part = 2, .parts = 3, .blocks = 3}, "parts have 23 tensors and not 20"},
+    {{0}, "m-00003-of-00003.gguf: its keys do not make it part 3 of 3"},
+    {{.part = 1, .parts = 3}, "its keys do not make it part 3 of 3"},
+    {{.part = 2, .parts = 4}, "its keys do not make it part 3 of 3"},
+    {{.part = 2, .parts = 3, .blocks = 3},
+     "parts have 23 tensors; expected 20"},
 };
 
 LOOP(parts_that_do_not_fit_are_refused, 0, COUNT_OF(wrong_parts)) {

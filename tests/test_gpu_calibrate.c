@@ -37,7 +37,7 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
     begin(1);
     must(cp_device_calibrate(&here, setups[_i].numbers, &wanted));
     if (stand_in_pretends()) {
-        /* What the pretended clock says. */
+        /* The times of the pretended clock. */
         const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
         near(h.memory, 1 << 30);
         near(h.memory_rate, 2 * 4096 / (2e-6 + 4096e-12) * ranks);
@@ -48,8 +48,8 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
                  (ranks - 1) * (2e-6 + each * 1e-12));
             ck_assert_double_eq(h.overlap, 1);
         }
-        /* Kernels of two rounds: three products, attentions, one more beside a
-         * message, and two over many keys that are split. */
+        /* Kernels of two rounds: three products, attentions, one beside a
+         * message, and two over many keys, which are split. */
         ck_assert_int_eq(stand_in_count().launches,
                          2 * 16 * ranks * (3 + 3 + (ranks > 1) + 2));
     }
@@ -70,7 +70,7 @@ typedef struct {
     cp_hardware hardware;
 } process;
 
-/* Rank 1 takes longer than it does. */
+/* Report longer times for rank 1. */
 static cp_status collect_late(void *items, int64_t size) {
     if (myself->crew.rank == 1 && size == sizeof(double))
         ((double *)items)[1] += late;

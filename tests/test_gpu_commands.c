@@ -19,8 +19,8 @@ static void write_tensor(const char *name, int64_t rows, int64_t heads) {
     must(cp_npy_write(in(name), CP_NPY_FLOAT32, 3, size, numbers));
 }
 
-/* Of an indexer, in numbers that all formats hold: [rows][heads][8], or without
- * heads or dim. */
+/* An array of an indexer, with numbers that all formats hold: [rows][heads][8],
+ * or without heads or dim. */
 static void write_index(const char *name, int dims, int64_t rows,
                         int64_t last) {
     const int64_t size[] = {rows, dims == 3 ? 2 : last, last};
@@ -54,8 +54,8 @@ static void write_ids(const char *name, int64_t count) {
     must(cp_npy_write(in(name), CP_NPY_INT32, 1, &count, ids));
 }
 
-/* $G is the program with GPUs, and `ranks N words` is $G as N processes; what
- * all but rank 0 say is in $D/other. */
+/* $G is the program with GPUs, and `ranks N words` is $G as N processes; the
+ * output of all ranks except 0 is in $D/other. */
 static void set_up(void) {
     make_directory();
     before_every_line(
@@ -79,14 +79,14 @@ static void set_up(void) {
 
 AROUND_EACH(set_up, remove_directory);
 
-/* On the stand-in all of them, on a real GPU those of any. */
+/* On the stand-in all scenes, on a real GPU those for any device. */
 LOOP(scene_is_as_told, 0,
      scenes_read(getenv("LONGRING_GPU") != NULL ? "tests/scenes/gpu/any.txt"
                                                 : "tests/scenes/gpu/*.txt")) {
     scene_play(_i);
 }
 
-/* Fewer bits have their effect on a model, too, and the same as on cores. */
+/* Fewer bits change a model's logits, too, as they do on cores. */
 TEST(a_model_sends_fewer_bits) {
     static const char *const wires[] = {"bf16", "fp8", "int8"};
     for (int n = 0; n < COUNT_OF(wires); n++) {

@@ -28,9 +28,9 @@ static struct {
 static cp_dealing dealing;         /* of listen's conversations */
 static cp_numbers numbers_to_open; /* of run_processes' models */
 
-/* A machine and a small model's file; numbers are fp32, and tokens dealt out as
- * usual, until a test says more. Open, unless that is asked, since what closes
- * the device's memory takes most of the time. */
+/* A machine and a small model's file; numbers are fp32, and placement is the
+ * default, until a test changes that. Device memory is open unless a test asks
+ * otherwise, since closing it takes most of the time. */
 static void begin_with(const tiny_gguf_options *model,
                        stand_in_options machine) {
     dealing = (cp_dealing){0};
@@ -115,7 +115,7 @@ static cp_status say(cp_session *session, const turn *call, uint64_t seed,
     return take_back(session, call);
 }
 
-/* What is drawn of the last call is what its logits say. */
+/* Tokens drawn from the last call agree with its logits. */
 static cp_status draw_too(const cp_session *session, int64_t count,
                           const float *logits) {
     static const double temperatures[] = {0.0, 0.9};
@@ -141,7 +141,7 @@ static cp_status draw_too(const cp_session *session, int64_t count,
     return CP_OK;
 }
 
-/* All logits of a conversation, and how many they are. */
+/* All logits of a conversation, and their number. */
 static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
                      const turn *turns, int count, int64_t *numbers) {
     const cp_session_options options = {.ranks = ranks,
@@ -205,8 +205,8 @@ LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
     end_file();
 }
 
-/* What three conversations say that begin alike and share pages, one of them
- * part of one. */
+/* The logits of three conversations with a common prefix that share pages, one
+ * of them a part of a page. */
 static float *listen_forks(const cp_backend *backend, int ranks,
                            int64_t *numbers) {
     static const turn turns[] = {{false, {23, 0, 0}},
@@ -312,7 +312,7 @@ LOOP(graphs_change_nothing, 0, 2) {
     int64_t numbers;
     mine.engine_new = my_engine;
     make_long_talk(turns);
-    /* Blocks of the same rows: products of others may have other bits. */
+    /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
         my_place =
             (cp_device_place){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
@@ -325,8 +325,8 @@ LOOP(graphs_change_nothing, 0, 2) {
     end_file();
 }
 
-/* In exact order, logits have the same bits on any number of ranks, and however
- * few rows are multiplied at a time. */
+/* In exact order, logits have the same bits on any number of ranks, and for any
+ * number of rows in a product. */
 LOOP(exact_order_leaves_logits_alone, 0, 3) {
     static const turn turns[] = {{false, {150, 70, 1}}, {true, {1, 1, 0}},
                                  {true, {1, 1, 0}},     {true, {1, 1, 0}},
@@ -407,7 +407,8 @@ LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
 static const turn first = {false, {20, 3, 0}};
 static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 
-/* Say a turn with the n-th fault (0: none), and again if it failed by that. */
+/* Make a turn with the n-th fault (0: none), and repeat it if it failed by
+ * that. */
 static void answer(const turn *call, uint64_t seed, void (*fault)(int64_t),
                    int64_t n, float *out) {
     int64_t said;
@@ -449,16 +450,17 @@ typedef struct {
     int parts;         /* that share a rank's heads */
     const turn *turns; /* [TALK]; NULL: talk */
     const cp_model *model;
-    bool odd;    /* is told something else in the second call */
-    bool shaken; /* before the fourth goes well, one rank finds no memory, and
-                  * then one wishes to stop */
-    int without; /* REFUSED: captures, by NCCL, when they are tried out;
-                  * NOT_MADE: a graph, in the second step */
+    bool odd;    /* gets different tokens in the second call */
+    bool shaken; /* before the fourth call succeeds, one rank runs out of
+                    memory, and then one is interrupted */
+    int without; /* REFUSED: NCCL refuses the trial capture; NOT_MADE: a graph
+                    cannot be made in the second step */
     volatile sig_atomic_t stop;
     double patience;
     float *logits; /* of all calls */
     int64_t rows;
-    int64_t said, drawn; /* meetings of the crew for the last call, and draw */
+    int64_t said, drawn; /* collectives of the group for the last call, and for
+                            the draw */
 } process;
 enum { REFUSED = 1, NOT_MADE };
 
@@ -556,7 +558,7 @@ static cp_status open_share(const cp_gguf *file, cp_model **model) {
     return cp_device_model_open(file, numbers_to_open, share_to_open, model);
 }
 
-/* Let processes talk, each of its part of the model; 10 seconds of patience
+/* Run processes, each with its part of the model; the timeout is 10 seconds
  * unless they have their own. */
 static void run_processes(process *all, int count, int parts) {
     static cp_backend apart[CROWD];
@@ -582,7 +584,7 @@ static void run_processes(process *all, int count, int parts) {
         cp_model_close(models[p]);
 }
 
-/* Where one rank has no graph, none launches any. */
+/* If one rank has no graph, no rank launches any. */
 static const struct {
     int processes, parts;
     bool shaken;
@@ -606,7 +608,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
         stand_in_refuse_captures(1);
     run_processes(all, count, crowds[_i].parts);
     const int64_t launches = stand_in_count().graph_launches;
-    if (crowds[_i].without > 0) /* but two trials that went well */
+    if (crowds[_i].without > 0) /* except two successful trials */
         ck_assert_int_eq(launches, crowds[_i].without == REFUSED ? 2 : 0);
     else
         ck_assert_int_gt(launches, 0);
@@ -623,7 +625,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     end_file();
 }
 
-/* On 2 GPUs for each of 2 ranks, and on 8 for one. */
+/* With 2 GPUs for each of 2 ranks, and 8 for one. */
 LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
     static const double most[] = {0.027, 0.3};
     const int count = 4 << _i / 2;
@@ -647,7 +649,8 @@ LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
     end_file();
 }
 
-/* Of graphs of some ranks over NCCL that serve one batch, for so many layers. */
+/* Nodes of the graphs of some ranks over NCCL for one batch, with this many
+ * layers. */
 static int64_t count_nodes(int ranks, int layers) {
     static turn batch[TALK] = {{false, {40, 7, 2}}};
     process all[CROWD] = {0};
@@ -695,8 +698,8 @@ LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
     end_file();
 }
 
-/* Three of them in the first prefill; then in a step that a graph runs, and in
- * a prefill while there is that graph. */
+/* Three in the first prefill; then one in a step that a graph runs, and one in
+ * a prefill while that graph exists. */
 static const int last_words[] = {1, 5, 9, 35, 50};
 
 LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * stand_in_pretends()) {

@@ -1,6 +1,6 @@
-/* A rank on a GPU is lost, and the conversation goes on: ranks that share a
- * device, and ranks over NCCL, as threads of one process on what stands in for
- * it. Each says what one rank on a core says. */
+/* A rank on a GPU is lost, and the conversation continues: ranks that share a
+ * device, and ranks over NCCL, as threads of one process on the stand-in. Each
+ * answers as one rank on a core does. */
 #define _DEFAULT_SOURCE /* sockets */
 #include "device.h"
 
@@ -42,7 +42,7 @@ static struct {
     int32_t tokens[TURNS][MOST];   /* of each call */
     int32_t said[SEQUENCES][MOST]; /* all of it */
     float *expected[TURNS];        /* the scores of the last token */
-    bool exact;                    /* to the bit */
+    bool exact;                    /* compare bits */
     cp_model *model;
 } f;
 
@@ -110,7 +110,7 @@ static void end_talk(void) {
     end();
 }
 
-/* A call, and whether it says what it should. */
+/* A call, and a check of its answer. */
 static cp_status answer(cp_session *session, int n) {
     float *got, largest = 0, worst = 0;
     CP_TRY(make_call(session, n));
@@ -154,8 +154,8 @@ LOOP(ranks_that_share_a_gpu_become_fewer, 0, 8) {
     end_talk();
 }
 
-/* Rank 1 comes in time; rank 2 has another number of ranks in mind; rank 3 comes
- * when all is over. */
+/* Rank 1 comes in time; rank 2 expects another number of ranks; rank 3 comes
+ * when the rendezvous is over. */
 typedef struct {
     int rank, ranks;
     double after;
@@ -196,7 +196,7 @@ static void come_all(visitor *all, int count) {
         pthread_join(threads[n], NULL);
 }
 
-/* Whichever of two comes too late: it may not go on alone. */
+/* Whichever of two ranks comes too late must not continue alone. */
 LOOP(of_two_the_late_one_ends, 0, 2) {
     visitor all[] = {{0, 2, 0.0}, {1, 2, 0.0}};
     all[_i].after = 0.9;
@@ -217,8 +217,8 @@ TEST(who_comes_in_time_hears_who_has_come) {
     }
 }
 
-/* Over NCCL: a rank is a thread. The crew is a table that they stand around,
- * and who is missing there is waited for as long as anywhere. */
+/* Over NCCL a rank is a thread. The group is a shared table, and a rank that is
+ * missing there is waited for up to the timeout, as elsewhere. */
 static const double PATIENCE = HARNESS_SANITIZED ? 2.4 : 0.6;
 
 typedef struct {
@@ -260,7 +260,7 @@ static cp_status meet(void) {
     late = late && round == table.round;
     table.arrived -= late;
     pthread_mutex_unlock(&table.lock);
-    return late ? cp_fail(CP_BROKEN, "somebody is missing") : CP_OK;
+    return late ? cp_fail(CP_BROKEN, "a rank is missing") : CP_OK;
 }
 
 static cp_status read_boards(void *items, int64_t bytes, int ranks) {
@@ -281,14 +281,14 @@ static cp_status collect(void *items, int64_t bytes) {
     return read_boards(items, bytes, me->crew.ranks);
 }
 
-/* How a rank dies: its messages never begin, or its NCCL has an error; or it
- * makes no call any more. */
+/* How a rank dies: its messages never begin; its NCCL has an error; or it makes
+ * no further call. */
 typedef enum { IS_SILENT, FAILS, IS_GONE } fate;
 
 typedef struct {
-    int turn, rank, after; /* so many messages in it */
+    int turn, rank, after; /* after this many messages in it */
     fate how;
-    int also; /* another rank dies so; 0: none */
+    int also; /* another rank that dies the same way; 0: none */
 } death;
 
 static const struct {
@@ -308,7 +308,8 @@ static const struct {
 };
 
 static int play;
-static _Thread_local int dying; /* which death is next; or -1 - n: mine was n */
+static _Thread_local int dying; /* which death is next; or -1 - n: this rank's
+                                   was n */
 
 static cp_status stay_silent(int number) {
     const double half = PATIENCE / 2;
@@ -327,7 +328,7 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
         ncclUniqueId id;
     } words[RANKS];
     bool here[RANKS];
-    if (dying < 0) /* and is not heard of while the others agree */
+    if (dying < 0) /* and is silent while the others agree */
         return stay_silent(-1 - dying);
     words[me->crew.rank].sound = loss->sound;
     if (me->crew.rank < 2)
@@ -344,7 +345,7 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
     }
     pthread_mutex_unlock(&table.lock);
     loss->id = words[here[0] ? 0 : 1].id;
-    /* Who has an error of its own cannot be left out by shrinking. */
+    /* A rank with an error of its own cannot be excluded by shrinking. */
     return loss->sound == (plays[play].deaths[dying].how != FAILS)
                ? CP_OK
                : cp_fail(CP_BROKEN, "%s sound",
@@ -353,7 +354,8 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
 
 static cp_status go_on(cp_session *session) {
     int lost;
-    me->world->link.abort(me->world); /* the crew may be first to miss one */
+    me->world->link.abort(me->world); /* the group may be first to miss a
+                                         rank */
     CP_TRY(cp_nccl_mend(me->world, &lost));
     for (int next; cp_nccl_mend(me->world, &next) == CP_OK; lost = next)
         CP_TRY(cp_session_lose(session, lost));
@@ -366,7 +368,7 @@ static cp_status go_on(cp_session *session) {
     return repair(session, lost);
 }
 
-/* Does this rank die in this turn? The first of them sees to it. */
+/* Does this rank die in this turn? The first of these ranks arranges it. */
 static cp_status arrange(int n, bool *mine) {
     const death *next = &plays[play].deaths[dying];
     *mine = false;

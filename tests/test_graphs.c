@@ -1,5 +1,5 @@
 /* Decode steps in CUDA graphs: the same bits as enqueued ones, dense
- * attention's answers, and stale lists found. */
+ * attention's answers, and stale lists detected. */
 #include "crowd.h"
 #include "talk.h"
 
@@ -7,11 +7,11 @@
 #include "cuda/ring/nccl_link.h"
 
 typedef struct {
-    talk t; /* its plan is what walkers were made for, not the step's */
+    talk t; /* its plan is the one that walkers were made for, not the step's */
     cp_layout *largest;
     cp_graph *graphs[MOST_RANKS]; /* of a rank; or the first of all */
     cp_nccl *nccl[MOST_RANKS];
-    bool outside; /* what goes in and comes out is not in the graph */
+    bool outside; /* input and output copies are not in the graph */
     bool stale;   /* plant the fault */
     int captures;
 } batch;
@@ -120,7 +120,7 @@ static cp_status run_twice(batch *b, bool graph_first) {
     return CP_OK;
 }
 
-/* Ranks that are processes do not ask each other: all must say the same. */
+/* Ranks that are processes do not ask each other: all must decide the same. */
 static cp_status renew_all(batch *b, const cp_plan *plan) {
     const cp_status status = cp_stream_walker_renew(b->t.walkers[0], plan);
     for (int r = 1; r < b->t.ranks; r++)
@@ -196,8 +196,7 @@ static void close_batch(batch *b) {
     end();
 }
 
-/* From the thirteenth on each message is one that NCCL's only rank sends to
- * itself. */
+/* From the thirteenth on, NCCL's only rank sends each message to itself. */
 LOOP_FOR(120, a_graph_decodes_as_an_eager_walk_does, 0, 18) {
     static const int64_t growths[] = {40, 0, 2};
     cp_nccl *nccl = NULL;
@@ -222,7 +221,7 @@ LOOP_FOR(120, a_graph_decodes_as_an_eager_walk_does, 0, 18) {
     close_batch(&b);
 }
 
-/* A thousand messages of a rank to itself, enqueued or each a launch. */
+/* A thousand messages of a rank to itself, enqueued, or each a graph launch. */
 enum { ROUNDS = 1000, LONG = 10000 };
 
 static struct {

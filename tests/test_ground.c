@@ -1,5 +1,5 @@
-/* Failures, sizes, memory, time and text: the promises of src/ground, at their
- * edges. */
+/* Failures, sizes, memory, time and text: the contracts of src/ground, at their
+ * limits. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "expect.h"
 
@@ -200,7 +200,8 @@ TEST(chance_is_the_same_everywhere) {
     ck_assert_uint_eq(cp_hash(0, "", 0), 0xCBF29CE484222325u);
 }
 
-/* What a machine says of its cores, as "file=text file=text"; ';' ends a line. */
+/* A machine's files about its cores, as "file=text file=text"; ';' ends a
+ * line. */
 static const struct {
     const char *files;
     int64_t affinity;
@@ -223,7 +224,8 @@ static const struct {
     {"", 8, "4097", 0},
     {"", 8, "99999", 0},
     {"", 8, "99999999999999999999", 0},
-    /* Version 2: in its own group, above, or seen as the root. */
+    /* Version 2: the quota in the process's group, in a parent, or in a group
+     * seen as the root. */
     {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=200000_100000", 8, NULL, 2},
     {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=150000_100000", 8, NULL, 2},
     {"proc/self/cgroup=0::/; sys/fs/cgroup/cpu.max=50000_100000", 8, NULL, 1},

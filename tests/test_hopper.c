@@ -1,5 +1,5 @@
-/* What the stand-in makes of Hopper's instructions: one small kernel that uses
- * all of them comes out right to the bit, and each mistake in it is found. */
+/* The stand-in's Hopper instructions: one small kernel that uses all of them is
+ * right to the bit, and each mistake in it is found. */
 #include "device.h"
 
 #include "harness/stand-in/kernel.h"
@@ -9,7 +9,7 @@
 #include "cuda/kernels/hopper.h"
 #include "formats.h"
 
-/* Rows of values past FEWER are not there, and read as zeros. */
+/* Rows of values past FEWER do not exist, and read as zeros. */
 enum {
     FEWER = 120,
     DEPTH = 64,
@@ -22,7 +22,7 @@ enum { BOX = KEYS * 128, ROOM = ROWS * 128 + 3 * BOX + 1024 };
 
 typedef enum {
     RIGHT,
-    ZEROED, /* the last value that is there, by threads */
+    ZEROED, /* the last existing value, by threads */
     NO_WAIT,
     OTHER_PARITY,
     NO_SUMS_WAIT,
@@ -59,7 +59,7 @@ static void load_all(const call *a, unsigned char *room, uint64_t *arrived) {
                  arrived);
 }
 
-/* O = (L R^T) V, with what lies between rounded to bf16. */
+/* O = (L R^T) V, with the product in parentheses rounded to bf16. */
 CP_KERNEL_ALONE(multiply_twice, call, THREADS) {
     CP_DYNAMIC(room);
     unsigned char *values = room + ROWS * 128 + BOX;
@@ -177,7 +177,7 @@ static double truth_at(int row, int column, int keys) {
     return sum;
 }
 
-/* What the kernel says, and whether that is right. */
+/* Run the kernel, and check its result. */
 static cudaError_t run(way how, int columns, bool *is_right) {
     const dim3 one = {1, 1, 1};
     uint64_t state = 3;
@@ -212,7 +212,8 @@ LOOP(instructions_mean_what_they_mean, 0, 12) {
 
 static const struct {
     way how;
-    const char *said; /* or NULL: the answer is wrong on a late machine */
+    const char *said; /* the report; NULL: the answer is wrong on a late
+                         machine */
 } mistakes[] = {
     {NO_WAIT, NULL},
     {OTHER_PARITY, NULL},
@@ -228,7 +229,7 @@ static const struct {
     {BEHIND_THE_END, "outside of what is shared"},
     {ONE_ARRIVAL_MORE, "more arrivals than the 1 it was begun with"},
     {BARRIER_NOT_READY, "its barrier is not ready"},
-    {NOBODY_WAITS, "copies that nobody waited for"},
+    {NOBODY_WAITS, "copies without a wait"},
     {REGISTERS_FROM_NOWHERE, "a wait for what never comes"},
     {HALF_A_NUMBERED_BARRIER, "a wait for what never comes"},
 };

@@ -1,6 +1,6 @@
-/* A small hybrid model with random weights: of four layers one attends, and
- * three have a state. Over N ranks it says what it says on one: prompts, a turn
- * that follows, steps of decode on the rank whose turn it is. */
+/* A small hybrid model with random weights: one of four layers attends, and
+ * three have a state. Over N ranks it answers as on one: prompts, a later turn,
+ * decode steps on alternating ranks. */
 #include "expect.h"
 
 #include <math.h>
@@ -39,14 +39,14 @@ typedef struct {
     float tails[RANKS][LAYERS][TAIL];
     cp_cache *cache;
     cp_store *store;
-    /* Of the turn. */
+    /* The current turn. */
     int64_t past, tokens;
     int owner; /* of a step's token; CP_NOBODY: a prompt */
     cp_layout *layout;
     cp_plan *attention, *pairs, *convolution;
 } hybrid;
 
-/* One rank at its turn. */
+/* One rank in a turn. */
 typedef struct {
     hybrid *it;
     cp_comm *comm;
@@ -78,7 +78,7 @@ static void normalise(float *out, const float *in, int64_t count, float to) {
         out[i] = in[i] * sqrtf(to / (square + 1e-6f));
 }
 
-/* What a chunk's tokens bring to a layer with a state. */
+/* The inputs of a chunk's tokens to a layer with a state. */
 typedef struct {
     float rows[CHUNK * CHANNELS], convolved[CHUNK * CHANNELS];
     float queries[CHUNK * HEADS * KEYS], keys[CHUNK * HEADS * KEYS];
@@ -111,7 +111,7 @@ static cp_state_run run_of(cp_chunk chunk, brought *b) {
                           b->values,   b->decay,    b->rate};
 }
 
-/* A step: the owner answers by itself. */
+/* A step: the owner answers alone. */
 static cp_status step(const cp_convolution *call, cp_chunk chunk, brought *b,
                       float *tail, float *state) {
     float now[TAIL], pair[HEADS * KEYS * (KEYS + VALUES)];
@@ -264,7 +264,8 @@ static void turn(hybrid *it, cp_variant variant, cp_scan scan, int64_t tokens) {
     cp_layout_free(it->layout);
 }
 
-/* A prompt, another, steps until all ranks have as much, and a third. */
+/* A prompt, another one, steps until all ranks have equally many tokens, and a
+ * third prompt. */
 static hybrid *converse(int ranks, cp_scan scan) {
     hybrid *it = room_for(1, sizeof(*it));
     uint64_t seed = 11;

@@ -1,6 +1,6 @@
 /* Every kernel against its definition: attention, the small layers of a model,
- * blocks of weights, and each rounding that they do; on what stands in for a
- * GPU, or on one. */
+ * blocks of weights, and all their roundings; on the stand-in for a GPU, or on
+ * a real one. */
 #include "device.h"
 
 #include "cuda/kernels/model_kernels.h"
@@ -26,7 +26,7 @@ static float *numbers(int64_t count, uint64_t *state) {
     return x;
 }
 
-/* The numbers as a tensor of the device; x is left with what that holds. */
+/* The numbers as a device tensor; x becomes the values that it holds. */
 static void *stored(cp_element element, float *x, int64_t count) {
     const int64_t size = cp_element_bytes(element);
     char *bytes = on_host(count * size);
@@ -58,8 +58,8 @@ static bool near(cp_element element, uint32_t bits, double want, double size) {
 
 /* Attention. */
 
-/* Their rows begin so many further on. Behind them lie two of an earlier list,
- * which nobody may read. */
+/* Tiles whose rows begin this much further on. Two tiles of an earlier list
+ * follow, which must not be read. */
 static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
                                 int64_t further) {
     cp_pieces tiles = {0};
@@ -75,13 +75,13 @@ static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
         upload(&count, 8), tiles.count};
 }
 
-/* Where a tensor would have to begin for so many bytes of it to lie before what
- * is there: only its far rows are in memory. */
+/* Where a tensor would begin if this many of its bytes came before the memory:
+ * only its far rows exist. */
 static void *before(const void *there, int64_t bytes) {
     return (void *)((uintptr_t)there - (uintptr_t)bytes);
 }
 
-/* So many rows on, even the first index of [rows][heads] has more than 32 bits. */
+/* The rows after which every index of [rows][heads] has more than 32 bits. */
 static int64_t far_rows(bool far, int64_t heads) {
     return far ? (INT64_C(1) << 32) / heads + 8 : 0;
 }
@@ -109,14 +109,14 @@ static int32_t *tickets_for(int64_t rows) {
     return upload(memset(on_host(rows * 4), 0, (size_t)rows * 4), rows * 4);
 }
 
-/* Tickets are as they were. */
+/* Check that tickets are back to their initial values. */
 static void went_home(const int32_t *tickets, int64_t rows) {
     const int32_t *left = fetch(tickets, rows * 4);
     for (int64_t i = 0; i < rows; i++)
         hold(left[i] == 0);
 }
 
-/* Splits count the rows of their partials, so only keys are far then. */
+/* Splits index the rows of their partials, so only keys are far then. */
 static void attend(problem *p) {
     const cp_attend_kernel kernel = (cp_attend_kernel)p->kernel;
     const cp_element element = (cp_element)p->element;
@@ -211,7 +211,8 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
     end();
 }
 
-/* Values of another width than keys, or part of them; and wide heads. */
+/* Values whose width differs from the keys', or part of the keys; and wide
+ * heads. */
 static const cp_shape uneven[] = {
     {4, 2, 16, 9, false}, {6, 2, 33, 40, false}, {3, 3, 1, 5, false},
     {8, 2, 24, 16, true}, {40, 1, 20, 20, true}, {4, 4, 300, 0, false},
@@ -349,7 +350,7 @@ static choosing choosing_of(int which) {
     return it;
 }
 
-/* By one piece of the keys, into lists or over what is there. */
+/* Choose from one piece of the keys, into new lists or existing ones. */
 static cp_candidate *choose_of(choosing *it, int64_t piece, bool merge,
                                cp_candidate *lists) {
     cp_pieces keys = it->p->key_pieces;
@@ -362,7 +363,7 @@ static cp_candidate *choose_of(choosing *it, int64_t piece, bool merge,
     return lists;
 }
 
-/* What is asked for begins behind the row that no piece names. */
+/* The requested rows begin after the row in no piece. */
 static void same_lists(const choosing *it, const cp_candidate *lists) {
     const int64_t room = it->host.room;
     const cp_candidate *got = fetch(lists, it->numbers);
@@ -372,7 +373,7 @@ static void same_lists(const choosing *it, const cp_candidate *lists) {
     hold(is_untouched(got, CP_F32, 0));
 }
 
-/* Also where the positions begin at an odd half of a word. */
+/* Also if the positions begin at an odd half of a word. */
 static void same_positions(const choosing *it, const cp_candidate *lists) {
     const int64_t room = it->host.room, count = it->numbers / 8;
     char *packed = on_device(count * 4 + 2);
@@ -406,8 +407,8 @@ LOOP(lists_are_those_of_the_cores, 0, COUNT_OF(choices)) {
     end();
 }
 
-/* On tensor cores: short tiles and long, splits with nothing to do, groups that
- * divide nothing, few rows over many keys, sums over many tiles. */
+/* On tensor cores: short and long tiles, splits with nothing to do, groups that
+ * do not divide a tile, few rows over many keys, sums over many tiles. */
 static const struct {
     cp_attend_kernel kernel;
     cp_shape shape;
@@ -463,7 +464,7 @@ LOOP(tensor_cores_bear_extremes, 0, COUNT_OF(products)) {
     end();
 }
 
-/* A NaN in the last key reaches the last token alone. In a value it may reach
+/* A NaN in the last key reaches only the last token. In a value it may reach
  * earlier tokens of a tile, so there is none. */
 LOOP(tensor_cores_keep_nan_where_it_is, 0, COUNT_OF(products)) {
     begin(_i);
@@ -491,7 +492,7 @@ LOOP(tensor_cores_keep_nan_where_it_is, 0, COUNT_OF(products)) {
     end();
 }
 
-/* At least a tile for each. */
+/* Each split gets at least one tile. */
 LOOP(no_split_is_lost, 61, 65) {
     begin(_i);
     problem *p = follow_up(_i % 3, 64 * 32, 7);
@@ -515,7 +516,7 @@ LOOP(sequences_do_not_see_each_other, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
         for (int64_t s = 0, row = 0; s < 6; s++, row += s + 2)
             cp_pieces_append(&p->query_pieces,
                              (cp_piece){{s, 10 * s, 1 + s, 3}, row});
-        /* The last token of sequence 1 stands right behind its keys. */
+        /* The last token of sequence 1 is right after its keys. */
         for (int64_t s = 5, row = 0; s > 0; row += 8 * s - 4, s -= 2)
             cp_pieces_append(&p->key_pieces,
                              (cp_piece){{s, 7, 8 * s - 5, 2}, row + 1});
@@ -540,7 +541,7 @@ static uint16_t *every_code(void) {
 }
 
 /* Queries that see one value each, which is then their answer. A product may
- * take the smallest numbers for 0. */
+ * flush the smallest numbers to 0. */
 LOOP(attention_reads_every_code, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
     begin(1);
     cp_pieces pieces = {0};
@@ -572,23 +573,24 @@ LOOP(attention_reads_every_code, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
 }
 
 /* The small layers and the blocks: a function of the table runs one case of one
- * kernel, and says what must have been written. */
+ * kernel, and sets the expected output. */
 
 typedef struct {
     int number;
     uint64_t state;
-    cp_element element; /* of what is written, unless the kernel says other */
+    cp_element element; /* of the output, unless the kernel differs */
     int64_t count;
-    void *written;  /* on the device: count numbers, and one that is not */
-    double *wanted; /* what they must be */
-    float *host;    /* what the host's own layer makes, or NULL */
+    void *written;  /* on the device: count numbers, and one that must not be
+                       written */
+    double *wanted; /* the expected numbers */
+    float *host;    /* the host's own layer's output, or NULL */
 } row_case;
 
 static const int64_t widths[] = {1,   2,   31,   64,   100,
                                  257, 576, 1025, 4100, 16384};
 enum { WIDTHS = COUNT_OF(widths) };
 
-/* Room for what the kernel will write. */
+/* Room for the kernel's output. */
 static void *writes(row_case *c, int64_t count) {
     c->count = count;
     c->wanted = on_host(count * 8);
@@ -598,7 +600,7 @@ static void *writes(row_case *c, int64_t count) {
 static const int64_t places[] = {3, -1, 10, 0, -1, 7, 2};
 enum { PLACED = 7, PLACES = 11 };
 
-/* Rows of a table on the device are written as `to`, one after the other. */
+/* Gather rows of a table on the device into `to`, one after another. */
 static void gather(row_case *c, const int64_t *rows, int64_t count,
                    int64_t width, const void *table, cp_element from,
                    cp_element to) {
@@ -609,7 +611,7 @@ static void gather(row_case *c, const int64_t *rows, int64_t count,
     must(cp_device_gather(&call, NULL));
 }
 
-/* The same of a table of numbers, of which nobody asks for one row. */
+/* The same for a table of numbers, of which one row is not requested. */
 static void gather_numbers(row_case *c, const int64_t *rows, int64_t count,
                            int64_t unasked, cp_element from, cp_element to) {
     const int64_t width = widths[c->number / 2];
@@ -640,8 +642,8 @@ static void embed_every_code(row_case *c) {
         c->wanted[i] = decode(CP_BF16, i);
 }
 
-/* So many codes of a format, what lies half-way between two, and the numbers
- * next to that, with both signs. */
+/* The codes of a format, the midpoints between two, and the numbers next to
+ * those, with both signs. */
 static int64_t around(format f, uint32_t codes, float *out) {
     int64_t count = 0;
     for (uint32_t code = 0; code < codes; code++) {
@@ -854,7 +856,7 @@ LOOP(rows_of_8_bits_stand_for_their_numbers, 0, 8) {
     end();
 }
 
-/* Rows that a kernel makes and rounds are those that it makes, rounded. */
+/* Rows that a kernel computes and rounds equal its unrounded rows, rounded. */
 LOOP(rows_are_rounded_where_they_are_made, 0, 2 * WIDTHS) {
     const int64_t rows = 3, width = widths[_i / 2], none = 2 * (_i % 2);
     const int64_t whence[] = {none - 1, 0, 2 - none};
@@ -937,7 +939,8 @@ static const struct {
 };
 enum { TURNS = COUNT_OF(turns) };
 
-/* Heads `first` and so many more lie in their places, and nothing elsewhere. */
+/* Check that heads from `first` on are in their rows, and that nothing else was
+ * written. */
 static void check_placed(const void *device, cp_element element, int64_t dim,
                          int64_t first, int64_t count, int64_t heads,
                          const double *want) {
@@ -1002,7 +1005,7 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     check_placed(call.queries, element, dim, 0, q, heads, want);
     check_placed(call.keys, element, dim, q, kv, heads, want);
     check_placed(call.values, element, dim, q + kv, kv, heads, want);
-    /* The host turns the heads of a token alike, values too. */
+    /* The host rotates all heads of a token, values too. */
     const cp_angles angles = {pairs, cosines, sines};
     cp_rotate_rows(PLACED, heads, dim, angles, 1, projected);
     for (int64_t i = 0; i < count; i++)
@@ -1011,7 +1014,7 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     end();
 }
 
-/* Far rows, and what cannot be. */
+/* Far rows, and invalid arguments. */
 
 TEST(indices_have_64_bits) {
     enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
@@ -1025,7 +1028,7 @@ TEST(indices_have_64_bits) {
         CP_F32, CP_F32, on_device(LONG * 4), NULL};
     must(cp_device_gather(&gathering, NULL));
     ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
-    /* Three heads are written far behind where their tensors begin. */
+    /* Three heads are written far after their tensors' beginnings. */
     const char *three = on_device(768);
     char *begins = before(three, further * 64 * 4);
     const cp_device_rotating rotating = {.rows = 1,
@@ -1058,8 +1061,8 @@ TEST(indices_have_64_bits) {
     end();
 }
 
-/* The last row of so many: what a kernel with a block for each makes of it is
- * what it makes of one row alone. */
+/* The last of very many rows: a kernel with a block for each row gives it the
+ * same result as a single row. */
 enum { LAST = 40000000 };
 
 static void far_norm(int64_t row, const float *x, float *y) {
@@ -1141,8 +1144,8 @@ TEST(what_lies_behind_an_lse_of_nothing_is_not_read) {
     end();
 }
 
-/* Rows in the writings in which they are sent: of no size and of all sizes, with
- * an outlier, and such as are no numbers. */
+/* Rows in the encodings in which they are sent: zeros, numbers of all sizes,
+ * with an outlier, and with NaN and infinities. */
 static float number_of_row(int64_t row, int64_t d, uint64_t *random) {
     const float even = harness_uniform(random);
     const float kinds[] = {even,
@@ -1235,7 +1238,8 @@ TEST(what_cannot_be_launched_is_refused) {
         {cp_device_norm(&odd_norm, NULL), cudaErrorInvalidValue},
         {cp_device_gather(&odd_rows, NULL), cudaErrorInvalidValue},
         {cp_device_gate(&odd_gate, NULL), cudaErrorInvalidValue},
-        /* Blocks of no type, a part of one, fewer than none, askew. */
+        /* Blocks of an unknown type, a part of one, a negative number,
+         * unaligned. */
         {cp_device_expand(9, in, 0, CP_F32, out, NULL), cudaErrorInvalidValue},
         {cp_device_expand(-1, in, 32, CP_F32, out, NULL),
          cudaErrorInvalidValue},

@@ -1,7 +1,7 @@
-/* Values that are narrower than keys, and those that are part of them: the ring
- * of them, what they weigh, and DeepSeek's two ways to the same answer. */
+/* Values narrower than keys, and values that are part of them: their ring,
+ * their bytes, and DeepSeek's two ways to the same answer. */
 #define EXPECT_ALSO where
-static char where[200]; /* the call in hand, for failures */
+static char where[200]; /* the current call, for failures */
 
 #include "expect.h"
 
@@ -17,13 +17,13 @@ static char where[200]; /* the call in hand, for failures */
 
 enum { SHAPES = 6, TURNS = 9, SEQUENCES = 3 };
 
-/* Heads are multiples of 2 and 6, so that some can be dealt out. */
+/* Heads are multiples of 2 and 6, so that some variants can split them. */
 static const cp_shape shapes[SHAPES] = {
     {6, 6, 12, 8, false}, {6, 2, 9, 4, false},  {12, 6, 5, 7, false},
     {6, 1, 20, 16, true}, {12, 6, 10, 3, true}, {128, 1, 9, 8, true}};
 
-/* A conversation: ragged, with sequences that are not there, and prompts over
- * decoded tokens. Who deals out heads may not be able to. */
+/* A ragged conversation, with absent sequences, and prompts over decoded
+ * tokens. Variants that split heads may not apply. */
 static const struct {
     cp_variant variant;
     bool heads;
@@ -62,7 +62,7 @@ LOOP(a_ring_of_uneven_heads_is_exact, 0, 5 * SHAPES) {
     converse(_i / 5, ranks[_i % 5], cp_attend_fast);
 }
 
-/* What a row of a slot weighs, counted by hand: new, queries, sent, partial. */
+/* The bytes of a slot's row, counted by hand: new, queries, sent, partial. */
 static void weighs(cp_shape shape, cp_wire wire, const int64_t bytes[4]) {
     const int64_t tokens = 6;
     const cp_plan_options options = {
@@ -96,7 +96,7 @@ TEST(a_row_weighs_what_it_holds) {
                        8 * (4 + 8 + 4)});
     weighs((cp_shape){8, 2, 6, 4, true}, CP_WIRE_INT8,
            (int64_t[]){2 * 6 * 2, 8 * 6 * 2, 2 * (4 + 8), 8 * (4 + 8 + 4)});
-    /* DeepSeek's: 1,152 bytes of a token and layer. */
+    /* DeepSeek's: 1,152 bytes for a token and layer. */
     weighs((cp_shape){128, 1, 576, 512, true}, CP_WIRE_FP32,
            (int64_t[]){1152, 128 * 1152, 1152, 128 * 513 * 4});
 }
@@ -179,14 +179,14 @@ LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
     }
 }
 
-/* A layer of DeepSeek's kind, with fewer heads. Of a token there are a latent
- * and a rotated part of the key for all heads; of a head, queries of two parts,
- * and matrices that make keys and values of a latent. */
+/* A layer like DeepSeek's, with fewer heads. A token has a latent and a rotated
+ * part of the key for all heads; a head has queries of two parts, and matrices
+ * that make keys and values from a latent. */
 enum { HEADS = 4, LATENT = 512, ROTARY = 64, PLAIN = 128, VALUE = 128 };
 enum { QUERY = PLAIN + ROTARY, CACHED = LATENT + ROTARY };
 
 typedef struct {
-    int64_t fresh, all;               /* new tokens, and with those before */
+    int64_t fresh, all;               /* new tokens; with the earlier ones */
     const float *latents, *rotated;   /* [all][LATENT], [all][ROTARY] */
     const float *queries;             /* [fresh][HEADS][QUERY] */
     const float *to_keys, *to_values; /* [HEADS][PLAIN or VALUE][LATENT] */
@@ -215,7 +215,7 @@ static void multiply(const float *matrix, int64_t rows, int64_t columns,
     }
 }
 
-/* Keys and values of every head are made of each latent, then attended to. */
+/* Expand each latent to keys and values of every head, then attend to these. */
 static one_call expanded(const layer *it) {
     one_call call = ask((cp_shape){HEADS, HEADS, QUERY, VALUE, false},
                         it->fresh, it->all - it->fresh);
@@ -235,9 +235,9 @@ static one_call expanded(const layer *it) {
     return call;
 }
 
-/* The matrix of keys is multiplied into the queries: all heads attend to the
- * latents themselves. Scores are still to be divided by the root of what a
- * query of the layer has, and not of what one has now. */
+/* Multiply the matrix of keys into the queries: all heads attend to the latents
+ * themselves. Scores must still be divided by the root of the layer's query
+ * dimension, not of the new one. */
 static one_call absorbed(const layer *it) {
     one_call call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true}, it->fresh,
                         it->all - it->fresh);
@@ -261,7 +261,7 @@ static one_call absorbed(const layer *it) {
     return call;
 }
 
-/* And the matrix of values into what comes out. */
+/* Multiply the matrix of values into the output. */
 static void make_values(const layer *it, const float *latents, float *values) {
     for (int64_t n = 0; n < it->fresh * HEADS; n++)
         multiply(it->to_values + n % HEADS * VALUE * LATENT, VALUE, LATENT,
@@ -358,12 +358,12 @@ TEST(what_is_foreseen_of_a_latent) {
     const cp_forecast late = foresee(name, CP_PASS_KV, 1, 80, 7920);
     const cp_forecast asked = foresee(name, CP_PASS_Q, 1, fresh, 0);
     const cp_forecast step = foresee(name, CP_DECODE, 1, 1, 7999);
-    /* A latent is sent and kept whole, however many GPUs share the heads. */
+    /* A latent is sent and stored whole, however many GPUs share the heads. */
     ck_assert_double_eq(first.sent, 3 * 2000 * (double)row);
     ck_assert_double_eq(shared.sent, first.sent);
     ck_assert_double_eq(first.cache, 61 * 2000 * (double)row);
     ck_assert_double_eq(shared.cache, first.cache);
-    /* Only who keeps his queries and has many of them expands. */
+    /* Only a rank that keeps its queries and has many of them expands. */
     ck_assert_double_eq(first.pair, 2 * 128 * 320);
     ck_assert_double_eq(first.made, 2 * 128 * 256 * 512);
     ck_assert_double_eq(shared.pair, first.pair);
@@ -373,8 +373,8 @@ TEST(what_is_foreseen_of_a_latent) {
     ck_assert_double_eq(step.pair, 2 * 128 * 1088);
     hold(late.made == 0 && asked.made == 0 && step.made == 0);
     hold(first.attending < asked.attending);
-    /* Tokens of the call: 37.5 billion parameters; then pairs, and the keys
-     * that each rank makes beside those of its own tokens. */
+    /* Tokens of the call, with 37.5 billion parameters; then pairs, and the
+     * keys that each rank expands beside those of its own tokens. */
     const double pairs = 8000.0 * 8001 / 2;
     ck_assert_double_eq_tol(
         first.flops / (2 * 37.55e9 * 8000 +
@@ -382,7 +382,7 @@ TEST(what_is_foreseen_of_a_latent) {
         1, 1e-3);
 }
 
-/* With links that are all that counts, half the bytes are half the time. */
+/* If only links count, half the bytes take half the time. */
 TEST(a_described_machine_knows_what_a_latent_sends) {
     const cp_shape shapes[2] = {{128, 1, 576, 512, true},
                                 {128, 1, 576, 576, false}};

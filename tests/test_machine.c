@@ -127,7 +127,7 @@ TEST(damage_is_read_or_refused) {
     char *text = malloc(length + 1);
     uint64_t seed = 5;
     cp_hardware hardware;
-    for (size_t n = 0; n < 2 * length; n++) { /* cut, and changed */
+    for (size_t n = 0; n < 2 * length; n++) { /* truncated, and changed */
         memcpy(text, whole, length + 1);
         text[n / 2] = (char)(n % 2 == 0 ? 0 : harness_random(&seed) % 255 + 1);
         const cp_status status = cp_hardware_read("x", text, &hardware);

@@ -1,4 +1,4 @@
-/* Weights in tiles: every value exact, every product as good as a sum. */
+/* Weights in tiles: every value exact, every product as accurate as a sum. */
 #include "reference/model/dequantise.h"
 #include "reference/attend/micro.h"
 #include "reference/model/linear.h"
@@ -169,7 +169,7 @@ TEST(test_no_worse_than_a_loop) {
     ck_assert_msg(ours <= 1.1 * theirs, "%g > %g", ours, theirs);
 }
 
-/* Few rows go by chains of sums, many by BLIS: bit for bit the same. */
+/* Few rows use chains of sums, many use BLIS: the bits are the same. */
 LOOP(a_row_does_not_know_how_many_go_with_it, 0, 3) {
     enum { ROWS = 19, IN = 2144, OUT = 77 };
     static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_1, CP_GGUF_Q8_0};

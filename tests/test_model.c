@@ -1,4 +1,4 @@
-/* The whole model: against float64, against one rank, against the reference
+/* The whole model against float64, against one rank, and against the reference
  * values of a real file; and what happens when a call fails. */
 #define _GNU_SOURCE
 #include "model/session.h"
@@ -25,7 +25,7 @@ typedef struct {
     int64_t words;
 } fixture;
 
-/* What a test has opened, which is closed after it. */
+/* What a test has opened; closed after it. */
 static fixture f;
 static cp_session *sessions[12];
 static int session_count;
@@ -180,7 +180,8 @@ LOOP(test_ranks_agree, 0, 7) {
     float *got = logits_of(TEXT);
     cp_session *one = open_session(1, 1, CP_AUTO);
     say(one, tokens, whole, expected);
-    for (int n = 0; n < 7; n++) { /* whole each way, then in three ways */
+    for (int n = 0; n < 7; n++) { /* whole by each variant, then by three
+                                     variants */
         const cp_variant variant = variants[n < 4 ? n : (n + _i) % 4];
         cp_session *many = open_session(rank_counts[_i], 1, variant);
         say(many, tokens, ways[n < 4 ? 0 : n - 3], got);
@@ -222,7 +223,7 @@ LOOP(test_batches_agree, 0, 2 * MOST) {
     }
     for (int step = 0; step < STEPS; step++)
         decode_together(batch, alone, count, next, rows);
-    /* Let part of the batch go on with a prefill. */
+    /* Continue a part of the batch with a prefill. */
     int64_t some[MOST] = {0};
     some[count - 1] = 7;
     must(cp_session_prefill(batch, some, text, NULL));
@@ -241,8 +242,8 @@ static const cp_dealing dealings[] = {
 };
 static const int odd_ranks[] = {1, 2, 3, 5, 7};
 
-/* Tokens of two conversations that are verified at once: those of the text,
- * and behind them wrong ones, which are taken back. */
+/* Tokens of two conversations verified in one call: those of the text, followed
+ * by wrong ones, which are taken back. */
 static void verify(cp_session *session, const int32_t *text,
                    const int64_t right[2], const int64_t wrong[2],
                    float *rows) {
@@ -311,9 +312,9 @@ static void stop_at_once(void *context, int64_t done, int64_t total) {
         stop = 1;
 }
 
-/* Three conversations begin with one text, in pages that would not hold it
- * three times; each says what it says alone, and a call that is stopped after
- * one layer, two of them appending to one page, leaves nothing behind. */
+/* Three conversations begin with the same text, in pages that would not hold it
+ * three times. Each answers as it does alone, and a call that is stopped after
+ * one layer, with two of them appending to one page, leaves nothing behind. */
 LOOP(test_forks_agree, 0, 4) {
     enum { FORKS = 3, READ = 31 };
     static const int64_t begins[FORKS] = {READ, 29, 22}, goes_on[] = {5, 9, 0};
@@ -362,7 +363,7 @@ LOOP(test_forks_agree, 0, 4) {
 static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
     const int64_t zero = 0, twice[2] = {0, 0}, many = 10;
     const int32_t wrong = 1 << 30;
-    /* Ask for what cannot be. */
+    /* Invalid requests. */
     const int64_t long_one = 1000, none = 0, less = -1, absent = 1;
     refuses(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
             "and 1000 more would pass its 80 positions");
@@ -401,7 +402,7 @@ LOOP(test_failures_leave_no_trace, 0, 4) {
                                         .progress = stop_at_once,
                                         .progress_context = &armed};
     cp_session *calm = open_with(&options), *disturbed = open_with(&options);
-    /* Say the same on both, disturbing one. */
+    /* Make the same calls on both, disturbing one. */
     float *rows[2] = {logits_of(60), logits_of(60)};
     const int cuts[] = {20, -3, 30, -7, 0};
     for (int n = 0, at = 0; cuts[n] != 0; at += abs(cuts[n++])) {
@@ -435,7 +436,7 @@ TEST(test_logits_and_capacity) {
             CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
     must(cp_session_logits(session, 23, 1, after));
     ck_assert_mem_eq(before, after, (size_t)f.words * sizeof(float));
-    /* Ask for logits that are not there. */
+    /* Ask for logits that do not exist. */
     refuses(cp_session_logits(session, 24, 1, after), CP_INVALID, "24..24");
     refuses(cp_session_logits(session, -1, 1, after), CP_INVALID, "-1");
     refuses(cp_session_draw(session, 1, &(int64_t){24}, &sampler, &token),
@@ -522,7 +523,7 @@ LOOP(test_trace, 0, 3) {
                                         .trace = true};
     cp_session *session = open_with(&options);
     int64_t sent = 0, lost = 1;
-    cp_turn_report report; /* the next call takes what it points to */
+    cp_turn_report report; /* the next call frees what it points to */
     must(cp_session_prefill(session, &(int64_t){40}, text, &report));
     for (int rank = 0; rank < 3; rank++)
         sent += report.bytes[rank];
@@ -592,8 +593,8 @@ static const struct {
                 {"llama.rope.scaling.attn_factor", 0.5f},
                 {"llama.rope.scaling.factor", 1}};
 
-/* A key with a float, and one of text that fills up to the alignment of the
- * data, go before all others of a sound file. */
+/* A key with a float, and one with text that pads to the data's alignment, come
+ * before all others of a valid file. */
 LOOP(test_scalings, 0, 4) {
     tiny_bytes sound = {0};
     const char *key = scalings[_i].key;
@@ -618,7 +619,7 @@ LOOP(test_scalings, 0, 4) {
 }
 
 typedef struct {
-    int64_t taken[4], tied; /* groups by how many tensors they have */
+    int64_t taken[4], tied; /* groups by number of tensors */
     int64_t left;           /* groups until taking fails */
 } taking;
 

@@ -1,5 +1,5 @@
-/* Ranks as processes, started by mpirun. This program is also what it
- * starts: with --rank SCENE it plays one rank. */
+/* Ranks as processes, started by mpirun. mpirun starts this same program: with
+ * --rank SCENE it plays one rank. */
 #define _DEFAULT_SOURCE
 
 #include "reference/ring/processes.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <time.h>
 
-static int faults; /* of this rank, in all scenes */
+static int faults; /* of this rank, over all scenes */
 
 static cp_comm *open_world(double patience, int64_t piece) {
     cp_comm *comm;
@@ -86,7 +86,7 @@ static int play_death(double patience) {
     return 1;
 }
 
-/* Rank 1 says nothing; rank 2 waits for it, and rank 0 for rank 2. */
+/* Rank 1 is silent; rank 2 waits for it, and rank 0 for rank 2. */
 static cp_status wait_in_a_chain(cp_comm *comm, void *context) {
     char in[8];
     (void)context;
@@ -210,7 +210,7 @@ static void play_disagreement(const char *what) {
                          .block = CP_LEAF_BLOCK,
                          .leaves = true,
                          .owners = cp_owners_first(cp_crew_mine()->ranks)};
-    /* A leaf that no token is of yet. */
+    /* A leaf without tokens so far. */
     if (what[0] == 'o' && rank == 1)
         it.job.dealing.owners.rank[CP_LEAVES - 1] = 0;
     it.job.output = fill(it.queries * 4 * 33, 5);
@@ -290,7 +290,7 @@ static int worker(const char *scene) {
 
 static char *self; /* the same from / on: another host starts elsewhere */
 
-/* So many tests, where there is a launcher. */
+/* This many tests, if there is a launcher. */
 static int launched(int tests) {
     static int there = -1;
     if (there < 0)
@@ -298,7 +298,7 @@ static int launched(int tests) {
     return there ? tests : 0;
 }
 
-/* Every line has both streams in output, and $S for this program. */
+/* Every line has both streams in output, and $S is this program. */
 static void make_model(void) {
     const int64_t count = 75;
     int64_t ids[75];
@@ -322,7 +322,7 @@ static void says(const char *line, const char *words) {
                   line, output, words);
 }
 
-/* A scene of this program, on so many ranks. */
+/* A scene of this program, on this many ranks. */
 static const struct {
     const char *scene;
     int ranks;
@@ -341,7 +341,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 }
 
 #define CHAT "$L chat --on mpi --model $D/tiny.gguf "
-/* Of a conversation, the rank started last is killed once it has begun. */
+/* In a conversation, the rank started last is killed once it has begun. */
 #define A_KILLED_RANK(options, seconds)                                        \
     "X=$D/said-" seconds                                                       \
     "; (until grep -qs 'on mpi' $X; do sleep 0.05; done; "                     \
@@ -350,9 +350,9 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     "{ timeout 18 mpirun " options " -n 3 " CHAT "--timeout " seconds          \
     " >$X 2>&1; E=$?; touch $X.ended; cat $X; exit $E; }"
 
-/* The same under a launcher that lets the others live, between two questions;
- * what all have said is then said again by one. The last rank is killed, or the
- * first, who reads the questions, or the last two. */
+/* The same between two questions, under a launcher that keeps the others alive;
+ * one surviving rank then prints again what was printed. The last rank is
+ * killed, or the first, which reads the questions, or the last two. */
 #define A_REPAIRED_LOSS(question, options, which, seconds)                     \
     "X=$D/mended-" seconds "; (echo " question "; "                            \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
@@ -362,7 +362,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     " --most 20 --compare " options ">$X 2>&1; "                               \
     "cat $X"
 
-/* The last rank sleeps for longer than the others wait, and wakes while they
+/* The last rank sleeps longer than the timeout, and wakes while the others
  * still talk. */
 #define A_SLEEPER(seconds)                                                     \
     "X=$D/slept-" seconds "; (echo one two; "                                  \
@@ -374,9 +374,8 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
     "timeout 36 mpirun --enable-recovery -n 3 " CHAT "--timeout " seconds      \
     " --most 20 --compare >$X 2>&1; cat $X"
 
-/* Lines in which somebody is waited for: who is silent or dead is named once
- * patience has ended, and who types is waited for longer. They wait at the same
- * time. */
+/* Lines in which ranks wait: a silent or dead rank is named after the timeout,
+ * and a user who types may take longer. The lines run at the same time. */
 static const struct {
     const char *line;
     bool recovery, fails;
@@ -461,13 +460,13 @@ static const struct {
      "X=$(realpath $L); mpirun -n 2 --wdir $D/a $X chat --on mpi --model "
      "tiny.gguf --ask x : "
      "-n 1 --wdir $D/b $X chat --on mpi --model tiny.gguf --ask x"},
-    {2, "the launcher has started 3", "mpirun -n 3 " CHAT "--ranks 2"},
+    {2, "the launcher started 3", "mpirun -n 3 " CHAT "--ranks 2"},
     {2, "did you mean --ask", "mpirun -n 3 " CHAT "--akk x"},
     {1, "/no/such.gguf: No such file",
      "mpirun -n 3 $L chat --on mpi --model /no/such.gguf --ask x"},
     {1, "other arguments than rank 0",
      "mpirun -n 2 " CHAT "--ask x : -n 1 " CHAT "--ask y"},
-    {2, "on mpi the ring alone is measured",
+    {2, "on mpi only ring can be measured",
      "mpirun -n 2 $L bench --on mpi --only causal"},
     {1, "No space left",
      "mpirun -n 2 $L logits --on mpi --model $D/tiny.gguf --tokens "

@@ -21,7 +21,7 @@ typedef struct {
     float *y;
 } problem;
 
-/* Numbers that the format holds exactly, and where they lie on the device. */
+/* Numbers that the format holds exactly, and their address on the device. */
 static float *operand(cp_numbers numbers, int64_t count, uint64_t *state,
                       const void **there) {
     static const format f8 = {3, 7, 0x7e};
@@ -85,7 +85,7 @@ static double expected(const problem *p, int64_t row, int64_t o, double *size) {
     return sum * scale;
 }
 
-/* The product is there, and added so often to what was there before. */
+/* Check the product, added `added` times to the previous contents. */
 static void check_product(const problem *p, int added) {
     const int64_t count = p->rows * p->w.out;
     const float *got = fetch(p->y, (count + 1) * 4);
@@ -131,7 +131,7 @@ static cp_status product(const problem *p, bool add, cudaStream_t stream) {
                               p->x_scales_there, add, p->y, stream);
 }
 
-/* Whether this device multiplies such rows; all do, but for FP8 on a GPU. */
+/* Does this device multiply such rows? All do, except for FP8 on some GPUs. */
 static bool can(cp_numbers kind) {
     const cp_status status = cp_multiplier_check(multiplier, kind);
     ck_assert(status == CP_OK ||
@@ -298,8 +298,7 @@ LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
     end_products();
 }
 
-/* Whether a product is right whose rows another stream copies to their place
- * meanwhile. */
+/* Is a product right if another stream copies its rows into place meanwhile? */
 static bool right_across_streams(const problem *p, bool wait) {
     const int64_t bytes = p->rows * p->w.in * 4;
     cudaStream_t maker = new_stream(), user = new_stream();
@@ -332,7 +331,7 @@ LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
     ck_assert_int_ge(misses, 5);
 }
 
-/* What a multiplier asks: its products one after the other. */
+/* A multiplier needs its products to run one after another. */
 LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
     begin_products(_i);
     cp_multiplier *first = multiplier, *second;
@@ -439,11 +438,11 @@ TEST(rows_of_8_bits_are_multiplied) {
     end_products();
 }
 
-/* What the library itself refuses, and cp_device_multiply never asks for. */
+/* Calls that the library refuses, and cp_device_multiply never makes. */
 
 enum { K = 32, M = 20, N = 3, ROOM = 1024 };
 
-/* How a call differs from a sound one: all zero is sound. */
+/* How a call differs from a valid one: all zero is valid. */
 typedef struct {
     int a_apart, b_rows;   /* more numbers than there should be */
     bool b_wide, d_narrow; /* fp32 where bf16 should be, and e4m3 for fp32 */
@@ -455,7 +454,7 @@ typedef struct {
 } fault;
 
 static const struct {
-    cublasStatus_t found; /* what is found is then refused */
+    cublasStatus_t found; /* the algorithm found is then refused */
     const char *says;
     fault fault;
 } faults[] = {

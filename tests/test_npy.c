@@ -1,4 +1,4 @@
-/* NumPy's files, read with suspicion and written whole. */
+/* NumPy's files, read with distrust and written whole. */
 #define _GNU_SOURCE
 #include "app/npy.h"
 #include "ground/save.h"
@@ -115,7 +115,7 @@ TEST(halves_are_widened) {
 static const struct {
     const char *header, *because;
 } hostile[] = {
-    {ENTRY("'>f4'", "False", "(2,)"), "type '>f4'; little"},
+    {ENTRY("'>f4'", "False", "(2,)"), "type '>f4'; expected little"},
     {ENTRY("'|O'", "False", "(1,)"), "|O"},
     {ENTRY("[('a', '<f4')]", "False", "(2,)"), "type [('a'; "},
     {ENTRY("'<f4'", "True", "(2,)"), "fortran_order"},
@@ -124,7 +124,7 @@ static const struct {
     {ENTRY("'<f4'", "False", "(1,)"), "4 bytes"},
     {ENTRY("'<f4'", "False", "(-1,)"), "dimension 0"},
     {ENTRY("'<f4'", "False", "(2"), "no end"},
-    {ENTRY("'<f4'", "False", "2"), "no tuple"},
+    {ENTRY("'<f4'", "False", "2"), "not a tuple"},
     {ENTRY("'<f4'", "False", "(1,1,1,1,1,1,1,1,2)"), "more than 8 dimensions"},
     {ENTRY("'<f4'", "False", "(99999999999999999999,)"), "dimension 0"},
     {ENTRY("'<f4'", "False", "(4294967296, 4294967296)"), "dimension 1"},
@@ -203,12 +203,12 @@ TEST(a_logarithm_may_be_that_of_0) {
     must(cp_npy_write(path, CP_NPY_FLOAT64, 1, &four, numbers));
     must(cp_npy_read(path, &array));
     refuses(cp_npy_to_logarithms(&array, "g.npy"), CP_INVALID,
-            "g.npy: element [3] is 1e+39; finite float32 numbers or -inf are "
-            "needed");
+            "g.npy: element [3] is 1e+39; expected finite float32 numbers or "
+            "-inf");
     cp_npy_free(&array);
 }
 
-/* As when standard output is a file that was deleted since. */
+/* For instance, standard output is a file that has been deleted. */
 TEST(a_file_without_a_name_is_written_where_it_is) {
     char here[32], text[8] = "";
     const int file = open(in("gone"), O_CREAT | O_RDWR, 0666);

@@ -1,7 +1,7 @@
 /* A cache in pages: the pager against plain lists, its plans, and conversations
- * that share what they begin with. */
+ * that share a prefix. */
 #define EXPECT_ALSO where
-static char where[200]; /* the step in hand, for failures */
+static char where[200]; /* the current step, for failures */
 
 #include "expect.h"
 
@@ -13,15 +13,15 @@ static char where[200]; /* the step in hand, for failures */
 
 enum { SEQUENCES = 5, BLOCKS = 37, MOST = 200 };
 
-/* What the pager must be like: each row of each sequence has a token, whose
- * number nobody else has but who was forked off it. */
+/* The model of the pager: each row of each sequence has a token, whose number
+ * is shared only with sequences forked from it. */
 typedef struct {
     int64_t tokens[SEQUENCES][MOST], count[SEQUENCES], next;
 } model;
 
 static model due;
 static cp_pages *pages;
-static int64_t memory[BLOCKS * 64]; /* what a tensor would hold */
+static int64_t memory[BLOCKS * 64]; /* the contents of a tensor */
 static uint64_t dice;
 static int64_t block;
 
@@ -47,7 +47,8 @@ static void check_rows(void) {
     }
 }
 
-/* Users are those that name a block; the others are all on the stack. */
+/* A block's users are the sequences that name it; all other blocks are on the
+ * stack. */
 static void check_users(void) {
     int64_t users[BLOCKS] = {0}, used = 0;
     for (int64_t s = 0; s < SEQUENCES; s++) {
@@ -77,7 +78,7 @@ static void spoil_unused(void) {
             memory[pages->unused[n] * block + i] = POISON;
 }
 
-/* The blocks that a call needs, counted from who shares what. */
+/* The blocks that a call needs, counted from the sharing. */
 static int64_t needed_blocks(const cp_growth *growth) {
     int64_t needed = 0, users[BLOCKS];
     memcpy(users, pages->users, sizeof(users));
@@ -124,7 +125,7 @@ static void append(void) {
     ck_assert_int_eq(pages->left, left);
     check_rows();
     if (status == CP_OK) {
-        const bool keep = upto(3) > 0; /* or the call fails half-way */
+        const bool keep = upto(3) > 0; /* or the call fails midway */
         spoil_unused();
         make_moves(&copies);
         write_tokens(growth, keep);
@@ -154,7 +155,7 @@ static void cut(void) {
     cp_pages_cut(pages, s, due.count[s]);
 }
 
-/* Afterwards each sequence that shares nothing lies in one run of rows. */
+/* Afterwards each sequence that shares nothing is in one run of rows. */
 static void compact(void) {
     cp_moves moves = {0};
     const int64_t used = BLOCKS - pages->left;
@@ -202,7 +203,7 @@ LOOP(the_pager_is_like_plain_lists, 0, 12) {
     cp_pages_free(pages);
 }
 
-/* Conversations that share: calls, forks, what is taken back, compactions. */
+/* Conversations that share: calls, forks, tokens taken back, compactions. */
 enum { CALL, FORK, CUT, COMPACT, TALKS = 4 };
 
 static const struct {
@@ -227,7 +228,7 @@ static const struct {
     {CALL, CP_PASS_Q, {1, 2, 9, 1}},
 };
 
-/* Whose numbers a token has; those that follow a cut are nobody's so far. */
+/* The sequence whose numbers a token has; after a cut, numbers are new. */
 enum { ROOM = 80 };
 static int64_t whose[TALKS][ROOM], names;
 
@@ -293,7 +294,7 @@ LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
     rig_close(&rig);
 }
 
-/* What a cache is in, as numbers that can be compared. */
+/* A cache's state, as a number to compare. */
 static uint64_t fingerprint(const cp_cache *cache) {
     uint64_t sum = cp_hash(0, cache->length, 8 * cache->sequences);
     for (int rank = 0; rank < cache->ranks; rank++) {
@@ -350,7 +351,8 @@ TEST(what_cannot_be_done_changes_nothing) {
     refuses(cp_cache_fork(cache, 0, 1, 4), CP_INVALID,
             "4 tokens of sequence 0, which has 3");
     cp_cache_free(cache);
-    /* A prompt by interleave lies as combs: its half is not its first rows. */
+    /* An interleaved prompt alternates between ranks: its first half is not in
+     * its first rows. */
     must(cp_cache_new(2, 2, 200, &cache));
     cache->dealing = (cp_dealing){.placement = CP_INTERLEAVE, .block = 4};
     must(cp_cache_page(cache, 4, 50));
@@ -363,8 +365,8 @@ TEST(what_cannot_be_done_changes_nothing) {
     cp_cache_free(cache);
 }
 
-/* The longest of those who share a block writes in it, behind the rows of all,
- * so that no more blocks are needed than without sharing. */
+/* The longest user of a shared block writes into it, after the rows of all, so
+ * no more blocks are needed than without sharing. */
 TEST(the_longest_user_of_a_block_does_not_copy_it) {
     cp_cache *cache;
     cp_layout *layout;
@@ -394,7 +396,7 @@ TEST(the_checker_finds_rows_that_two_should_not_share) {
     } damage[] = {
         {0, 1,
          "row 1 of the cache of rank 0 has a token of sequence 1 and "
-         "another of sequence 0"}, /* 0 there, and 1 of the other */
+         "another of sequence 0"}, /* 0 existing, and 1 of the other */
         {2, -2,
          "row 6 of the cache of rank 0 has a token of sequence 0 and "
          "another of sequence 1"}, /* both new */

@@ -1,5 +1,5 @@
-/* The laws of merging. That merged pieces are as exact as the whole is
- * test_ring.c's. */
+/* The laws of merging. test_ring.c checks that merged pieces are as exact as
+ * the whole. */
 #include "merge_checks.h"
 
 #include <math.h>
@@ -137,7 +137,7 @@ TEST(a_dominant_side_is_the_answer) {
     }
 }
 
-/* A thousand partials near an LSE of 8, where floats are 1e-6 apart. */
+/* A thousand partials with an LSE near 8, where floats are 1e-6 apart. */
 TEST(a_running_answer_keeps_its_account) {
     storage running, rest;
     cp_partial all = in(&running);

@@ -1,5 +1,5 @@
-/* Keys and values go round, or are gathered. Pasts and batches are test_ring.c's,
- * and what is wrong with a damaged ring is test_plan.c's. */
+/* Keys and values go round, or are gathered. test_ring.c has pasts and batches,
+ * and test_plan.c damaged rings. */
 #include "around.h"
 
 LOOP(keys_go_round, 1, 10) {

@@ -1,5 +1,5 @@
-/* Queries go round, and partials come home. Pasts and batches are test_ring.c's.
- */
+/* Queries go round, and partials return. test_ring.c has pasts and batches.
+ * */
 #include "around.h"
 
 LOOP(queries_go_round, 1, 10) {

@@ -7,9 +7,9 @@
 
 #include "predict/pipeline.h"
 
-/* A row takes a second in a layer, whose weights are 3 of q, k and v, one of o
- * and 3 more; the head a seventh, a pair nothing. A message takes two seconds
- * and one a row. */
+/* A row takes a second in a layer, whose weights are 3 for q, k and v, one for
+ * o and 3 more; the head takes a seventh, a pair nothing. A message takes two
+ * seconds plus one for each row. */
 static const char rows[] = "machine rows\nmemory 1 GB assumed\n"
                            "memory_rate 1e12 GB/s assumed\n"
                            "peak 14e-12 TFLOP/s assumed\n"
@@ -107,7 +107,7 @@ LOOP(prompts_are_as_by_hand, 0, COUNT_OF(prompts)) {
     ck_assert_double_eq(f.cache, 2 * 8 * (double)(fresh + prompts[_i].past));
 }
 
-/* Steps of decode: two layers a stage. */
+/* Decode steps: two layers a stage. */
 static const struct {
     const char *lines;
     int stages;
@@ -118,9 +118,9 @@ static const struct {
     {"", 2, 1, 2 + 3 + 2 + HEAD + 2},
     {"", 2, 4, 4 + 4 + 4 + HEAD + 2},
     {"", 3, 3, 2 + 3 + 2 + 3 + 2 + HEAD + 2},
-    /* Groups of 1 and 2: the larger one tells. */
+    /* Groups of 1 and 2: the larger one decides. */
     {"", 2, 3, 4 + 4 + 4 + HEAD + 2},
-    /* With hardly a message, the last stage is never idle. */
+    /* With nearly free messages, the last stage is never idle. */
     {"link_latency 0 us assumed\nlink_rate 1 GB/s assumed\n", 2, 2,
      2 * (2 + HEAD)},
     {"link_latency 0 us assumed\nlink_rate 1 GB/s assumed\n", 2, 1,
@@ -139,8 +139,8 @@ LOOP(steps_are_as_by_hand, 0, COUNT_OF(steps)) {
     ck_assert_int_eq(f.pieces, cp_min(steps[_i].stages, steps[_i].batch));
 }
 
-/* The time of each piece asked for by itself, and a table of who waits for
- * whom: end[u][s] is after end[u][s - 1] and its message, and end[u - 1][s]. */
+/* The time of each piece simulated alone, and a table of dependencies:
+ * end[u][s] is after end[u][s - 1] and its message, and after end[u - 1][s]. */
 static double every_piece(const cp_scenario *call, int64_t piece) {
     static double end[64][8], sent[64][8];
     int u = 0;
@@ -206,7 +206,7 @@ TEST(the_size_of_pieces_is_the_fastest_tried) {
     }
 }
 
-/* Layers by speed: 1, 1 and 5 of seven; each stage takes as long. */
+/* Layers by speed: 1, 1 and 5 of seven; all stages take the same time. */
 TEST(unlike_devices_have_unlike_shares) {
     const int64_t fresh = 70, past = 0;
     describe(7, "device_speed 1 1 times assumed\n"
@@ -223,7 +223,7 @@ TEST(unlike_devices_have_unlike_shares) {
     ck_assert_double_eq(f.weights, 5 * 28 + 4);
 }
 
-/* Who brings nothing takes no time, and keeps what it has. */
+/* A sequence without new tokens takes no time, and keeps its cache. */
 TEST(idle_sequences_have_a_cache) {
     static const int64_t fresh[] = {0, 8, 0}, past[] = {16, 3, 0};
     static const int64_t step[] = {1, 0, 0}, kept[] = {7, 9, 0};

@@ -1,4 +1,4 @@
-/* Plans: right ones pass, each kind of damage is found and named. */
+/* Plans: correct ones pass, and each kind of damage is found and named. */
 #include "expect.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "ring/check.h"
 #include "ring/variants.h"
 
-/* What a test has in hand, which is freed after it. */
+/* The current test's objects; freed after it. */
 static cp_cache *cache;
 static cp_layout *layout;
 static cp_plan *plan;
@@ -78,7 +78,7 @@ static void check_plan(void) {
 enum { MERGED_TWICE = 1, PACKED_TWICE = 11 };
 enum { FIRST_OF_PASS_Q = 17, DAMAGES = 24 };
 
-/* Damage to a plan for 4 ranks; what is said of it. */
+/* Damage a plan for 4 ranks; returns the expected message. */
 static const char *damage(int which) {
     switch (which) {
     case 0: /* the merge of one hop is forgotten */
@@ -87,22 +87,23 @@ static const char *damage(int which) {
     case MERGED_TWICE: /* a partial is merged twice */
         *find(1, CP_OP_WAIT, 2) = *find(1, CP_OP_MERGE, 1);
         return "rank 1";
-    case 2: /* attention to the slot that is still being filled */
+    case 2: /* attention reads a slot that is still being filled */
         find(0, CP_OP_ATTEND, 0)->keys = find(0, CP_OP_EXCHANGE, 0)->out;
         return "which a receive is still filling";
-    case 3: /* a wait is missing: the next exchange fills what is sent */
+    case 3: /* a wait is missing: the next exchange fills a slot that is being
+               sent */
         erase(3, find(3, CP_OP_WAIT, 0));
         return "rank 3, hop 2: exchange reads slot";
     case 4: /* the new tokens are not appended */
         erase(1, find(1, CP_OP_APPEND, 0));
         return "rank 1, hop 0: pack reads slot 0, which holds nothing";
-    case 5: /* the block is another than the operation believes */
+    case 5: /* the block is not the one that the operation names */
         find(2, CP_OP_ATTEND, 1)->keys.origin = 3;
         return "wants the block of rank 3";
     case 6: /* one rank sends the wrong way */
         find(2, CP_OP_EXCHANGE, 0)->to = 1;
         return "rank 2, hop 1: what is sent to rank 1 meets no receive";
-    case 7: /* one rank leaves out an exchange */
+    case 7: /* one rank omits an exchange */
         erase(0, find(0, CP_OP_WAIT, 2));
         erase(0, find(0, CP_OP_EXCHANGE, 2));
         return "rank 3, hop 3: what is sent to rank 0 meets no receive";
@@ -129,7 +130,8 @@ static const char *damage(int which) {
     case 14: /* a partial over the cache */
         find(2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
         return "rank 2, hop 0: attend writes slot 0, which is the cache";
-    case 15: /* a neighbour's keys are packed as if they were the own cache */
+    case 15: /* a neighbour's keys are packed as if they were the rank's own
+                cache */
         *find(2, CP_OP_MERGE, 2) =
             (cp_op){.kind = CP_OP_PACK,
                     .hop = 3,
@@ -142,10 +144,10 @@ static const char *damage(int which) {
     case FIRST_OF_PASS_Q: /* the partials go to the wrong ranks */
         find(1, CP_OP_ATTEND, 1)->out.slot = find(1, CP_OP_ATTEND, 2)->out.slot;
         return "rank 1";
-    case FIRST_OF_PASS_Q + 1: /* what came home is not merged */
+    case FIRST_OF_PASS_Q + 1: /* a returned partial is not merged */
         erase(3, find(3, CP_OP_MERGE, 0));
         return "(rank 3) never met keys";
-    case FIRST_OF_PASS_Q + 2: /* merged twice instead of another */
+    case FIRST_OF_PASS_Q + 2: /* one is merged twice instead of another */
         *find(0, CP_OP_MERGE, 1) = *find(0, CP_OP_MERGE, 0);
         return "met twice the keys";
     case FIRST_OF_PASS_Q + 3: /* one rank skips the all-to-all */
@@ -154,7 +156,8 @@ static const char *damage(int which) {
     case FIRST_OF_PASS_Q + 4: /* one rank gathers where the others exchange */
         find(2, CP_OP_ALL_TO_ALL, 0)->kind = CP_OP_ALL_GATHER;
         return "rank 0 is at an all-to-all, rank 2 at an all-gather";
-    case FIRST_OF_PASS_Q + 5: /* merged with what answers another's queries */
+    case FIRST_OF_PASS_Q + 5: /* merged with a partial of another rank's
+                                 queries */
         find(1, CP_OP_MERGE, 0)->in = find(1, CP_OP_ATTEND, 1)->out;
         return "merge wants the block of rank 1";
     case FIRST_OF_PASS_Q + 6: /* and into it */
@@ -212,8 +215,8 @@ static void third_turn(void) {
 
 enum { QUERIES, KEYS, CACHE, APPENDED };
 
-/* Damage to one piece of one list: of 24 tokens on 3 ranks, or, in the lists of
- * the cache, of the third turn. */
+/* Damage to one piece of one list: for 24 tokens on 3 ranks, or, in the cache's
+ * lists, in the third turn. */
 static const struct {
     int list, rank, piece;
     int64_t row, sequence, start, count; /* what is added */
@@ -230,7 +233,7 @@ static const struct {
      "of key positions 0 to 23 of sequence 0, 1 are held"},
     {KEYS, 0, 1, 0, 0, 0, 1, 0, /* a token that the sequence does not have */
      "rank 0 holds key 24 of sequence 0, which has 0 to 23"},
-    {KEYS, 0, 1, 0, 1, 0, 0, 0, /* a sequence that there is not */
+    {KEYS, 0, 1, 0, 1, 0, 0, 0, /* a sequence that does not exist */
      "of key positions 0 to 23 of sequence 0, 4 are held by"},
     {QUERIES, 2, 0, 0, 0, 0, -2, 0,
      "of query positions 0 to 23 of sequence 0, 2 are held"},
@@ -352,7 +355,7 @@ TEST(a_missing_wait_is_found_in_both_opinions) {
             "in some order rank 1, hop 2");
 }
 
-/* A block goes to two ranks, and is overwritten when one of them has it. */
+/* A block is sent to two ranks, and is overwritten when one of them has it. */
 static void send_twice(cp_plan *it) {
     const int slots = cp_plan_add_slots(it, CP_SLOT_KEYS, 3);
     for (int k = 0; k < 3; k++) {

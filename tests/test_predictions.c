@@ -1,5 +1,5 @@
-/* The simulator against the paper: held-out errors, winners, the fit, what
- * times teach, and what the command prints. */
+/* The simulator against the paper: held-out errors, winners, the fit, rules
+ * learned from times, and the command's output. */
 #define _GNU_SOURCE
 #include "figures/fitting.h"
 #include "figures/learn.h"
@@ -40,7 +40,7 @@ TEST(held_out_errors_are_below_the_bars) {
     }
 }
 
-/* Time of pass-Q over time of pass-KV, 128,000 tokens in all. */
+/* The time of pass-Q over that of pass-KV, with 128,000 tokens in all. */
 static double ratio_at(int64_t fresh) {
     paper_row call = {.quantity = "ttft",
                       .ranks = 4,
@@ -121,8 +121,8 @@ TEST(the_fit_repeats_and_looks_nowhere_else) {
     fitted_is(&other, committed);
 }
 
-/* The paper's own numbers cannot find a wrong slope: nobody knows the truth
- * behind them. These were made by a known machine. */
+/* The paper's numbers cannot reveal a wrong slope, because the truth behind
+ * them is unknown. These are from a known machine. */
 TEST(the_fit_finds_a_machine_that_is_known) {
     cp_hardware truth = paper.gtt, found = paper.gtt;
     const struct {
@@ -148,8 +148,8 @@ TEST(the_fit_finds_a_machine_that_is_known) {
 
 static trials calls;
 
-/* Calls over the plane, whose winner is decided by a known line. The times are
- * ratios of e^(h/50): near draws weigh little. One in flip lies. */
+/* Calls over the plane, with winners by a known line. The times have ratios
+ * e^(h/50), so near ties have little weight. One in flip is wrong. */
 static void draw_trials(int count, uint64_t random, const cp_empirical *line,
                         int flip) {
     calls.count = count;
@@ -167,7 +167,7 @@ static void draw_trials(int count, uint64_t random, const cp_empirical *line,
     }
 }
 
-/* Of a thousand other calls, those that both lines judge alike. */
+/* How many of a thousand other calls both lines judge alike. */
 static int agreement(const cp_empirical *a, const cp_empirical *b) {
     int same = 0;
     draw_trials(1000, 99, a, 0);
@@ -227,9 +227,10 @@ TEST(nothing_to_learn) {
     calls.items[0].pass_q = calls.items[1].pass_q = 0.5;
     ck_assert_int_eq(learn_gamma(&calls, line, &low, &high), 3);
     ck_assert(low == -INFINITY && isfinite(high));
-    calls.items[1].pass_q = 3; /* a step down, for full prefills only */
+    calls.items[1].pass_q = 3; /* one step worse, only for full prefills */
     calls.count = 2;
-    ck_assert_int_eq(learn_score(&calls).right, 0); /* each by the other */
+    ck_assert_int_eq(learn_score(&calls).right, 0); /* each learned from the
+                                                       other */
     ck_assert(learn(&calls, &fit, &apart));
     ck_assert(isfinite(fit.alpha) && fit.alpha > 0 && fit.beta == 0);
 }
@@ -254,7 +255,7 @@ TEST(calls_are_predicted) {
         {"$S --new 5K --cached 1M --tensor 16", "with the speeds reached"},
         {"$S --ranks 1 --new 1M", "DOES NOT FIT"},
         {"$S --new 3200 --cached 124800", "pass-q on gtt"},
-        {"$S --new 3200 --cached 124800", "0.340165 s  of it once"},
+        {"$S --new 3200 --cached 124800", "0.340165 s  of this once"},
         {"$S --new 3200 --cached 124800 --variant pass-kv --partials 2 --csv",
          "pass-kv,1.10"},
         {"$S --new 3200 --cached 0 --csv | tail -1 | cut -d, -f16", "0\n"},
@@ -289,11 +290,12 @@ TEST(bad_calls_are_refused) {
         {1, "machine nowhere: no file", "$S --new 5 --machine nowhere"},
         {1, "model gpt: no file", "$S --new 5 --model gpt"},
         {2, "link_rate: -1: it must be", "$S --new 5 --set link_rate=-1"},
-        {2, "--set link_rate: FIELD=VALUE", "$S --new 5 --set link_rate"},
-        {2, "--set link_rate=: FIELD", "$S --new 5 --set link_rate="},
-        {2, "--set speed=4: FIELD=VALUE", "$S --new 5 --set speed=4"},
-        {2, "--cached is of 1 sequences", "$S --new 5,6 --cached 1"},
-        {2, "--partials 3: 2 or 4", "$S --new 5 --partials 3"},
+        {2, "--set link_rate: expected FIELD=VALUE",
+         "$S --new 5 --set link_rate"},
+        {2, "--set link_rate=: expected FIELD", "$S --new 5 --set link_rate="},
+        {2, "--set speed=4: expected FIELD=VALUE", "$S --new 5 --set speed=4"},
+        {2, "--cached has 1 sequences", "$S --new 5,6 --cached 1"},
+        {2, "--partials 3: expected 2 or 4", "$S --new 5 --partials 3"},
         {2, "--batch 0", "$S --new 5 --batch 0"},
         {2, "--ranks 0", "$S --new 5 --ranks 0"},
         {2, "--tensor 3: cannot share", "$S --new 5 --tensor 3"},
@@ -301,7 +303,8 @@ TEST(bad_calls_are_refused) {
         {2, "laptop: no node_rate", "$S --new 5 --machine laptop --tensor 8"},
         {2, "--set step: x: not a number", "$S --new 5 --set step=x"},
         {1, "/no/where", "$S --new 5 --trace /no/where"},
-        {1, "too slow for a time", "$S --new 5 --set link_rate=1e-320"},
+        {1, "too slow, its time is not finite",
+         "$S --new 5 --set link_rate=1e-320"},
     };
     for (int n = 0; n < COUNT_OF(bad); n++)
         refused(bad[n].status, bad[n].because, bad[n].line);

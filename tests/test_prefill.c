@@ -1,6 +1,6 @@
-/* The kernels of chapter 14 against the oracle, on what stands in for Hopper or
- * on one, and on no other GPU: bf16 queries, keys and values, whatever lies
- * around them NaN. */
+/* The kernels of chapter 14 against the oracle, on the stand-in for Hopper or
+ * on a real one, on no other GPU: bf16 queries, keys and values, with NaN
+ * around them. */
 #include "device.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "formats.h"
 #include "problem.h"
 
-/* The numbers as bf16 on the device; x is left with what that holds. */
+/* The numbers as bf16 on the device; x becomes the values that it holds. */
 static void *stored(float *x, int64_t count) {
     uint16_t *bits = on_host(count * 2);
     for (int64_t i = 0; i < count; i++) {
@@ -57,14 +57,14 @@ static cp_device_keys keys_of(const cp_pieces *pieces, int64_t rows) {
                             upload(first, sizeof(first)), SEQUENCES, 4096};
 }
 
-/* Where a tensor would have to begin for so many bytes of it to lie before. Maps
- * of it ask for an alignment only; a driver that looked the address up might
- * refuse one where nothing lies, and then this test asks too much. */
+/* Where a tensor would begin if this many of its bytes came before the memory.
+ * Tensor maps only require alignment; a driver that checked the address might
+ * refuse unmapped memory, and then this test would be too strict. */
 static void *before(const void *there, int64_t bytes) {
     return (void *)((uintptr_t)there - (uintptr_t)bytes);
 }
 
-static int which, splits; /* of those for few rows, if which is 0 */
+static int which, splits; /* of the kernel for few rows, if which is 0 */
 
 static void attend(problem *p) {
     const int64_t dim = p->shape.head_dim, heads = p->shape.query_heads;
@@ -108,7 +108,7 @@ static void attend(problem *p) {
     p->lse = fetch(lse, rows * 4);
 }
 
-/* As design.md has it for bf16 against the truth of the rounded numbers. */
+/* The bound for bf16 against the truth for the rounded numbers. */
 static void check_rounded(problem *p) {
     const int64_t dim = p->shape.head_dim;
     const int64_t rows = p->query_rows * p->shape.query_heads;
@@ -142,8 +142,8 @@ static void check_rounded(problem *p) {
     ck_assert_double_le(sqrt(difference), 3e-3 * sqrt(norm));
 }
 
-/* Some queries behind cached keys, of which the first are missing; the others
- * lie in so many pieces, with one row of NaN behind each. */
+/* Some queries after cached keys, the first of which are missing; the others
+ * are in several pieces, with one row of NaN after each. */
 typedef struct {
     cp_shape shape;
     int64_t missing, cached, fresh, pieces;
@@ -218,7 +218,7 @@ LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_FAST *COUNT_OF(problems)) {
     end();
 }
 
-/* One split, and more than there are tiles of keys. */
+/* One split, and more splits than tiles of keys. */
 LOOP(few_rows_are_those_of_the_oracle, 0, 4 * COUNT_OF(few)) {
     static const int parts[] = {1, 2, 7, 40};
     const prefill *like = &few[_i % COUNT_OF(few)];

@@ -1,5 +1,5 @@
-/* Ranks and their messages: what arrives, what is counted, and how
- * every wait ends when somebody fails. */
+/* Ranks and their messages: what arrives, what is counted, and how every wait
+ * ends when a rank fails. */
 #define _DEFAULT_SOURCE
 
 #include "reference/ring/threads.h"
@@ -67,9 +67,9 @@ static cp_status push_to_the_busy(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* The contract, over threads: every scene, for every number of ranks, in order
- * and in disorder, each rank on a thread of its own or all on one or two (which
- * ends nobody's patience while a slow rank has the thread). */
+/* The contract, over threads: every scene, for every number of ranks, with
+ * messages in order and out of order, each rank on its own thread or all on one
+ * or two (where no rank times out while a slow rank has the thread). */
 LOOP(scene, 0, COMM_SCENES) {
     static const int sizes[] = {1, 2, 3, 4, 8, 16};
     comm_scene it = comm_scenes[_i];
@@ -108,7 +108,7 @@ static cp_status forget_wait(cp_comm *comm, void *context) {
     for (int i = 0; i < 64; i++)
         out[i] = in[i] = 1;
     CP_TRY(pass_on(comm, out, in, sizeof(out)));
-    nap(comm->rank == 0); /* time enough to arrive by luck */
+    nap(comm->rank == 0); /* enough time to arrive by chance */
     for (int i = 0; i < 64; i++)
         REQUIRE(isnan(in[i]), "%g was read before the wait", in[i]);
     CP_TRY(cp_comm_wait(comm));
@@ -163,7 +163,7 @@ static cp_status send_first(cp_comm *comm, void *context) {
     return cp_comm_wait(comm);
 }
 
-/* Two messages each way, of a ring of ranks, before anybody waits. */
+/* Two messages each way in a ring, before any rank waits. */
 static cp_status two_under_way(cp_comm *comm, void *context) {
     (void)context;
     const int next = (comm->rank + 1) % comm->ranks;
@@ -228,7 +228,7 @@ static cp_status fail_sometimes(cp_comm *comm, void *context) {
     return *call % 2 == 0 ? rotate(comm, NULL) : gather_all(comm, NULL);
 }
 
-/* Ranks outlive a call, and a failed one too. */
+/* Ranks outlive a call, even a failed one. */
 LOOP(ranks_work_again, 0, 6) {
     cp_threads *threads;
     const cp_threads_options options = {1 + _i, 10, 0};
@@ -286,5 +286,5 @@ TEST(too_few_threads_is_an_error) {
         2);
     ck_assert(started > 0 && started < 11 && asked == 500);
     ck_assert_int_eq(calls, 0);
-    must(run(2, 0, rotate, NULL)); /* and the next run is none the worse */
+    must(run(2, 0, rotate, NULL)); /* and the next run is unaffected */
 }

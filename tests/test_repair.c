@@ -1,5 +1,5 @@
-/* A rank is lost: the ledger of who is left, the calls that bring back what is
- * missing, and conversations that go on as if nothing had happened. */
+/* A rank is lost: the ledger of the survivors, the calls that restore what is
+ * missing, and conversations that continue as if nothing had happened. */
 #include "expect.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include "ring/variants.h"
 #include "tests/harness/tiny_gguf.h"
 
-/* What a test has in hand, which is freed after it. */
+/* The current test's objects; freed after it. */
 static cp_cache *cache;
 static cp_layout *layout;
 static cp_plan *plan;
@@ -63,7 +63,7 @@ static int holders(int64_t sequence, int64_t position) {
     return count;
 }
 
-/* Each token that was there before has its rank again, if it is not lost. */
+/* Check that each earlier token is on its old rank, unless that is lost. */
 static void check_holders(bool whole) {
     for (int64_t s = 0; s < SEQUENCES; s++) {
         int64_t held = 0;
@@ -98,7 +98,7 @@ static const cp_dealing ways[] = {
 static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                    CP_TREE};
 
-/* Bring back some of what is lost; was there any? */
+/* Restore some of the lost tokens; returns whether there were any. */
 static bool refill_some(int64_t most, uint64_t *random) {
     int64_t lengths[SEQUENCES], count;
     must(cp_cache_refill(cache, most, lengths, &count));
@@ -112,7 +112,7 @@ static bool refill_some(int64_t most, uint64_t *random) {
     return true;
 }
 
-/* Bring back all that is lost, in calls of at most so many tokens. */
+/* Restore all lost tokens, in calls of at most `most` tokens. */
 static void refill(int64_t most, uint64_t *random) {
     while (refill_some(most, random))
         continue;
@@ -154,8 +154,8 @@ LOOP(what_a_rank_held_is_dealt_out_anew, 0, 6 * COUNT_OF(ways)) {
     check_holders(true);
 }
 
-/* Two ranks of four hold nothing but what is new; then another is lost while
- * the tokens of the first are on their way back. */
+/* Two of four ranks hold only new tokens; then another rank is lost while the
+ * tokens of the first are being restored. */
 TEST(a_second_loss_while_the_first_is_mended) {
     int64_t lengths[SEQUENCES], count;
     uint64_t random = 3;
@@ -171,8 +171,9 @@ TEST(a_second_loss_while_the_first_is_mended) {
     check_holders(true);
 }
 
-/* What an heir holds is not in the order of positions. It is lost in turn, and
- * comes back in calls that end one token into a leaf. */
+/* The tokens of a rank that took over are not in the order of positions. That
+ * rank is lost in turn, and its tokens are restored in calls that end one token
+ * into a leaf. */
 TEST(leaves_come_back_in_their_order) {
     uint64_t random = 3;
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
@@ -205,7 +206,7 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
     refuses(cp_cache_fork(cache, 0, 1, 1), CP_INVALID, "are missing");
 }
 
-/* A sequence that nobody has begun is lost by nobody. */
+/* A sequence that has not begun loses nothing. */
 TEST(a_rank_that_held_nothing_is_not_missed) {
     int64_t lengths[SEQUENCES], count;
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
@@ -218,7 +219,7 @@ TEST(a_rank_that_held_nothing_is_not_missed) {
     check_holders(true);
 }
 
-/* Sequences that shared what was lost get it back each for itself. */
+/* Sequences that shared lost pages each restore their own copy. */
 TEST(shared_pages_are_lost_and_brought_back) {
     uint64_t random = 5;
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
@@ -230,7 +231,7 @@ TEST(shared_pages_are_lost_and_brought_back) {
     refill(1000, &random);
     check_holders(true);
     some_turns(&random);
-    /* What lies behind the repair can be cut, what it has filled cannot. */
+    /* Tokens after the repair can be cut; those that it restored cannot. */
     const int64_t length = cache->length[0];
     take_turn(true, (int64_t[]){4, 0, 0}, CP_DECODE);
     must(cp_cache_truncate(cache, 0, length));
@@ -238,7 +239,7 @@ TEST(shared_pages_are_lost_and_brought_back) {
     check_holders(true);
 }
 
-/* The proof of a call with holes, when one is left out or filled twice. */
+/* The proof of a call with holes, if one is omitted or filled twice. */
 static void damaged(void (*damage)(void), const char *words) {
     int64_t lengths[SEQUENCES], count;
     cp_plan_report report;
@@ -305,8 +306,8 @@ TEST(rows_of_everybodys_holes_are_checked) {
     damaged(move_everybody, "due is row");
 }
 
-/* Conversations over a tiny model, in two sessions: one has one rank and is
- * told all that the other is. */
+/* Conversations with a tiny model, in two sessions: one has a single rank and
+ * gets the same input as the other. */
 enum { SPEAKERS = 3, MOST = 2600 };
 
 static struct {
@@ -317,7 +318,7 @@ static struct {
     int32_t said[SPEAKERS][MOST];
     int64_t words;
     uint64_t random;
-    bool exact; /* to the bit */
+    bool exact; /* compare bits */
 } talk;
 
 static void talk_begin(const cp_session_options *options) {
@@ -344,8 +345,8 @@ static void talk_end(void) {
     free(talk.bytes.bytes);
 }
 
-/* So many tokens of each speaker, told to both; every score must be alike, in
- * exact order to the bit. */
+/* Feed tokens of each conversation to both; every score must agree, in exact
+ * order to the bit. */
 static void say(bool decode, const int64_t *lengths) {
     int32_t tokens[SPEAKERS * MOST];
     int64_t count = 0;
@@ -418,8 +419,8 @@ LOOP(a_session_goes_on_without_a_rank, 0, 4 * COUNT_OF(ways)) {
     talk_end();
 }
 
-/* A text in which each leaf has a block or two, and then as many ranks as if
- * none had been lost. */
+/* A text in which each leaf has a block or two, then as many ranks as if none
+ * had been lost. */
 LOOP(a_long_text_keeps_its_bits, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     cp_repair_report report;
@@ -442,7 +443,7 @@ LOOP(a_long_text_keeps_its_bits, 0, 3) {
     talk_end();
 }
 
-/* Ranks with no room for more than they have: the numbers are named. */
+/* Ranks without room for more tokens: the message names the numbers. */
 TEST(too_little_room_is_named) {
     cp_repair_report report;
     talk_begin(&(cp_session_options){.ranks = 2,

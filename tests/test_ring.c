@@ -1,8 +1,8 @@
-/* The ring, whole: conversations over ranks in threads, by every variant. The
- * rig holds each answer, partial and message against what it must be; who holds
- * what, and every byte, is held against the formulas of the chapters here. */
+/* The whole ring: conversations over ranks in threads, by every variant. The
+ * rig checks each answer, partial and message; here the tokens of each rank,
+ * and every byte, are compared with the formulas of the chapters. */
 #define EXPECT_ALSO where
-static char where[200]; /* the turn in hand, for failures */
+static char where[200]; /* the current turn, for failures */
 
 #include "expect.h"
 
@@ -14,20 +14,20 @@ static char where[200]; /* the turn in hand, for failures */
 
 enum { SEQUENCES = 18, RANKS = 16, TURNS = 12 };
 
-/* Each on from to to ranks (10 stands for 16) and for so many rounds, each with
- * other numbers, slots and orders of the messages. */
+/* Each on `from` to `to` ranks (10 means 16) and for several rounds, each with
+ * other numbers, slots and orders of messages. */
 typedef struct {
     const char *name;
     int from, to, rounds;
     int64_t sequences, room;
-    int64_t heads, kv_heads, dim; /* 0: in each round others; below 0: so many
-                                     times N */
-    float scale;                  /* as in the rig, and so is strict */
+    int64_t heads, kv_heads, dim; /* 0: others in each round; below 0: that
+                                     multiple of N */
+    float scale;                  /* as in the rig; strict, too */
     double strict;
     const char *turns; /* new tokens of each sequence, on N ranks */
 } conversation;
 
-/* Which kernels take which dimension is test_attention.c's. */
+/* test_attention.c checks which kernels take which dimension. */
 static const cp_shape shapes[4] = {
     {3, 3, 8}, {3, 1, 20}, {14, 2, 16}, {16, 1, 4}};
 
@@ -97,14 +97,15 @@ static void read_turns(const char *text, int ranks, turn *turns) {
     }
 }
 
-/* What a chunk of the fold has of so many tokens. */
+/* How many tokens a chunk of the fold has. */
 static int64_t chunk_tokens(int64_t tokens, int64_t ranks, int64_t chunk) {
     const int64_t size = cp_ceil_divide(tokens, 2 * ranks);
     return cp_min(cp_max(tokens - chunk * size, 0), size);
 }
 
-/* Which part of a prefill of sequence i is rank k's: smaller parts go to those
- * who hold more, from another rank on for each sequence that takes part. */
+/* Which part of a prefill of sequence i is rank k's: smaller parts go to ranks
+ * that hold more, beginning at another rank for each sequence that takes
+ * part. */
 static int64_t part_of(const turn *now, int64_t ranks, int64_t place,
                        int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
     const int64_t sign = now->tokens[i] < ranks ? -1 : 1;
@@ -118,8 +119,8 @@ static int64_t part_of(const turn *now, int64_t ranks, int64_t place,
     return before;
 }
 
-/* Whose turn it is to get a token of sequence i: who is 2N - 1 ahead is passed
- * over. */
+/* The rank that gets the next token of sequence i: one that is 2N - 1 ahead is
+ * skipped. */
 static int64_t owner_of(int64_t ranks, int64_t turn, int64_t (*held)[SEQUENCES],
                         int64_t i) {
     int64_t least = INT64_MAX;
@@ -130,8 +131,8 @@ static int64_t owner_of(int64_t ranks, int64_t turn, int64_t (*held)[SEQUENCES],
     return turn % ranks;
 }
 
-/* How many new tokens of sequence i rank k gets: two chunks, or what is its
- * turn in this decode step (Algorithm 4) of those that take part. */
+/* How many new tokens of sequence i rank k gets: two chunks, or its share in
+ * this decode step (Algorithm 4) of the sequences that take part. */
 static int64_t share(const turn *now, int64_t ranks, int64_t step,
                      int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
     int64_t place = 0;
@@ -144,7 +145,7 @@ static int64_t share(const turn *now, int64_t ranks, int64_t step,
            chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - part);
 }
 
-/* The largest host that leaves a ring of hosts and parts of the heads. */
+/* The largest host that allows a ring of hosts and parts of the heads. */
 static int64_t host_of(const rig *rig) {
     const int64_t ranks = rig->ranks, kv = rig->shape.kv_heads;
     int64_t host = ranks > 16 ? 8 : cp_max(1, ranks / 2);
@@ -154,7 +155,7 @@ static int64_t host_of(const rig *rig) {
     return host;
 }
 
-/* Heads for tokens within hosts: three trades of a part each, and rings. */
+/* Heads for tokens within hosts: three exchanges of a part each, and rings. */
 static cp_traffic trades_due(const rig *rig, int64_t host, int64_t rows,
                              int64_t key_rows) {
     const cp_shape *shape = &rig->shape;
@@ -168,7 +169,7 @@ static cp_traffic trades_due(const rig *rig, int64_t host, int64_t rows,
                             (host - 1) * trade + (hosts - 1) * host * keys};
 }
 
-/* Messages of rank k of a tree. */
+/* Messages of rank k in a tree. */
 static int64_t tree_hops(int64_t ranks, int64_t k) {
     int64_t power = 1, steps = 0;
     for (; 2 * power <= ranks; power *= 2)
@@ -176,7 +177,7 @@ static int64_t tree_hops(int64_t ranks, int64_t k) {
     return k >= power ? 1 : steps + (k + power < ranks);
 }
 
-/* The same of a step of another system, for a batch. */
+/* The same for a step of another system, for a batch. */
 static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
                            int64_t k) {
     const cp_shape *shape = &rig->shape;
@@ -204,8 +205,8 @@ static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
     }
 }
 
-/* What rank k must have sent, when the most that a rank holds of each sequence
- * is longest. */
+/* What rank k must have sent; longest has the most tokens of each sequence on
+ * any rank. */
 static cp_traffic traffic_due(const rig *rig, const turn *now,
                               const int64_t *longest, int64_t k) {
     const int64_t others = rig->ranks - 1, dim = rig->shape.head_dim;
@@ -238,8 +239,8 @@ static cp_traffic traffic_due(const rig *rig, const turn *now,
                             others * rows * heads * (dim + 1) * 4};
 }
 
-/* What the ranks hold and have sent after a turn; held is what they held before
- * it, and then what they hold after it. */
+/* Check what the ranks hold and have sent after a turn; held is what they held
+ * before it, and becomes what they hold after it. */
 static void check_turn(const rig *rig, const turn *now, int64_t step,
                        int64_t held[RANKS][SEQUENCES]) {
     int64_t longest[SEQUENCES] = {0}, after[RANKS][SEQUENCES] = {{0}};
@@ -265,7 +266,8 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
     }
 }
 
-/* Every position of every sequence is held once, in rows without holes. */
+/* Check that every position of every sequence is held once, in rows without
+ * holes. */
 static void check_cache(const cp_cache *cache) {
     for (int64_t i = 0; i < cache->sequences; i++) {
         int seen[1024] = {0};
@@ -315,7 +317,7 @@ static void converse(const conversation *talk, cp_dealing dealing,
                .spare = 1 + (ranks + round) % 3,
                .scale = talk->scale,
                .strict = talk->strict,
-               .unwatched = talk->strict > 0}; /* merged as in earnest */
+               .unwatched = talk->strict > 0}; /* merged as in production */
     const bool usual =
         dealing.placement == CP_ZIGZAG && dealing.weights == NULL;
     must(rig_open(&rig));
@@ -345,8 +347,8 @@ LOOP(conversations_equal_dense_attention, 0, 10 * COUNT_OF(conversations)) {
         converse(talk, dealings[0], turns, ranks, round);
 }
 
-/* Any variant of the table for a step, or for a prefill: a new one is drawn
- * without being named here. */
+/* Any variant for a step, or for a prefill: new variants are drawn without
+ * being named here. */
 static cp_variant draw_variant(uint64_t *random, bool decodes) {
     cp_variant variant;
     do

@@ -19,7 +19,7 @@ enum {
     APPENDIX_D
 };
 
-/* Four nodes of the paper, by GPU: FLOPs and bytes per second of ours. */
+/* Nodes of the paper, by GPU: FLOPs and bytes per second of one. */
 static cp_setting paper(int ranks, double flops, double bandwidth) {
     return (cp_setting){
         .machine = {"paper", (int64_t)flops, (int64_t)bandwidth, 2, false},
@@ -54,7 +54,7 @@ static cp_variant says(int rule, const cp_setting *setting, int64_t fresh,
     return ask(&cp_rules[rule], setting, fresh, cached).variant;
 }
 
-/* Pairs, ring bytes and all-to-all bytes of all ranks of a plan. */
+/* Pairs, ring bytes and all-to-all bytes of all ranks in a plan. */
 typedef struct {
     int64_t pairs, ring, all_to_all;
 } counted;
@@ -123,7 +123,7 @@ LOOP(table_3_is_what_plans_do, 1, 9) {
     }
 }
 
-TEST(both_factors_of_two) { /* that the paper loses */
+TEST(both_factors_of_two) { /* that the paper omits */
     const cp_setting setting = peak(4);
     const cp_load full = load_of(128000, 0), token = load_of(1, 128000);
     const cp_volumes volumes = cp_volumes_of(&setting, &full, true);
@@ -155,8 +155,8 @@ TEST(thresholds_of_three_machines) {
     ck_assert(cp_context_least(&node) == 32000);
 }
 
-/* What is sent in fewer bits is counted as such: eq. 1 and eq. 2 by the bytes
- * of queries, keys and values, eq. 5 by those of partials. */
+/* Numbers sent in fewer bits count fewer bytes: in eq. 1 and eq. 2 for queries,
+ * keys and values, in eq. 5 for partials. */
 TEST(fewer_bits_turn_the_rules) {
     cp_setting setting = paper(4, 800e12, 50e9);
     setting.shape = (cp_shape){16, 1, 128};
@@ -167,14 +167,14 @@ TEST(fewer_bits_turn_the_rules) {
     /* A miss rate of 264 / (16 x 256), and one token less. */
     ck_assert_int_eq(says(EQUATION_1, &setting, 33, 479), CP_PASS_KV);
     ck_assert_int_eq(says(EQUATION_1, &setting, 32, 480), CP_PASS_Q);
-    /* Of a machine whose attention is nothing: 264 / (16 x 264) of partials. */
+    /* A machine with free attention: 264 / (16 x 264) for partials. */
     setting.machine.flops = 1000000000000000000;
     setting.machine.bytes_per_second = 1;
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 150), CP_PASS_KV);
     ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 151), CP_PASS_Q);
 }
 
-/* -1, 0 or 1, where a difference in the last digits is none. */
+/* -1, 0 or 1, where a difference in the last digits counts as none. */
 static int order(double a, double b) {
     return fabs(a - b) <= 1e-12 * fmax(fabs(a), fabs(b)) ? 0 : a < b ? -1 : 1;
 }
@@ -314,7 +314,7 @@ LOOP(bisection_finds_what_a_walk_finds, 0, 4) {
         }
 }
 
-/* The times of the paper's Table 5, by way of latencies and speeds. */
+/* The times of the paper's Table 5, from latencies and speeds. */
 TEST(table_5_decides_by_seconds) {
     static const struct {
         int64_t fresh;

@@ -1,13 +1,13 @@
-/* The choice of keys against a sort of all of them, and attention to them
- * against the oracle. */
+/* The choice of keys against a sort of all keys, and attention to the chosen
+ * ones against the oracle. */
 #include "problem.h"
 #include "reference/attend/select.h"
 
-/* Cached and new tokens of one sequence, and how its scores come about. */
+/* Cached and new tokens of one sequence, and how its scores are made. */
 typedef struct {
     cp_indexer indexer;
     int64_t cached, fresh;
-    int levels; /* numbers are one of so many; 0: any */
+    int levels; /* number of distinct values; 0: any */
 } choice;
 
 static const choice choices[] = {
@@ -24,7 +24,7 @@ typedef struct {
     int64_t tokens, room;
     cp_pieces query_pieces, key_pieces; /* all, in one piece */
     float *queries, *weights, *keys;
-    cp_candidate *due; /* of each query, in order of position */
+    cp_candidate *due; /* expected for each query, in order of position */
 } chosen;
 
 static float draw(const choice *of, uint64_t *state) {
@@ -119,8 +119,8 @@ LOOP(the_best_keys_are_chosen, 0, CHOICES) {
         is_due(it, chosen_by(it, &it->key_pieces, it->keys, threads));
 }
 
-/* The keys of one of several ranks, dealt out in runs that grow, with rows in
- * another order than positions. */
+/* The keys of one of several ranks, dealt out in growing runs, with rows not in
+ * the order of positions. */
 static void share_out(const chosen *it, int ranks, int rank, cp_pieces *pieces,
                       float *rows) {
     const int64_t dim = it->of->indexer.dim;
@@ -211,7 +211,7 @@ static void attend_to_chosen(problem *p) {
     must(cp_attend_chosen(&call, positions, now->room));
 }
 
-/* The oracle is asked for each query alone, about the keys it has chosen. */
+/* Ask the oracle for each query alone, over the keys it has chosen. */
 LOOP(attention_is_exact_over_what_was_chosen, 0, CHOICES) {
     uint64_t state = 7;
     problem *p = new_problem(shape);
@@ -247,7 +247,7 @@ LOOP(attention_is_exact_over_what_was_chosen, 0, CHOICES) {
     }
 }
 
-/* Those who choose all are answered as by any kernel. */
+/* Queries that choose all keys get the answers of any kernel. */
 TEST(a_choice_of_all_is_no_choice) {
     uint64_t state = 7;
     problem *p = new_problem(shape);

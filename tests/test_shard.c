@@ -29,7 +29,7 @@ static void in_order(const cp_pieces *pieces) {
 
 enum { LISTS = 9 * 16 };
 
-/* What the call in hand finds cached, [ranks][sequences], and its layout; both
+/* The current call's cached tokens, [ranks][sequences], and its layout; both
  * are freed after the test, or for the next call. */
 static cp_pieces held[LISTS];
 static cp_layout *layout;
@@ -45,7 +45,7 @@ static void free_all(void) {
 
 AROUND_EACH(free_all, free_all);
 
-/* Lay out fresh tokens where the cached ones are dealt out in the same way. */
+/* Lay out fresh tokens after cached ones with the same placement. */
 static void lay_out(int ranks, cp_dealing dealing, int64_t sequences,
                     const int64_t *cached, const int64_t *fresh) {
     cp_layout *original;
@@ -90,7 +90,7 @@ static int64_t most_of(int64_t sequence) {
     return most;
 }
 
-/* The most that a rank has, less the least. */
+/* The most that a rank has, minus the least. */
 static int64_t spread(int ranks, const int64_t *tokens) {
     int64_t least = INT64_MAX, most = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -141,7 +141,7 @@ static void check_padding(cp_dealing dealing, const int64_t *fresh) {
     hold(!zigzag || spread(layout->ranks, tokens) <= slack);
 }
 
-/* The owner of a position that was interleaved is a formula. */
+/* The owner of an interleaved position follows a formula. */
 static void check_owners(int64_t block) {
     for (int rank = 0; rank < layout->ranks; rank++)
         for (int64_t n = 0; n < layout->keys[rank].pieces.count; n++) {
@@ -205,8 +205,8 @@ LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
     }
 }
 
-/* Where the weights divide, each rank scores its part of the pairs exactly;
- * elsewhere rounding costs it little. */
+/* Where the weights divide evenly, each rank scores exactly its share of the
+ * pairs; elsewhere rounding changes it little. */
 LOOP(uneven_chunks_are_work_in_proportion, 1, 10) {
     const int ranks = _i;
     const int64_t none = 0;
@@ -228,8 +228,8 @@ LOOP(uneven_chunks_are_work_in_proportion, 1, 10) {
     }
 }
 
-/* No rank is ever ahead of its part by a whole token, and every sum of weights
- * it has had it exactly. */
+/* No rank is ever ahead of its share by a whole token, and after each sum of
+ * weights it has exactly its share. */
 LOOP(turns_are_in_proportion, 1, 10) {
     int64_t held[9] = {0}, none[9] = {0}, scratch[9], sum = 0;
     for (int k = 0; k < _i; k++)

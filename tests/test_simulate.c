@@ -73,7 +73,7 @@ static const struct {
     const char *lines;
     cp_variant variant;
     double layer;   /* seconds of one */
-    double exposed; /* or -1 where ranks end their rings apart */
+    double exposed; /* or -1 if ranks end their rings at different times */
 } by_hand[] = {
     {"", CP_PASS_KV, 18, 0},
     {NO_OVERLAP, CP_PASS_KV, 21, 3},
@@ -92,7 +92,7 @@ static const struct {
     {"all_to_all_latency 5e6 us assumed\n", CP_PASS_Q, 24, 6},
     {"all_to_all_rate 64e-9 GB/s assumed\n", CP_PASS_Q, 20.5, 2.5},
     {"", CP_ALL_GATHER, 21, 3},
-    /* One core never rests. */
+    /* One core is never idle. */
     {SHARED, CP_PASS_KV, 27, -1},
     {SHARED NO_OVERLAP, CP_PASS_KV, 27 + 6, -1},
     {SHARED HALF_OVERLAP, CP_PASS_KV, 27 + 3, -1},
@@ -202,7 +202,7 @@ TEST(predictions_lie_between_the_bounds) {
         ck_assert_double_ge(f.seconds * (1 + 1e-9),
                             around + layers * f.attending);
         ck_assert_double_ge(f.seconds * (1 + 1e-9), layers * f.exchanging);
-        /* Hold the prediction against the sum of everything. */
+        /* Compare the prediction with the sum of everything. */
         const double ranks = c.scenario.ranks;
         const double shared = (ranks - 1) * f.exchange;
         const double most = ranks * f.attend + 2 * shared + f.all_to_all +
@@ -260,7 +260,7 @@ TEST(sharing_lies_between_bounds) {
         must(cp_simulate(&c.scenario, &now));
         c.scenario.hardware = &fixed;
         must(cp_simulate(&c.scenario, &before));
-        /* Hold shared cores against fixed shares. */
+        /* Compare shared cores with fixed shares. */
         const double more = 1 + 1e-9, layers = (double)c.model.layers;
         const double working =
             before.linear + before.reducing + before.attending;
@@ -474,8 +474,8 @@ LOOP(jitter_repeats_and_costs, 0, 2) {
         ck_assert(one > none && other > none);
 }
 
-/* A message group is one hop: a trade of N - 1 exchanges costs a step, and where
- * nothing hides, all of its bytes once. */
+/* A message group is one hop: an all-to-all of N - 1 exchanges costs one step,
+ * and where nothing hides, all its bytes once. */
 static const struct {
     cp_variant variant;
     int ranks, steps;
@@ -496,8 +496,8 @@ LOOP(a_message_group_is_one_hop, 0, COUNT_OF(trades)) {
                             trades[_i].steps, 0.02);
 }
 
-/* Whatever is verified together, a sequence's keys are read once for it; padding
- * rows read as much again, where they are computed. */
+/* However many tokens are verified together, a sequence's keys are read once
+ * for them; padding rows, where they are computed, read as much again. */
 LOOP(a_step_of_several_tokens_reads_keys_once, 0, 2) {
     const int64_t tokens[] = {1, 4, 5};
     double attend[3];
@@ -517,7 +517,8 @@ LOOP(a_step_of_several_tokens_reads_keys_once, 0, 2) {
     ck_assert_double_eq_tol(attend[2] / attend[0], 1 + _i, 1e-3);
 }
 
-/* Nothing could hide under a trade, so it costs no more where nothing hides. */
+/* Nothing could hide under an all-to-all, so it costs no more where nothing
+ * hides. */
 TEST(a_trade_is_copied_once) {
     chance c;
     double seconds[2];

@@ -1,10 +1,10 @@
-/* Soak: conversations in which a seed draws everything, ranks, variants,
- * placement, pages, wire, lengths, guesses, faults; and every answer is that of
- * one rank which hears each text alone and nothing else. make soak runs them as
- * long as is asked (SOAK_SECONDS, from SOAK_SEED on), make check a few. */
+/* Soak: conversations in which a seed draws everything: ranks, variants,
+ * placement, pages, wire format, lengths, guesses, faults. Every answer must be
+ * that of one rank that reads each text alone. make soak runs them for
+ * SOAK_SECONDS, from SOAK_SEED on; make check runs a few. */
 #define _GNU_SOURCE /* mkstemp */
 #define EXPECT_ALSO where
-static char where[300]; /* the seed, and what was done last */
+static char where[300]; /* the seed, and the last action */
 
 #include "expect.h"
 
@@ -50,9 +50,9 @@ static double number_in(const char *name, double otherwise) {
     return text != NULL && *text != '\0' ? atof(text) : otherwise;
 }
 
-/* Live through so many seeds, or through those of a part of the time, if this
- * kind is asked for. One that fails or crashes is named. True if it was the
- * number of seeds. */
+/* Run this many seeds, or as many as fit in a part of the time, if this kind is
+ * selected. One that fails or crashes is named. True if the number of seeds was
+ * the limit. */
 #define SOAK(kind, seeds, part, live)                                          \
     soak(kind, "make soak TIME=0 KIND=" kind " SEED=_i:", seeds, part, live)
 
@@ -76,7 +76,7 @@ static bool soak(const char *kind, const char *again, int seeds, double part,
     return seconds < 0;
 }
 
-/* Say what is done with a seed. One that is lived through alone is told. */
+/* Record the current action of a seed; if only one seed runs, print it. */
 static void note(const char *kind, uint64_t seed, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static void note(const char *kind, uint64_t seed, const char *format, ...) {
@@ -97,7 +97,7 @@ static const cp_dealing leafwise = {
     .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
 enum { PREFILL, DECODE, VERIFY, MODES };
 
-/* One conversation: the text, and one rank that hears no other. */
+/* One conversation: the text, and one rank that reads nothing else. */
 typedef struct {
     int32_t text[CAPACITY], heard[CAPACITY];
     int64_t length, heard_length;
@@ -115,9 +115,9 @@ static struct {
     cp_model *model, *reference;
     cp_session_options options;
     cp_session *session;
-    bool pretended; /* on GPUs that are not there */
-    bool lost;      /* a rank, at some time */
-    bool rounded;   /* what is kept was not computed in exact order */
+    bool pretended; /* on pretended GPUs */
+    bool lost;      /* a rank was lost at some time */
+    bool rounded;   /* the cache was not computed in exact order */
     conversation all[TALKS];
     float *rows, *expected; /* [TALKS * CAPACITY][words] */
 } t;
@@ -133,7 +133,7 @@ static void stop_if_armed(void *context, int64_t done, int64_t total) {
         stop = 1;
 }
 
-/* A page for all at their longest, or as many as make it tight. */
+/* Pages for all sequences at full length, or only just enough. */
 static void pick_options(void) {
     static const int64_t blocks[] = {0, 1, 3, 4, 16};
     static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
@@ -152,7 +152,7 @@ static void pick_options(void) {
         .stop = &stop,
         .progress = stop_if_armed,
     };
-    /* GPUs know neither, and what is rounded has no exact order. */
+    /* GPUs support neither, and rounding breaks exact order. */
     while (t.options.dealing.leaves &&
            (t.pretended || !cp_micro_get()->in_order))
         t.options.dealing = pick_dealing();
@@ -214,8 +214,8 @@ static void end_talk(void) {
         ck_abort_msg("%s: %s", where, stand_in_report());
 }
 
-/* What one rank says after each of the last so many tokens of a text. It goes
- * on if all before is what it heard, and else hears it from the first. */
+/* One rank's logits after each of the last count tokens of a text. It continues
+ * if the earlier text is what it has read; otherwise it starts over. */
 static void listen_alone(conversation *talk, int64_t count, float *rows) {
     const int64_t before = talk->length - count;
     const bool goes_on =
@@ -241,10 +241,11 @@ static void listen_alone(conversation *talk, int64_t count, float *rows) {
     talk->exact = t.options.dealing.leaves;
 }
 
-/* Logits agree, and so do the greedy tokens, unless two are as good. */
+/* Check that logits agree, and greedy tokens, too, unless two are equally
+ * likely. */
 static void agree(const float *expected, const float *got, int64_t count,
                   int64_t sequence) {
-    /* Fewer bits on the wire are not exact: their bounds are test_wire.c's. */
+    /* Fewer bits on the wire are not exact; test_wire.c has the bounds. */
     static const double wires[CP_WIRES] = {1e-5, 0.02, 0.15, 0.06};
     const double most = fmax(wires[t.options.wire], t.pretended ? 2e-5 : 1e-5);
     const bool same = t.options.dealing.leaves && !t.pretended && !t.rounded;
@@ -278,7 +279,7 @@ static void check_lengths(void) {
                          s, cp_session_length(t.session, s), t.all[s].length);
 }
 
-/* What is drawn is what the scores say. */
+/* Check that drawn tokens agree with the scores. */
 static void check_draw(int64_t count) {
     const int64_t after = pick(count);
     cp_sampler one, other;
@@ -296,8 +297,8 @@ typedef struct {
     int32_t tokens[TALKS * CAPACITY];
 } call;
 
-/* New tokens of a sequence: what it said earlier again, or any; for a step,
- * often the greedy one, and guesses after that. */
+/* New tokens of a sequence: repeated earlier ones, or any; for a step, often
+ * the greedy one, followed by guesses. */
 static void pick_tokens(const conversation *talk, call *now, int64_t count) {
     int32_t *to = now->tokens + now->count;
     for (int64_t n = 0; n < count; n++) {
@@ -345,8 +346,8 @@ static cp_status make_call(const call *now) {
                                     pick(2) == 0 ? &report : NULL);
 }
 
-/* Something goes wrong, and the session is as it was. A fault that does not
- * strike lets the call go well, which is then done; 0 if it did not. */
+/* Inject a fault; the session must be as before. If the fault does not strike,
+ * the call succeeds and is done; otherwise returns 0. */
 static cp_status disturb(const call *now) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
@@ -364,8 +365,8 @@ static cp_status disturb(const call *now) {
         armed = true;
         status = make_call(now);
         armed = false;
-        /* With one layer there is none to stop before; and a GPU's host may
-         * have enqueued them all by then. */
+        /* With a single layer there is no stop between layers, and a GPU's host
+         * may already have enqueued all layers. */
         if (status != CP_INTERRUPTED && status != CP_CAPACITY &&
             t.model->facts.layers > 1 && !t.pretended)
             ck_abort_msg("%s: not stopped: %s", where, cp_message());
@@ -374,7 +375,7 @@ static cp_status disturb(const call *now) {
     return status;
 }
 
-/* Take in the answer to a call that went well. */
+/* Process the answer to a successful call. */
 static void hear(const call *now) {
     int64_t row = 0;
     must(cp_session_logits(t.session, 0, now->count, t.rows));
@@ -428,8 +429,8 @@ static void speak(void) {
         hear(&now);
 }
 
-/* What was dealt by interleave, or read again after a loss, may not lie in the
- * order of positions, and is then not cut. */
+/* Tokens placed by interleave, or restored after a loss, may not be in the
+ * order of positions; then they cannot be cut. */
 static bool is_refused(cp_status status) {
     const bool may = t.lost || t.options.dealing.placement == CP_INTERLEAVE;
     if (status != CP_OK && !(status == CP_INVALID && may))
@@ -468,7 +469,7 @@ static void compact(void) {
         ck_abort_msg("%s: %s", where, cp_message());
 }
 
-/* Over more ranks or fewer. Ranks with shares do not move. */
+/* Move to more ranks or fewer. Ranks with shares do not move. */
 static void move(void) {
     const int ranks = 1 + (int)pick(8);
     cp_ranks_report report;
@@ -481,8 +482,8 @@ static void move(void) {
         ck_abort_msg("%s: %s", where, cp_message());
 }
 
-/* A rank is gone, and the others read again what it held. Where they have no
- * room for it, the session ends. */
+/* Lose a rank; the others read again what it held. If they have no room for it,
+ * the session ends. */
 static void lose(void) {
     const int rank = (int)pick(t.options.ranks);
     const int32_t *texts[TALKS];
@@ -523,7 +524,7 @@ static void fill_keep(const char *path) {
     cp_keep_free(&keep);
 }
 
-/* To a file, and on from it, over other ranks in another way. Where the new
+/* Save to a file and load it, over other ranks with other options. If the new
  * session has too few rows, it is empty. */
 static void tomorrow(void) {
     char path[] = "/tmp/longring-soak-XXXXXX";
@@ -539,7 +540,7 @@ static void tomorrow(void) {
     cp_session_close(t.session);
     pick_options();
     t.options.sequences = sequences;
-    t.options.wire = wire; /* what is kept is as rough as it was */
+    t.options.wire = wire; /* the saved cache keeps its rounding */
     if (wire != CP_WIRE_FP32 && t.options.dealing.leaves)
         t.options.dealing = (cp_dealing){0};
     t.lost = false;
@@ -578,10 +579,10 @@ static void talk(uint64_t seed) {
     end_talk();
 }
 
-/* Attention alone, in which features meet: conversations on the rig, which
- * compares all partials and bytes, too, has messages arrive in disorder, and
- * unused slots hold NaN; and each call again as `longring attend` makes it. What
- * cannot be had together is refused. */
+/* Attention alone, with combinations of features: conversations on the rig,
+ * which also compares all partials and bytes, delivers messages out of order,
+ * and fills unused slots with NaN. Each call is repeated as `longring attend`
+ * makes it. Impossible combinations must be refused. */
 enum { EXACT, PAGES, WIRE, TOP_K, PLACEMENT, LATENT, HISTORY, FEATURES };
 enum { RING_TURNS = 7, LONG_ROOM = 700, SHORT_ROOM = 400, MOST_RANKS = 7 };
 
@@ -590,13 +591,14 @@ static const char *const feature_names[] = {
     "top-k",       "placement", "shared or narrow values",
     "history"};
 
-/* Calls that had a feature: with each other one, by each variant, on so many
- * ranks; and refusals of a variant, or of a feature, with a feature. */
+/* Counts of calls with a feature: with each other feature, by each variant, on
+ * each number of ranks; and of refusals of a variant, or of a feature, with a
+ * feature. */
 static struct {
     int both[FEATURES][FEATURES], by[FEATURES][CP_VARIANTS];
     int on[FEATURES][MOST_RANKS + 1];
     int refused[FEATURES][FEATURES], refused_by[FEATURES][CP_VARIANTS];
-    int uncut[CP_VARIANTS]; /* refused: the heads cannot be cut */
+    int uncut[CP_VARIANTS]; /* refused: the heads cannot be split */
 } seen;
 
 typedef struct {
@@ -614,7 +616,7 @@ static cp_status kernel(const cp_attention *asked) {
     return plain_kernel(asked);
 }
 
-/* Its turns so far. The first may be one that nobody has computed. */
+/* Its turns so far. The first may be an assumed past. */
 static cp_turn ring_past[TALKS][RING_TURNS + 1];
 static int64_t ring_turns;
 
@@ -701,7 +703,7 @@ static rig pick_rig(uint64_t seed) {
     };
 }
 
-/* In exact order by leaves, which may have lost ranks. */
+/* In exact order, by leaves, with ranks perhaps lost. */
 static cp_dealing pick_ring_dealing(const rig *rig) {
     cp_dealing dealing = leafwise;
     if (rig->bits == NULL)
@@ -722,7 +724,7 @@ static cp_variant pick_variant(bool decodes) {
                    : prefills[pick(COUNT_OF(prefills))];
 }
 
-/* Some of the sequences speak, some may be left out for a while. */
+/* Some sequences take part, some may be left out for a while. */
 static ring_turn pick_turn(const rig *rig) {
     ring_turn now = {.decodes = pick(3) == 0};
     const int64_t most = now.decodes ? 2 : 1 + pick(30);
@@ -735,7 +737,7 @@ static ring_turn pick_turn(const rig *rig) {
     return now;
 }
 
-/* Does a sequence come back that was left out, after steps of decode? */
+/* Does a sequence return that was left out, after decode steps? */
 static bool comes_back(const rig *rig, const ring_turn *now) {
     bool decoded = false, back = false;
     for (int64_t s = 0; s < rig->sequences; s++) {
@@ -748,7 +750,7 @@ static bool comes_back(const rig *rig, const ring_turn *now) {
     return decoded && back;
 }
 
-/* Are there pages of one that takes part behind later ones? */
+/* Does a sequence that takes part have pages out of order? */
 static bool is_shuffled(const rig *rig, const ring_turn *now) {
     for (int rank = 0; rank < rig->ranks && rig->cache->pages != NULL; rank++)
         for (int64_t s = 0; s < rig->sequences; s++) {
@@ -760,7 +762,7 @@ static bool is_shuffled(const rig *rig, const ring_turn *now) {
     return false;
 }
 
-/* What is there in a call that changes what is done. */
+/* Find the features that a call has. */
 static void find_features(const rig *rig, const ring_turn *now,
                           bool has[FEATURES]) {
     static const cp_owners none;
@@ -799,7 +801,7 @@ static bool is_sparse(cp_variant variant) {
     return variant <= CP_DECODE;
 }
 
-/* Whether a variant cuts the heads into a part for each rank. */
+/* Does a variant split the heads into a part for each rank? */
 static bool cuts_heads(cp_variant variant) {
     return variant == CP_ULYSSES || variant == CP_GATHER_Q ||
            variant == CP_SCATTER_Q || variant == CP_HELIX;
@@ -810,7 +812,7 @@ static bool is_barred(int a, int b) {
            (b == EXACT && (a == WIRE || a == TOP_K));
 }
 
-/* What a call is refused for, or NULL; in the next attempt it is not there. */
+/* Why a call is refused, or NULL; removes that for the next attempt. */
 static const char *take_out(rig *rig, ring_turn *now) {
     const bool exact = rig->cache->dealing.leaves;
     const bool sparse = rig->indexer.top_k > 0;
@@ -838,7 +840,7 @@ static const char *take_out(rig *rig, ring_turn *now) {
     return NULL;
 }
 
-/* A call is refused by the rig and by attend, until it can be had. */
+/* The rig and attend refuse a call, until it is possible. */
 static void ask_until_it_can_be(rig *asked, ring_turn *now) {
     for (;;) {
         rig as_asked = *asked;
@@ -860,7 +862,7 @@ static void remember(const rig *rig, const ring_turn *now) {
     ring_turns++;
 }
 
-/* A past that nobody has computed: in exact order, of many leaves. */
+/* An assumed past, not computed: in exact order, of many leaves. */
 static void pick_past(rig *rig) {
     ring_turn past = {0};
     for (int64_t s = 0; s < rig->sequences; s++)
@@ -871,7 +873,7 @@ static void pick_past(rig *rig) {
     remember(rig, &past);
 }
 
-/* The bits of one rank, of the same tokens. */
+/* The bits of one rank, for the same tokens. */
 static void ask_one_rank(const rig *all, const ring_turn *now) {
     rig one = {.shape = all->shape,
                .ranks = 1,
@@ -932,8 +934,8 @@ static void ring(uint64_t seed) {
     rig_close(&rig);
 }
 
-/* Each feature has met each other, all variants and numbers of ranks, or was
- * refused with them. */
+/* Check that each feature was combined with each other one, all variants and
+ * all numbers of ranks, or was refused with them. */
 static void see_that_all_have_met(void) {
     for (int a = 0; a < FEATURES; a++) {
         const char *name = feature_names[a];
@@ -956,8 +958,8 @@ static void see_that_all_have_met(void) {
         hold(!cuts_heads(v) || seen.uncut[v] > 0);
 }
 
-/* Ranks as processes: the program has the bits that it has over threads, and
- * goes on with the tokens of one rank. */
+/* Ranks as processes: the program gives the bits of threads, and continues with
+ * the tokens of one rank. */
 static int64_t pick_history(char *text, size_t size) {
     int64_t tokens = 0;
     int at = 0;
@@ -1019,7 +1021,7 @@ LOOP_FOR(60, rings_equal_dense_attention, 0, 1) {
         see_that_all_have_met();
 }
 
-/* test_mpi.c is what make check has of it. */
+/* In make check, test_mpi.c covers this. */
 LOOP_FOR(60, processes_have_the_bits_of_threads, 0, may_launch()) {
     SOAK("processes", 1, 0.2, processes);
 }

@@ -1,4 +1,4 @@
-/* Spans against brute force, and against sums that are known. */
+/* Spans against brute force, and against known sums. */
 #include "expect.h"
 #include "ring/span.h"
 
@@ -87,7 +87,7 @@ static int64_t append_random(cp_pieces *pieces, cp_piece tokens[TOKENS]) {
     return count;
 }
 
-/* The pieces are these tokens, at most longest of them each. */
+/* Check that the pieces are these tokens, at most `longest` in each. */
 static void check_tokens(const cp_pieces *pieces, const cp_piece *tokens,
                          int64_t longest) {
     for (int64_t p = 0; p < pieces->count; p++) {

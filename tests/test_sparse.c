@@ -1,8 +1,7 @@
-/* Sparse attention over ranks: lists and answers are those of one rank, its
- * plans are proved and their damage named, and every byte is that of the
- * formulas. */
+/* Sparse attention over ranks: lists and answers are those of one rank, plans
+ * are proved and damage is named, and bytes follow the formulas. */
 #define EXPECT_ALSO where
-static char where[200]; /* the turn in hand, for failures */
+static char where[200]; /* the current turn, for failures */
 
 #include "expect.h"
 
@@ -107,7 +106,7 @@ LOOP(conversations_are_those_of_one_rank, 0, RANKS *COUNT_OF(conversations)) {
                    .seed = (uint64_t)(10 * ranks + round),
                    .disorder = (uint64_t)(4 * round + ranks - 1),
                    .spare = 1 + (ranks + round) % 3,
-                   .unwatched = round, /* merged as in earnest */
+                   .unwatched = round, /* merged as in production */
                    .indexer = talk->indexer,
                    .levels = talk->levels};
         must(rig_open(&rig));
@@ -120,7 +119,7 @@ LOOP(conversations_are_those_of_one_rank, 0, RANKS *COUNT_OF(conversations)) {
     }
 }
 
-/* What a test has in hand, which is freed after it. */
+/* The current test's objects; freed after it. */
 static cp_cache *cache;
 static cp_layout *layout;
 static cp_plan *plan;
@@ -158,7 +157,8 @@ static void plan_call(int ranks, int64_t cached, int64_t fresh,
 
 static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
 
-/* Few new tokens over many: index queries go round, else index keys. */
+/* With few new tokens over many, index queries go round; otherwise index
+ * keys. */
 LOOP(plans_are_proved_and_cost_what_the_formulas_say, 1, 17) {
     const cp_indexer indexer = {2, 8, 5};
     for (int v = 0; v < COUNT_OF(rings); v++)
@@ -204,7 +204,7 @@ static void erase(int rank, cp_op *op) {
     program->count--;
 }
 
-/* The pack of a list. */
+/* The operation that packs a list. */
 static cp_op *choice_of(int rank) {
     int n = 0;
     while (find(rank, CP_OP_PACK, n)->in.slot != plan->list)
@@ -214,7 +214,7 @@ static cp_op *choice_of(int rank) {
 
 enum { OF_KEYS = 6, DAMAGES = 9 };
 
-/* Damage to a plan whose index keys go round, then whose index queries do. */
+/* Damage to a plan with index keys going round, then with index queries. */
 static const char *damage(int which) {
     switch (which) {
     case 0: /* a list that is not merged */
@@ -224,24 +224,25 @@ static const char *damage(int which) {
     case 1: /* a list merged twice */
         *find(1, CP_OP_WAIT, 2) = *find(1, CP_OP_MERGE, 1);
         return "rank 1, hop";
-    case 2: /* queries that have chosen nothing */
+    case 2: /* queries that have chosen no keys */
         erase(3, choice_of(3));
         return "rank 3, hop 0: queries of rank 3 attend to the keys of rank 3 "
                "and have chosen none";
-    case 3: /* those of another rank: who merges last sends what it had */
+    case 3: /* the list of another rank: the last rank to merge sends its old
+               list */
         choice_of(1)->in.slot = find(1, CP_OP_SELECT, 1)->out.slot;
         return "query 3 of sequence 0 (rank 1) chooses without keys 0..1 of "
                "rank 0";
-    case 4: /* keys where index keys are due */
+    case 4: /* keys where index keys are expected */
         find(0, CP_OP_SELECT, 0)->keys.slot = (int16_t)plan->cache;
         return "rank 0, hop 0: select takes slot 0 for what it is not";
-    case 5: /* index keys of another rank than it believes */
+    case 5: /* index keys of a rank other than the named one */
         find(2, CP_OP_SELECT, 1)->keys.origin = 3;
         return "rank 2, hop 1: select wants the block of rank 3";
-    case 6: /* what came home is not merged */
+    case 6: /* a returned list is not merged */
         erase(1, find(1, CP_OP_MERGE, 2));
         return "chooses without keys";
-    case 7: /* merged twice instead of another */
+    case 7: /* one is merged twice instead of another */
         *find(0, CP_OP_MERGE, 1) = *find(0, CP_OP_MERGE, 0);
         return "chooses and met twice the keys";
     default: /* a list of other queries */
@@ -290,7 +291,7 @@ TEST(lists_take_no_more_room_than_keys) {
                      layout->queries->rows * 9 * 8);
 }
 
-/* By bytes, and the plans have these bytes. */
+/* The choice is by bytes, and the plans have these bytes. */
 LOOP(the_ring_with_fewer_bytes_is_chosen, 0, 24) {
     const int ranks = 1 + _i % 4;
     const int64_t fresh = 1 << _i / 4, cached = 32;
@@ -309,7 +310,7 @@ LOOP(the_ring_with_fewer_bytes_is_chosen, 0, 24) {
                      bytes[0] <= bytes[1] ? CP_PASS_KV : CP_PASS_Q);
 }
 
-/* The simulator sends what the plan says. */
+/* The simulator sends the plan's bytes. */
 LOOP(the_simulator_sends_these_bytes, 0, 8) {
     const int64_t fresh = _i / 4 ? 1 : 900, past = 5000;
     const cp_indexer indexer = {4, 16, 64};

@@ -1,6 +1,6 @@
-/* The stand-in for CUDA and NCCL finds what it is there to find: waits that
- * are missing, buffers that are reused too early, sizes that differ,
- * deadlocks, stale captures, and accesses out of bounds. */
+/* The stand-in for CUDA and NCCL finds the faults that it exists to find:
+ * missing waits, buffers reused too early, sizes that differ, deadlocks, stale
+ * captures, and accesses out of bounds. */
 #define _DEFAULT_SOURCE /* usleep */
 #include "device.h"
 
@@ -13,8 +13,8 @@
 
 #include "harness/stand-in/kernel.h"
 
-/* Open, which saves time: what closes device memory is tested elsewhere. A
- * little patience is enough, since the threads of a test do nothing else. */
+/* With memory open, which saves time: closed device memory is tested elsewhere.
+ * A short timeout is enough, since a test's threads do nothing else. */
 static void begin_so(int seed, int lateness) {
     stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed,
                                        .lateness = lateness,
@@ -22,7 +22,7 @@ static void begin_so(int seed, int lateness) {
                                        .patience = 0.1});
 }
 
-/* Floats that nobody has written. */
+/* Floats that were never written. */
 static float *device(int64_t count) {
     void *memory;
     must(cudaMalloc(&memory, (size_t)count * sizeof(float)));
@@ -34,7 +34,7 @@ static const dim3 one_block = {1, 1, 1};
 
 typedef struct {
     float *out;
-    const float *in; /* added to what is there; NULL: first + i is put there */
+    const float *in; /* added to the contents; NULL: store first + i */
     int64_t count;
     float first;
 } step;
@@ -60,7 +60,7 @@ static cudaError_t fill(float *out, int64_t count, float first,
     return take_step((step){out, NULL, count, first}, stream);
 }
 
-/* A right program: blocks go round a ring, and each rank adds them up. */
+/* A correct program: blocks go round a ring, and each rank sums them. */
 
 typedef struct {
     int rank;
@@ -71,7 +71,7 @@ typedef struct {
 } member;
 
 static member ring[MOST];
-static int ranks; /* of the ring that is open */
+static int ranks; /* of the current ring */
 
 static void join_ring(member *m, int rank) {
     *m = (member){.rank = rank};
@@ -87,7 +87,7 @@ static void join_ring(member *m, int rank) {
     }
 }
 
-/* A call of NCCL's that does not block, and asking until it is done. */
+/* A nonblocking NCCL call, and polling until it is done. */
 #define begins(call) ck_assert_int_eq(call, ncclInProgress)
 
 static ncclResult_t ask(ncclComm_t comm) {
@@ -183,7 +183,7 @@ static int64_t ring_end(void) {
     return stand_in_end();
 }
 
-/* Kernels that write down in which order they come: how many, then who. */
+/* Kernels that record the order in which they run: how many, then which. */
 enum { NOTES = 20 };
 
 typedef struct {
@@ -240,7 +240,7 @@ static void begin_capture(cudaStream_t stream) {
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
 }
 
-/* What a stream that captured makes to run. */
+/* The executable graph of a stream's capture. */
 static cudaGraphExec_t end_capture(cudaStream_t stream) {
     cudaGraph_t graph;
     cudaGraphExec_t run;
@@ -252,7 +252,8 @@ static cudaGraphExec_t end_capture(cudaStream_t stream) {
 
 enum { RANKS = 3, WAITS = RANKS * (1 + (RANKS - 1) + (RANKS - 2)) };
 
-/* The whole ring as a graph: its streams are joined to one, and joined again. */
+/* The whole ring as a graph: its streams are forked from one, and joined
+ * again. */
 static cudaGraphExec_t capture_ring(cudaStream_t origin) {
     begin_capture(origin);
     cudaEvent_t all = new_event();
@@ -267,7 +268,7 @@ static cudaGraphExec_t capture_ring(cudaStream_t origin) {
     return end_capture(origin);
 }
 
-/* Whether the ring without its k-th wait (0: with all) gives itself away. */
+/* Is the ring without its k-th wait (0: with all) detected as wrong? */
 static bool found_without(int k, int seed, int lateness, bool captured) {
     begin_so(seed, lateness);
     ring_open(RANKS);
@@ -292,14 +293,14 @@ LOOP_BY_TENS(a_right_program_passes_on_every_seed, 20) {
     hold(!found_without(0, _i, STAND_IN_BY_SEED, _i % 2 == 0));
 }
 
-/* Waits are called hop by hop, rank by rank: first for the filled block; from
- * then on for room, except in the last hop, and for the arrival. */
+/* Waits are called hop by hop, rank by rank: first for the filled block; then
+ * for room, except in the last hop, and for the arrival. */
 static bool waits_for_room(int k) {
     return k > RANKS && k <= 3 * RANKS && (k - RANKS) % 2 == 1;
 }
 
-/* In a capture the last arrivals join the network's streams again, without which
- * it does not end: they are not tried there. */
+/* In a capture the last arrivals rejoin the network's streams, without which it
+ * cannot end: those waits are not tried there. */
 LOOP(every_wait_is_missed, 0, 2 * WAITS - RANKS) {
     const bool captured = _i >= WAITS;
     const int k = 1 + _i % WAITS;
@@ -429,9 +430,10 @@ TEST(a_barrier_is_missing) {
     ck_assert_int_lt(missed[1], 10);
 }
 
-/* Memory that a launch asks for: so many bytes, of which one is written. */
+/* Memory that a launch requests: `bytes` bytes, of which one is written. */
 typedef struct {
-    int64_t *found; /* how many were not poison, and where they begin */
+    int64_t *found; /* how many bytes were not poison, and the memory's
+                       address */
     size_t bytes;
     int64_t at;
 } share;
@@ -467,10 +469,10 @@ TEST(blocks_share_what_the_launch_says) {
     end();
 }
 
-/* Mistakes, and what is said of them. Each is made on many seeds; what it
- * returns is what the host hears. */
+/* Mistakes, and the expected reports. Each is made on many seeds; it returns
+ * the error that the host gets. */
 
-static int how; /* which of the mistakes of a function */
+static int how; /* which mistake of a function */
 
 static cudaError_t copy_too_early(void) {
     const member *m = ring;
@@ -510,7 +512,8 @@ static cudaError_t receive_too_little(void) {
     return error;
 }
 
-/* Both send and then receive, in no group: each send waits for the other. */
+/* Both send and then receive, without a group: each send waits for the
+ * other. */
 enum { ONE_STREAM, TWO_STREAMS };
 
 static cudaError_t send_first(void) {
@@ -555,8 +558,9 @@ static cudaError_t abort_a_rank(void) {
     return error;
 }
 
-/* An abort of a communicator whose messages are in a graph: before the graph
- * is destroyed; by another thread, until it is; or behind that, though it runs. */
+/* An abort of a communicator whose messages are in a graph: before the graph is
+ * destroyed; while another thread destroys it; or after that, although it
+ * runs. */
 enum { GRAPH_LEFT, GRAPH_ENDS, GRAPH_GONE };
 
 static void *abort_ring(void *comm) {
@@ -600,7 +604,7 @@ static cudaError_t receive_what_a_graph_sends(void) {
     return error;
 }
 
-/* Rank 0 waits in two communicators, and gives up both: one by one, or in a
+/* Rank 0 waits in two communicators, and aborts both: one by one, or in a
  * group. */
 enum { ONE_BY_ONE, TOGETHER };
 
@@ -630,8 +634,8 @@ static cudaError_t abort_two(void) {
     return cudaDeviceSynchronize();
 }
 
-/* Ranks 0 and 1 go on without rank 2, from which rank 0 has yet to hear. Or they
- * do not, when it has left in the middle. */
+/* Ranks 0 and 1 continue without rank 2, from which rank 0 still expects a
+ * message. Or they do not, if rank 2 has left midway. */
 enum { SHRINK_ABORTS, SHRINK_AT_WORK, SHRINK_FAILED };
 
 static cudaError_t shrink(void) {
@@ -656,7 +660,7 @@ static cudaError_t shrink(void) {
         must(ask(ring[rank].comm));
         must(ask(left[rank].comm));
     }
-    if (how == SHRINK_ABORTS) { /* and what waited goes on */
+    if (how == SHRINK_ABORTS) { /* and waiting work continues */
         must(cudaStreamSynchronize(ring[0].network));
         must(fill(left[0].block[1], WIDTH, 3.0f, left[0].network));
         send(&left[0], 1, 1);
@@ -690,8 +694,8 @@ static cudaError_t lose_a_rank(void) {
     return error;
 }
 
-/* Rank 0 launches behind what never comes, until a launch does not return; or
- * until another thread gives up. */
+/* Rank 0 launches after a message that never comes, until a launch does not
+ * return, or until another thread aborts. */
 enum { NOBODY_HELPS, HELPED };
 
 static void *abort_soon(void *comm) {
@@ -721,8 +725,8 @@ static cudaError_t launch_behind_the_dead(void) {
     return error != cudaSuccess ? error : cudaStreamSynchronize(m->network);
 }
 
-/* Send to oneself, twice, and ask only the second time: before, the host that
- * synchronises finds an empty stream, and its buffer as it was. */
+/* A rank sends to itself, twice, and polls only the second time: before that,
+ * the synchronising host finds an empty stream, and its buffer unchanged. */
 static cudaError_t ask_too_late(void) {
     member *m = ring;
     for (int asks = 0; asks < 2; asks++) {
@@ -899,7 +903,7 @@ static const struct {
      "allocation of 1073741824 bytes on a device that has 1073741568 of"},
 };
 
-/* All parts, between vertical bars, are in a text. */
+/* Check that a text has all parts, which vertical bars separate. */
 static void has_all(const char *text, const char *parts) {
     char part[200];
     for (int length; *parts != '\0'; parts += length + (parts[length] == '|')) {
@@ -927,8 +931,9 @@ LOOP(mistakes_are_found_on_every_seed, 0, COUNT_OF(mistakes)) {
     }
 }
 
-/* A blocking copy is followed by a kernel on a stream of its own. Only from
- * pinned memory has it ended; from elsewhere, if the null stream has. */
+/* A blocking copy is followed by a kernel on another stream. Only a copy from
+ * pinned memory has ended by then; from other memory, only if the null stream
+ * has ended. */
 LOOP_BY_TENS(a_copy_may_be_on_its_way, 6) {
     static float pageable[WIDTH];
     begin_so(_i / 3, STAND_IN_LATE);
@@ -994,7 +999,7 @@ TEST(leaks_are_reported) {
     must(fill(ring->block[0], WIDTH, 1.0f, ring->compute));
     ck_assert_int_eq(stand_in_end(), 1 + 2 + 5 + 4 + 1);
     has_all(stand_in_report(),
-            "work that nobody waited for, first: kernel sum_step|"
+            "ended with work left, first: kernel sum_step|"
             "stream 2 was never destroyed|event 5 was never destroyed|"
             "of 400 bytes was never freed|"
             "rank 0 never destroyed communicator");

@@ -1,17 +1,17 @@
-/* Whether the stand-in sees races in the memory that a block shares, and only
- * those: the kernel is compiled as for WATCHED suites. Where a sanitizer is at
- * work nothing is watched. */
+/* Does the stand-in see races in a block's shared memory, and only those? The
+ * kernel is compiled as for WATCHED suites. Under a sanitizer nothing is
+ * watched. */
 #include "harness/stand-in/kernel.h"
 
 #include "device.h"
 
 enum { THREADS = 64, NONE = 0, SHUFFLE, WARP, BLOCK, NUMBERED, HALF_WAIT };
 
-/* What each thread puts down, its partner takes, and puts down something new
- * there: two chances to forget a barrier. */
+/* Each thread stores a value; its partner reads it, and stores a new one there:
+ * two places where a barrier may be missing. */
 typedef struct {
     int put, taken;   /* what comes after each */
-    unsigned partner; /* which bits of its number are other */
+    unsigned partner; /* which bits of its number differ */
     bool short_numbers;
 } trade;
 
@@ -47,7 +47,7 @@ CP_KERNEL(trade_numbers, trade) {
 static const struct {
     const char *name;
     trade kind;
-    const char *said; /* NULL: all is well */
+    const char *said; /* NULL: no report */
 } cases[] = {
     {"barriers of the block", {BLOCK, BLOCK, 33, false}, NULL},
     {"barriers of the warp", {WARP, WARP, 1, false}, NULL},
@@ -85,11 +85,11 @@ LOOP(races_are_seen, 0, COUNT_OF(cases)) {
     }
 }
 
-/* Each thread stores a number, and the last says that all are there. */
+/* Each thread stores a number, and the last sets a flag that all are there. */
 enum { FENCE = 1, MEET = 2, LAST_FENCES = 4 };
 
 typedef struct {
-    int *numbers; /* [THREADS], and the word that says so */
+    int *numbers; /* [THREADS], and that flag */
     int how;
 } posting;
 

@@ -1,5 +1,5 @@
-/* What launchers leave in the environment, and what it means. How processes
- * then meet is test_streams_processes.c's. */
+/* What launchers leave in the environment, and how it is read.
+ * test_streams_processes.c has the rendezvous of processes. */
 #define _DEFAULT_SOURCE
 #include "expect.h"
 

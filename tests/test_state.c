@@ -1,5 +1,5 @@
 /* Layers with a state: blocks against the recurrence in double precision, and
- * runs that are cut anywhere and put together again. */
+ * runs that are cut anywhere and combined again. */
 #include "expect.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 typedef struct {
     cp_state_shape shape;
     int64_t tokens;
-    float forget; /* decays are so many times a number from -1 to 0 */
+    float forget; /* factor on decays, which are from -1 to 0 */
 } layer;
 
 static const layer layers[] = {
@@ -77,7 +77,7 @@ static void combine(const cp_state_run *run, const float *earlier,
     cp_pair_combine(&run->shape, earlier, pair);
 }
 
-/* What is expected has some length; what is got is so far from it. */
+/* The relative distance of the result from the expected one. */
 static double distance(const double *due, const float *got, int64_t count) {
     double difference = 0, norm = 0;
     for (int64_t n = 0; n < count; n++) {
@@ -94,7 +94,7 @@ static void alike(const float *due, const float *got, int64_t count) {
     ck_assert_double_le(distance(wide, got, count), 2e-6);
 }
 
-/* A state that is somewhere: known, so M = 0. */
+/* A known state: M = 0. */
 static void fill_state(const cp_state_run *run, float *pair, double *state) {
     const int64_t floats = cp_state_floats(&run->shape);
     float *numbers = room_for(floats, 4);
@@ -128,8 +128,8 @@ LOOP(blocks_are_the_recurrence, 0, LAYERS) {
     }
 }
 
-/* Cut in three at places that move, empty runs and all; put together from
- * either side, and advanced from one to the next. */
+/* Cut in three at varying positions, with empty runs; combined from either
+ * side, and advanced from one to the next. */
 LOOP(runs_are_cut_anywhere, 0, LAYERS) {
     const cp_state_run run = run_of(_i);
     const int64_t floats = cp_pair_floats(&run.shape);
@@ -164,7 +164,7 @@ TEST(an_empty_run_changes_nothing) {
     hold(memcmp(empty, before, (size_t)floats * 4) == 0);
 }
 
-/* A pair of what is known says so whatever comes before it. */
+/* A pair for a known state gives that state, whatever precedes it. */
 TEST(a_known_state_forgets_what_was_before) {
     const cp_state_run run = run_of(2);
     float *known = room_for(cp_pair_floats(&run.shape), 4);
@@ -177,7 +177,7 @@ TEST(a_known_state_forgets_what_was_before) {
 }
 
 /* Rows cut in pieces of any length: each is convolved after the tail of all
- * before, with the bits that it has in one piece. */
+ * before, with the bits of a single piece. */
 LOOP(tails_are_enough, 1, 6) {
     enum { CHANNELS = 3, TOKENS = 23 };
     const int64_t width = _i, tail_floats = cp_tail_floats(width, CHANNELS);
@@ -234,7 +234,7 @@ TEST(nobody_moves_a_state_without_threads) {
     refuses(cp_state_pair(&run, 1, pair), CP_INVALID, "states of 0 by 5");
 }
 
-/* What a test's items are: words, which are put one behind the other. */
+/* A test's items are words, which are concatenated. */
 enum { WORD = 40, MOST_RANKS = 16 };
 
 typedef struct {
@@ -286,7 +286,7 @@ static cp_plan *scan_over(cp_scan scan, cp_layout *layout, int64_t bytes) {
     return plan;
 }
 
-/* Letters over N ranks: before each chunk, the alphabet up to it. */
+/* Letters over N ranks: each chunk gets the alphabet before it. */
 LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
     const int ranks = _i / CP_SCANS + 1;
     const cp_scan scan = (cp_scan)(_i % CP_SCANS);
@@ -320,7 +320,7 @@ LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
 }
 
 /* A conversation with a layer over N ranks: turns of any length, each from the
- * state that the one before left, answered as one rank answers. */
+ * state after the previous one, with the answers of one rank. */
 LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
     const cp_state_run run = run_of(_i / CP_SCANS);
     const cp_state_shape s = run.shape;
@@ -348,8 +348,7 @@ LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
     ck_assert_double_le(distance(exact, state, cp_state_floats(&s)), 1.1e-6);
 }
 
-/* Rows that are convolved over N ranks, turn by turn, have the bits that they
- * have on one. */
+/* Rows convolved over N ranks, turn by turn, have the bits of one rank. */
 enum { CHANNELS = 2, ROWS = 61 };
 
 typedef struct {
@@ -405,7 +404,7 @@ LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
     cp_layout_free(layout);
 }
 
-/* Steps of decode, each on the rank whose turn it is: the state follows. */
+/* Decode steps on alternating ranks: the state moves along. */
 typedef struct {
     cp_state_run run;
     double *due;
@@ -456,12 +455,12 @@ LOOP(a_state_follows_the_turns_of_decode, 1, 6) {
     must(cp_threads_run(&threads, step_rank, &it));
 }
 
-/* A plan that is spoiled is refused in words that name chunks. */
+/* A damaged plan is refused with a message that names chunks. */
 LOOP(a_scan_in_another_order_is_refused, 0, 5) {
     static const struct {
         cp_scan scan;
         int rank, number; /* an operation of a plan over 3 ranks */
-        int first;        /* becomes its first chunk; -1: leave it out */
+        int first;        /* becomes its first chunk; -1: drop the operation */
         const char *said;
     } faults[] = {
         {CP_SCAN_GATHER, 2, 3, -1, "rank 2 ends without what chunks 0 to 1 do"},
@@ -494,8 +493,8 @@ TEST(a_scan_of_nothing_is_refused) {
     cp_layout_free(layout);
 }
 
-/* Of a hybrid model, one layer of four attends, and the others take what a
- * layer with a state takes. */
+/* In a hybrid model one layer of four attends, and the others take the time of
+ * a layer with a state. */
 LOOP(a_hybrid_is_predicted, 0, 3) {
     static const int64_t ranks[] = {1, 2, 16}, none = 0, fresh = 200000;
     cp_hardware gtt;

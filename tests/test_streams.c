@@ -1,5 +1,5 @@
-/* Plans on streams: conversations against dense attention, on what stands in
- * for a GPU, and the same with an edge taken out. */
+/* Plans on streams: conversations against dense attention, on the stand-in for
+ * a GPU, and the same with an edge removed. */
 #include "talk.h"
 
 #include "cuda/ring/exact.h"
@@ -52,8 +52,8 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     end();
 }
 
-/* Values of another width than keys, or part of them, all heads at once and
- * dealt out. */
+/* Values whose width differs from the keys', or part of the keys, with all
+ * heads together and split. */
 LOOP(uneven_heads_equal_dense_attention, 0, 20) {
     static const cp_variant turns[2][5] = {
         {CP_PASS_KV, CP_PASS_Q, CP_ULYSSES, CP_ALL_GATHER, CP_MESH},
@@ -87,8 +87,8 @@ LOOP(uneven_heads_equal_dense_attention, 0, 20) {
     end();
 }
 
-/* Queries that attend to the best keys alone: few of all, and more than there
- * are; index keys go round, and index queries. */
+/* Queries that attend only to the best keys: few of all, and more than exist;
+ * index keys go round, or index queries. */
 LOOP(chosen_keys_equal_the_oracle, 0, 24) {
     static const cp_indexer indexers[] = {
         {2, 8, 5}, {3, 4, 1}, {1, 3, 200}, {2, 5, 40}};
@@ -117,7 +117,7 @@ LOOP(chosen_keys_equal_the_oracle, 0, 24) {
     end();
 }
 
-/* Heads that are dealt out. */
+/* Variants that split heads. */
 static const cp_variant dealt[2][5] = {
     {CP_ULYSSES, CP_MESH, CP_PASS_Q, CP_ULYSSES, CP_MESH},
     {CP_GATHER_Q, CP_SCATTER_Q, CP_GATHER_O, CP_TREE, CP_HELIX}};
@@ -148,7 +148,7 @@ LOOP(other_systems_plans_equal_dense_attention, 0, harness_seeds(20)) {
 }
 
 /* The same tokens in other turns; P, Q, A, U and M are prompts, the others
- * steps. Of + nobody computes an answer. */
+ * steps. Answers of + are not computed. */
 static const char *const histories[] = {
     "P 100 10",
     "Q 100 10",
@@ -192,7 +192,7 @@ static void converse(talk t, const char *turns) {
     close_talk(&t);
 }
 
-/* Who has inherited blocks has them behind later ones. */
+/* A rank that has taken over blocks has them after later ones. */
 TEST(blocks_of_a_leaf_are_listed_in_their_order) {
     cp_piece items[] = {{{1, 2048, 70, 1}, 5}, {{1, 0, 64, 1}, 75}}, to[3];
     const cp_pieces keys = {items, 2, 2};
@@ -211,7 +211,7 @@ TEST(blocks_of_a_leaf_are_listed_in_their_order) {
     }
 }
 
-/* In exact order, bits depend on nothing but tokens. */
+/* In exact order, bits depend only on the tokens. */
 static const struct {
     cp_shape shape;
     cp_element element;
@@ -245,8 +245,8 @@ LOOP(exact_order_leaves_the_bits_alone, 0, COUNT_OF(exact)) {
     end();
 }
 
-/* Prompts that are long enough for Hopper's kernel, then a word; and the same
- * on a GPU that is none. */
+/* Prompts long enough for Hopper's kernel, then a word; and the same on a GPU
+ * that is not Hopper. */
 LOOP(tensor_cores_walk_too, 0, 6 * stand_in_pretends()) {
     begin_open(_i);
     stand_in_pretend_hopper(_i < 4);
@@ -283,8 +283,8 @@ LOOP_FOR(120, ranks_of_one_process_send_to_themselves, 0, 4) {
     end();
 }
 
-/* Numbers in fewer bits: what the same plan answers on threads, and every
- * message of keys and queries, whoever sent it, by its hash. */
+/* Numbers in fewer bits: the answers of the same plan on threads, and every
+ * message of keys and queries, from any rank, by its hash. */
 enum { MOST_MESSAGES = 4000 };
 typedef struct {
     uint64_t hashes[MOST_MESSAGES];
@@ -293,7 +293,7 @@ typedef struct {
 static messages sent_there, sent_here;
 static const talk *talked;
 
-/* Kernels round partials in their own ways. */
+/* Kernels round partials differently. */
 static bool could_be_partial(const cp_plan *plan, int64_t bytes) {
     bool could = false;
     for (int slot = 0; slot < plan->slot_count; slot++)
@@ -343,7 +343,7 @@ static cp_status trade_and_note(void *context, const cp_message_half *halves,
     return CP_OK;
 }
 
-/* A rank of the plan in hand, on a thread: its rows are floats there, too. */
+/* A rank of the current plan, on a thread: its rows are floats there, too. */
 static cp_status answer_there(cp_comm *comm, void *context) {
     talk *t = context;
     const int r = comm->rank;
@@ -366,8 +366,8 @@ static cp_status answer_there(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* Where everybody ends with every answer, who sent a partial goes on with what
- * the others got. */
+/* If every rank ends with every answer, the sender of a partial continues with
+ * the rounded values that the others got. */
 static void same_answers(const talk *t) {
     const float *first = t->answers[0][0];
     const bool even = t->plan->variant == CP_GATHER_O || t->ranks == 4;
@@ -404,8 +404,8 @@ static void same_messages(int turn) {
                       "turn %d, message %d of %d", turn, n, sent_here.count);
 }
 
-/* Every variant, on ranks of which some have nothing: as on threads; and bf16,
- * that it is no further off than its writing makes it. */
+/* Every variant, with some ranks empty, must answer as on threads; bf16 must be
+ * no further off than its encoding explains. */
 LOOP(fewer_bits_are_those_of_threads, 0, 4 * (CP_WIRES - 1) * 2) {
     static const cp_variant turns[2][5] = {
         {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER, CP_MESH, CP_ULYSSES},
@@ -493,8 +493,8 @@ LOOP(joints_are_what_their_definition_says, 0, 12) {
     }
 }
 
-/* Tokens in their order; where there are rows, each row once, and those that
- * hold no token are nobody's. */
+/* Check tokens in order; if there are rows, each row once, and rows without a
+ * token in no tile. */
 static void check_list(const cp_device_tiles *tiles, const cp_pieces *pieces,
                        int64_t longest, int64_t rows) {
     int64_t tile = 0, done = 0; /* of the tile */
@@ -574,7 +574,7 @@ LOOP(a_manifest_has_every_token_of_a_layout, 0, 10) {
     cp_cache_free(t.cache);
 }
 
-/* A list for one sequence of a batch, and then for more of them. */
+/* A list for one sequence of a batch, then for more sequences. */
 LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     talk t = {.shape = {4, 2, 8}, .ranks = 1, .sequences = 4};
     int64_t fresh[4] = {64, 64, 64, 64};
@@ -623,7 +623,7 @@ static bool found_something(talk *t) {
     return stand_in_end() > 0 || t->problem[0] != '\0';
 }
 
-/* How many waits such a call has; without the k-th. */
+/* The number of waits in such a call; the k-th is omitted. */
 static int64_t call_without(talk *t, int64_t k, cp_variant variant) {
     const int64_t fresh = 12, one = 1;
     const bool decode = variant == CP_DECODE;

@@ -1,4 +1,4 @@
-/* Ranks over NCCL, as threads of one process on what stands in for it. */
+/* Ranks over NCCL, as threads of one process on the stand-in. */
 #include "crowd.h"
 #include "talk.h"
 
@@ -8,7 +8,7 @@
 enum { MOST_HEADS = 3 };
 
 /* A thread that is a rank: one host of a talk, or of one of several rings that
- * add their heads up. */
+ * sum over their heads. */
 typedef struct {
     seat seat;
     talk *talks; /* [rings], or one */
@@ -47,7 +47,7 @@ static cp_status walk_as_member(seat *s) {
     return status;
 }
 
-/* Rank 0 may have less patience than the others. */
+/* Rank 0 may have a shorter timeout than the others. */
 static void walk_all(talk *talks, int rings, int ranks, double patience,
                      double patience_of_others) {
     for (int r = 0; r < ranks; r++)
@@ -117,10 +117,10 @@ static bool somebody_says(const talk *t, const char *words) {
     return false;
 }
 
-/* Who is silent is given up by rank 0, who fails tells the others. */
+/* Rank 0 times out on a silent rank; a rank that fails notifies the others. */
 static const struct {
     bool silent;
-    int after; /* so many operations */
+    int after; /* operations before that */
     cp_variant variant;
 } losses[] = {{true, 0, CP_PASS_KV},  {true, 3, CP_PASS_Q},
               {false, 0, CP_PASS_KV}, {false, 1, CP_PASS_Q},
@@ -170,7 +170,7 @@ TEST(a_lost_message_is_named) {
     end();
 }
 
-/* Two layers take longer than the patience, and neither does. */
+/* Two layers take longer than the timeout; each one takes less. */
 TEST(who_is_slow_is_not_dead) {
     const int64_t fresh = 20;
     begin_open(1);
@@ -237,7 +237,7 @@ static void plan_grid(int rings, int64_t fresh, cp_variant variant) {
     }
 }
 
-/* Every ring has the sum over rings, each of which had the whole. */
+/* Every ring has the sum over all rings. */
 static void finish_grid(int rings, int turn) {
     for (talk *t = rings_of; t < rings_of + rings; t++) {
         for (int n = 0; n < LAYERS * t->ranks; n++)
@@ -299,8 +299,8 @@ TEST(groups_that_do_not_divide_are_refused) {
     end();
 }
 
-/* Rank 1 does not split. What rank 0 had allocated for its group must not be
- * freed while somebody could write to it. */
+/* Rank 1 does not split. What rank 0 allocated for its group must not be freed
+ * while NCCL may still write to it. */
 static cp_status split_alone(seat *s) {
     cp_nccl *world, *tp, *cp;
     CP_TRY(cp_nccl_new(&s->id, s->crew.rank, s->crew.ranks, 20, &world));
@@ -317,16 +317,16 @@ static cp_status split_alone(seat *s) {
 
 TEST(a_group_that_never_forms_leaves_nothing) {
     begin(1);
-    mallopt(M_PERTURB, 1); /* freed memory looks otherwise */
+    mallopt(M_PERTURB, 1); /* freed memory is overwritten */
     for (int r = 0; r < 2; r++)
         members[r] = (member){0};
     run_crowd(members, sizeof(members[0]), 2, split_alone);
     end();
 }
 
-/* Rank 0 puts more into a stream than it holds, behind a message that never
- * comes: rank 1 is silent, or has an error; or it is silent, and a graph of rank
- * 0's, never launched, holds the communicator. */
+/* Rank 0 puts more into a stream than it holds, after a message that never
+ * comes. Rank 1 is silent, or has an error; or it is silent while a graph of
+ * rank 0, never launched, holds the communicator. */
 enum { IS_SILENT, FAILS, IS_SILENT_TO_A_GRAPH };
 static int fate; /* rank 1's */
 static cp_queues queues[2];
@@ -392,7 +392,8 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
     end();
 }
 
-/* A watch alone: how long the host does what, and whether it is rescued. */
+/* The watchdog alone: how long the host takes for what, and whether it is
+ * unblocked. */
 typedef struct {
     int asked;
     volatile int rescued;

@@ -1,6 +1,7 @@
-/* Ranks of NCCL as processes, started as a launcher would, that meet, are a
- * crew, and walk rings; or fail, and end together. On a GPU, all of them share
- * it. This program is also what it starts: with --rank SCENE it plays one. */
+/* Ranks of NCCL as processes, started as by a launcher, that rendezvous, form a
+ * process group, and walk rings; or fail, and end together. On a GPU, all of
+ * them share it. The program starts itself: with --rank SCENE it plays one
+ * rank. */
 #define _GNU_SOURCE /* mkostemp */
 #include "talk.h"
 
@@ -27,7 +28,7 @@ static void set_number(const char *name, int number) {
     setenv(name, digits, 1);
 }
 
-/* One rank, which says what it says into a file. */
+/* Start one rank, with its output in a file. */
 static pid_t start_rank(int rank, int ranks, int port, const char *scene,
                         int said_by_all) {
     const pid_t child = fork();
@@ -51,19 +52,19 @@ static const char *scene;
 
 enum { MOST_PROCESSES = 4 };
 
-/* Seconds from the start of a process alone to its end, which measure_start says
- * to all that come later. */
+/* Seconds from the start of a single process to its end; measure_start sets it
+ * for all later processes. */
 static const char START_SECONDS[] = "LONGRING_TEST_START_SECONDS";
 
-/* A rank begins to wait when it has started. On a GPU the last of four may start
- * when the others have, one after the other. */
+/* A rank begins to wait when it has started. On a GPU four processes may start
+ * one after another. */
 static double at_least(double seconds) {
     const char *measured = getenv(START_SECONDS);
     const double start = measured != NULL ? strtod(measured, NULL) : 0.0;
     return fmax(seconds, ceil(MOST_PROCESSES * start));
 }
 
-/* Where somebody is waited for in vain. */
+/* The timeout for waits that must time out. */
 static double patience(void) {
     return at_least(5);
 }
@@ -131,7 +132,7 @@ static void fill_bytes(unsigned char *bytes, int64_t count, int64_t seed) {
         bytes[i] = (unsigned char)((i * 31 + seed * 17) % 251);
 }
 
-/* Share and collect so many bytes, with room for those of all ranks. */
+/* Share and collect `bytes` bytes, with room for those of all ranks. */
 static cp_status exchange_bytes(const cp_crew *crew, int64_t bytes,
                                 unsigned char *all, unsigned char *truth) {
     if (crew->rank == 0)
@@ -150,8 +151,8 @@ static cp_status exchange_bytes(const cp_crew *crew, int64_t bytes,
     return CP_OK;
 }
 
-/* A crew at work: small and large, a plan that all share and one that one of
- * them does not, and somebody who types more slowly than patience lasts. */
+/* A group at work: small and large items, a plan that all share and one on
+ * which one rank differs, and a user who types more slowly than the timeout. */
 static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
     static const int64_t sizes[] = {1, 0, 7, 488, 489, 100003, 5000000};
     static unsigned char all[3 * 5000000], truth[5000000];
@@ -199,8 +200,8 @@ static cp_status start_only(const cp_crew *crew, int64_t unused) {
     return CP_OK;
 }
 
-/* Ranks 1 and 2 are killed one after the other, before they collect; what rank 1
- * said last is heard by all but rank 0. */
+/* Ranks 1 and 2 are killed one after the other, before they collect; the last
+ * message of rank 1 reaches all ranks except rank 0. */
 static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
     static const int lost_one_by_one[] = {1, 1};
     int64_t seats[4], lost = 0;
@@ -250,7 +251,7 @@ static void play_the_scene(int unused) {
     outcome = play_by_name();
 }
 
-/* The bench asserts as it goes, which Check wants to happen inside a test. */
+/* The talk asserts as it runs, which Check allows only inside a test. */
 static cp_status run_here(void) {
     static const TTest test = {"a scene", play_the_scene, __FILE__, __LINE__};
     Suite *suite = suite_create("a rank");
@@ -309,11 +310,11 @@ static int hold_port(int *port) {
 static const struct {
     int ranks;
     const char *scene;
-    int end, other;   /* exit status of all, but of rank 1 */
-    const char *says; /* among what all say, %g: patience; NULL: nothing */
-    int come;         /* of the ranks; 0: all */
-    bool taken;       /* the port is another's */
-    int also;         /* the end of rank 2 */
+    int end, other;   /* exit status of all ranks except rank 1; of rank 1 */
+    const char *says; /* in the output of all, %g: timeout; NULL: empty */
+    int come;         /* how many ranks come; 0: all */
+    bool taken;       /* the port is in use */
+    int also;         /* exit status of rank 2 */
 } plays[] = {
     {1, .scene = "alone"},
     {2, .scene = "talk"},
@@ -328,12 +329,12 @@ static const struct {
     {4, "death", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "exits", 1, .says = ": NCCL: remote process exited"},
-    /* These wait for long. */
+    /* These wait for a long time. */
     {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "crew"},
     {3, "sleeps", 1, 1,
      .says = " timed out after %g s while gathering the ranks'"},
-    {3, "in vain", 1, 1, .come = 2,
+    {3, "timed out", 1, 1, .come = 2,
      .says = "timed out after %g s while joining; rank 0 is expected at "},
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
@@ -360,7 +361,8 @@ static running start_play(int n) {
     return play;
 }
 
-/* All processes of a play end as they should, and say so. */
+/* Check that all processes of a play end as expected, with the expected
+ * output. */
 static void end_play(int n, running *play) {
     const char *scene_of = plays[n].scene;
     static char said[1 << 13], says[100];
@@ -381,7 +383,7 @@ static void end_play(int n, running *play) {
                                                             : plays[n].end),
                       "%s: rank %d of %d ends with %d: %s", scene_of, r,
                       plays[n].ranks, ends[r], said);
-    /* The address sanitizer has a word of its own about fibers. */
+    /* The address sanitizer prints its own line about fibers. */
     const bool silent =
         said[0] == '\0' || (HARNESS_SANITIZED && !strstr(said, "longring"));
     if (plays[n].says != NULL)
@@ -410,8 +412,8 @@ LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
     end_play(_i, &play);
 }
 
-/* At the same time, as they do little else; but on a GPU, which takes long to
- * begin with many processes, one by one. */
+/* At the same time, since they mostly wait; but one by one on a GPU, which
+ * takes long to start many processes. */
 LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
     running play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++) {

@@ -1,5 +1,5 @@
-/* Chat templates: what jinja2 makes of them is what we make of them, what we
- * cannot run is refused by name, and a user's words stay words. */
+/* Chat templates: our output is jinja2's, what we cannot run is refused by
+ * name, and a user's text stays text. */
 #include "expect.h"
 #include "model/template.h"
 #include "tests/harness/tiny_gguf.h"
@@ -46,7 +46,7 @@ static cp_status render(const char *source, int conversation,
     return cp_jinja_render(cp_gguf_string_of(source), &input, output);
 }
 
-/* The template renders the conversation as it was judged. */
+/* Check that the template renders the conversation as recorded. */
 static void agrees(const char *source, int conversation, const char *text) {
     cp_jinja_output output;
     const cp_status status = render(source, conversation, &output);
@@ -82,7 +82,7 @@ LOOP(lines_are_rendered_as_by_jinja2, 0, COUNT_OF(judged_lines)) {
     agrees(judged_lines[_i].source, 0, judged_lines[_i].text);
 }
 
-/* What jinja2 may know and we do not, and what goes wrong, in what words. */
+/* What jinja2 may support and we do not, and errors, with their messages. */
 static const struct {
     const char *source, *words;
 } refusals[] = {
@@ -104,8 +104,8 @@ static const struct {
     {"{{ 'a'.split(sep='a', sep='b') }}", "'split' has too many arguments"},
     {"{{ 'a' | replace('a') }}", "'replace' has too few arguments"},
     {"{{ 2 ** 3 }}", "expected the end of the tag, found '**'"},
-    {"{{ 1e3 }}", "'1e' is no number"},
-    {"{{ 1_000 }}", "'1_' is no number"},
+    {"{{ 1e3 }}", "'1e' is not a number"},
+    {"{{ 1_000 }}", "'1_' is not a number"},
     {"{{ 9223372036854775807 + 1 }}", "an integer is too large"},
     {"{{ -9223372036854775807 - 2 }}", "an integer is too large"},
     {"{{ 9223372036854775808 }}", "9223372036854775808 is too large"},
@@ -117,13 +117,13 @@ static const struct {
     {"{{ 'é' | upper }}", "case beyond ASCII is not known"},
     {"{{ 'a' | replace('', 'b') }}", "replace of an empty text is not known"},
     {"{{ '\\N{DASH}' }}", "the escape \\N is not known"},
-    {"{{ '\\ud800' }}", "\\ud800 is no character"},
+    {"{{ '\\ud800' }}", "\\ud800 is not a character"},
     {"{{ '\\x4' }}", "\\x needs 2 digits"},
     {"{{ a @ b }}", "unexpected '@'"},
     {"{{ a b }}", "expected the end of the tag, found 'b'"},
-    {"{{ 'a }}", "a text has no end"},
-    {"\n{{ a", "line 2: a tag has no end"},
-    {"\n{# a\n\n", "line 2: a comment has no end"},
+    {"{{ 'a }}", "unterminated text"},
+    {"\n{{ a", "line 2: unterminated tag"},
+    {"\n{# a\n\n", "line 2: unterminated comment"},
     {"{% if true %}\n\na", "line 3: the template ends before 'elif'"},
     {"{% for x in messages %}", "the template ends before 'else'"},
     {"{% endif %}", "statement 'endif' is not known"},
@@ -133,8 +133,8 @@ static const struct {
     {"{{ 1 // 0 }}", "division by 0"},
     {"{{ 1 % 0.0 }}", "division by 0"},
     {"{{ raise_exception('No\nsuch role') }}", "line 1: No?such role"},
-    {"{% set messages.x = 1 %}", "'messages' is no namespace"},
-    {"{% break %}", "break and continue belong into a loop"},
+    {"{% set messages.x = 1 %}", "'messages' is not a namespace"},
+    {"{% break %}", "break and continue must be inside a loop"},
     {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
      "more than 150 constructs are nested"},
     {"{% set n = namespace(x=[]) %}{% for i in range(1000) %}"
@@ -142,11 +142,11 @@ static const struct {
      "more than 150 constructs are nested"},
     {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
      "{% endfor %}",
-     "more steps or memory than a chat template should"},
+     "more steps or memory than a chat template may"},
     {"{% set n = namespace(x='aaaaaaaa') %}{% for i in range(99) %}"
      "{% set n.x = n.x + n.x %}{% endfor %}",
-     "more steps or memory than a chat template should"},
-    {"{{ range(100001) }}", "range of 100001 numbers, of at most 100000"},
+     "more steps or memory than a chat template may"},
+    {"{{ range(100001) }}", "range of 100001 numbers; expected at most 100000"},
     {"{{ strftime_now('"
      "%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y%Y"
      "') }}",
@@ -241,7 +241,7 @@ static void close_file(void) {
 
 AROUND_EACH(NULL, close_file);
 
-/* The form of a model whose template is this text, or NULL for its own. */
+/* The form of a model with this text as its template; NULL: its own. */
 static cp_status find_form(tiny_vocabulary kind, const char *source,
                            const char *system) {
     const tiny_gguf_options options = {.blocks = 1,
@@ -422,7 +422,7 @@ TEST(templates_that_hold_no_conversation_are_refused) {
          "{{ m.content }}{% endif %}{% endfor %}",
          NULL, "leaves out a question"},
         {"{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}",
-         NULL, "writes a third turn otherwise than a second"},
+         NULL, "renders a third turn unlike a second"},
         {"{% for m in messages %}{% if m.role == 'system' %}"
          "{{ raise_exception('no system message') }}{% endif %}"
          "{{ m.content }}{% endfor %}",

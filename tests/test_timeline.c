@@ -1,4 +1,4 @@
-/* Virtual clocks of small plans, against closed forms; and drawings. */
+/* Virtual clocks of small plans against closed forms; and drawings. */
 #define _POSIX_C_SOURCE 200809L
 #include "expect.h"
 
@@ -12,8 +12,8 @@
 
 enum { MOST_RANKS = 8, MOST_OPS = 16 };
 
-/* A plan of operations with a length each: seconds of a core, or, of an
- * exchange, that its message takes without one. */
+/* A plan of operations with durations: seconds of a core, or, for an exchange,
+ * of its message, which needs no core. */
 typedef struct {
     cp_op ops[MOST_RANKS * MOST_OPS];
     double seconds[MOST_RANKS * MOST_OPS];
@@ -56,7 +56,7 @@ static void wait_for(story *story, int rank) {
     add(story, rank, (cp_op){.kind = CP_OP_WAIT}, 0);
 }
 
-/* Two ranks exchange something at once. */
+/* Two ranks exchange something at the same time. */
 static void meet(story *story) {
     for (int rank = 0; rank < 2; rank++) {
         exchange(story, rank, 1 - rank, 1 - rank, 0);
@@ -86,14 +86,14 @@ static cp_status tell(story *story, int ranks, double cores) {
     return status;
 }
 
-/* Tell a story of ranks, which end when they should. */
+/* Run a story, and check when its ranks end. */
 static void ends(story *story, int ranks, double cores, const double *wanted) {
     must(tell(story, ranks, cores));
     for (int rank = 0; rank < ranks; rank++)
         ck_assert_double_eq_tol(story->ended[rank], wanted[rank], 1e-12);
 }
 
-/* Ranks with so much work each end when they should. */
+/* Check when ranks with this much work end. */
 static void works(int ranks, double cores, const double *seconds,
                   const double *wanted) {
     story story = {0};
@@ -157,7 +157,7 @@ TEST(who_waits_gives_its_core_away) {
     ends(&story, 2, 1, (double[]){6, 6});
 }
 
-/* Of two ranks with a message of 5 seconds one waits for it and works then, the
+/* Two ranks with a message of 5 seconds: one waits for it and then works, the
  * other works meanwhile. */
 static void hides(double then, double meanwhile, const double *wanted) {
     story story = {0};
@@ -203,7 +203,7 @@ TEST(who_waits_for_ever_is_named) {
                  "rank 1, layer 0: its pack never ends");
 }
 
-/* Each sends to all others at once, more than a ring has under way. */
+/* Each sends to all others at once: more messages than a ring has in flight. */
 TEST(many_messages_may_be_under_way) {
     story story = {0};
     for (int rank = 0; rank < 6; rank++) {
@@ -237,8 +237,9 @@ TEST(a_later_message_may_help) {
     ck_assert_double_eq_tol(with_message(2), 4, 1e-12);
 }
 
-/* With a core for each rank no time is shared: then a rank's own clock does,
- * and must say what the common one does when one rank more has no tasks. */
+/* With a core for each rank no time is shared, so each rank has its own clock.
+ * It must agree with the common clock, which an additional rank without tasks
+ * selects. */
 TEST(a_core_for_each_is_a_clock_for_each) {
     uint64_t seed = 23;
     for (int n = 0; n < 500; n++) {

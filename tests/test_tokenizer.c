@@ -20,7 +20,7 @@ static void close_file(void) {
     file = NULL;
 }
 
-/* A tokenizer of these options, in place of the one before. */
+/* Open a tokenizer with these options, replacing the previous one. */
 static cp_status open_tiny(tiny_gguf_options options) {
     close_file();
     options.blocks = 1;
@@ -59,8 +59,8 @@ static const char *bars(const char *text, bool special) {
     return shown;
 }
 
-/* Join a word's letters, "|l|i|k|e|", until no merge applies: always by the
- * first that does, and where it first does. */
+/* Merge a word's letters, "|l|i|k|e|", until no merge applies: always the first
+ * merge that applies, at its first position. */
 static void join_slowly(char *word) {
     cp_gguf_string *merges;
     int64_t count, rank = 0;
@@ -121,7 +121,7 @@ TEST(the_heap_joins_what_the_definition_joins) {
     }
 }
 
-/* z is in no merge, so that what is between two is joined by itself. */
+/* z is in no merge, so the letters between two are merged separately. */
 TEST(a_long_word_is_joined_as_its_parts_are) {
     enum { BYTES = 100000 };
     static char word[BYTES];
@@ -199,8 +199,8 @@ static cp_status open_vocabulary(const vocabulary *words) {
     return cp_tokenizer_new(file, &tokenizer);
 }
 
-/* Open a vocabulary of all stretches of a text, in which any two that meet may
- * be joined: each word becomes one token. */
+/* Open a vocabulary of all substrings of a text, in which any two adjacent ones
+ * may be merged: each word becomes one token. */
 static void open_joining(const char *pre, const char *text) {
     static char tokens[512][64], merges[4096][128];
     static const char *token_list[512], *merge_list[4096];
@@ -316,7 +316,8 @@ static const struct {
     {&plain, false, "12 34", "1|2| |3|4"},
     {&plain, false, "don't", "d|on|'t"},
     {&plain, false, "\n\n", "\n\n"},
-    /* Tokens of type 4 are taken whole from any text, control tokens not. */
+    /* Tokens of type 4 are taken whole from any text; control tokens are
+     * not. */
     {&yes, false, "a<|im_yes|+b", "a|<|im_yes|+|b"},
     {&yes, false, "<|im_end|>", "<|||i|m|_|en|d|||>"},
     {&own, false, "<|im_own|>", "<|||i|m|_|o|w|n|||>"},
@@ -356,19 +357,19 @@ TEST(what_the_vocabulary_lacks_is_counted_or_named) {
     must(open_tiny(no_q));
     ck_assert_int_eq(cp_tokenizer_lost(tokenizer, "t\x04he q", 6), 2);
     refuses_with(cp_tokenizer_decode(tokenizer, &beyond, 1, &text, &length),
-                 CP_INVALID, "token 323, of a vocabulary of 323");
+                 CP_INVALID, "token 323: the vocabulary has 323");
     ck_assert_ptr_null(text);
     refuses_with(cp_tokenizer_decode(tokenizer, &negative, 1, &text, &length),
-                 CP_INVALID, "token -7, of a vocabulary of 323");
+                 CP_INVALID, "token -7: the vocabulary has 323");
 }
 
 TEST(other_tokenizers_are_refused_by_name) {
     refuses_with(open_tiny((tiny_gguf_options){.pre = "qwen2"}), CP_INVALID,
-                 "pre-tokenizer 'qwen2' is none of smollm, gpt-2, llama-bpe "
-                 "and default");
+                 "pre-tokenizer 'qwen2'; expected smollm, gpt-2, llama-bpe "
+                 "or default");
     refuses_with(open_tiny((tiny_gguf_options){.tokenizer = "llama"}),
                  CP_INVALID,
-                 "tokenizer 'llama' is not byte-level BPE ('gpt2')");
+                 "tokenizer 'llama'; expected byte-level BPE ('gpt2')");
 }
 
 typedef struct {
@@ -379,9 +380,9 @@ typedef struct {
 
 static const quarrel quarrels[] = {
     {{"a", "b", "a"}, "a b", 3, 1, 0, "tokens 0 and 2 are both 'a'"},
-    {{"a", "b", "ab"}, "a c", 3, 1, 0, "merge 0, 'a c', is not of two"},
-    {{"a", "b", "c"}, "a b", 3, 1, 0, "merge 0, 'a b', is not of two"},
-    {{"a", "b", "ab"}, "ab", 3, 1, 0, "merge 0, 'ab', is not of two"},
+    {{"a", "b", "ab"}, "a c", 3, 1, 0, "merge 0, 'a c': expected two"},
+    {{"a", "b", "c"}, "a b", 3, 1, 0, "merge 0, 'a b': expected two"},
+    {{"a", "b", "ab"}, "ab", 3, 1, 0, "merge 0, 'ab': expected two"},
     {{"a", "b", "ab"}, "a b", 2, 1, 0, "2 token types for 3 tokens"},
     {{"a", "b", ""}, "a b", 3, 3, 0, "control token 2 has 0 bytes"},
     {{"a", "b", "ab"}, "a b", 3, 1, 3, "eos_token_id is 3, of 3 tokens"},

@@ -1,5 +1,5 @@
-/* Traces by events that keep the time: complete, in order, and free for those
- * who want none. */
+/* Traces by timed events: complete, in order, and without cost if not
+ * requested. */
 #define _POSIX_C_SOURCE 200809L /* mkstemp */
 #include "talk.h"
 
@@ -52,7 +52,7 @@ static int count(const char *name, int lane) {
 
 static char path[] = "/tmp/trace-XXXXXX";
 
-/* Whether the operation behind this one is done with it. */
+/* Is the next operation done together with this one? */
 static bool is_one(const cp_op *op) {
     return op->merged ||
            (op[0].kind == CP_OP_MERGE && op[1].kind == CP_OP_MERGE);

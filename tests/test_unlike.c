@@ -1,5 +1,5 @@
 /* Unlike devices: the order of their ring, their shares of a call by virtual
- * clocks, and when one of them does better alone. */
+ * clocks, and when one of them is faster alone. */
 #define _GNU_SOURCE
 #include "expect.h"
 
@@ -24,7 +24,7 @@ static double sum_of(int ranks, const double *seconds, const int *order) {
     return sum;
 }
 
-/* All orders from the n-th place on; the least slowest link and sum. */
+/* Try all orders from position n on; finds the best slowest link and sum. */
 static void try_all(int ranks, const double *seconds, int *order, int n,
                     double best[2]) {
     const double worst = cp_ring_slowest(ranks, seconds, order);
@@ -55,8 +55,8 @@ LOOP(small_rings_are_the_best_of_all, 1, 8) {
     }
 }
 
-/* Two hosts of n devices, slow between them: two slow links, whatever the
- * numbers. And all devices are in the ring once. */
+/* Two hosts of n devices with a slow link between them: two slow links,
+ * whatever the numbering. And all devices are in the ring once. */
 LOOP(large_rings_cross_once, 8, 17) {
     double seconds[MOST * MOST];
     int order[MOST], seen[MOST] = {0}, slow = 0;

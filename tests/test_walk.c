@@ -1,11 +1,11 @@
 /* A plan that a student could have written, from its builder to its answer: a
- * ring that hides nothing. Slots, links, checker, explorer and walker are all
- * that it needs; the rings of the next chapters have suites of their own. */
+ * ring that hides nothing. It needs only slots, links, checker, explorer and
+ * walker; the rings of the next chapters have their own suites. */
 #include "around.h"
 
 static bool hasty; /* attends before it waits */
 
-/* Exchange, wait, attend, merge; two slots take turns. */
+/* Exchange, wait, attend, merge; two slots alternate. */
 static void plain_ring(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
     const int keys = cp_plan_add_slots(plan, CP_SLOT_KEYS, 2);

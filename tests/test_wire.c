@@ -1,8 +1,8 @@
-/* Numbers in fewer bits on the wire: rows there and back, and answers that are
- * no more wrong than was said. */
+/* Numbers in fewer bits on the wire: rows encoded and decoded, and answers
+ * within their bounds. */
 #define _GNU_SOURCE
 #define EXPECT_ALSO where
-static char where[200]; /* the call in hand, for failures */
+static char where[200]; /* the current call, for failures */
 
 #include "expect.h"
 
@@ -19,8 +19,8 @@ static char where[200]; /* the call in hand, for failures */
 
 enum { WIDEST = 40 };
 
-/* Of each writing, the bytes of a row, and how far off a number may be: this
- * part of itself, or this part of the largest of its row. */
+/* For each encoding, the bytes of a row, and the error of a number: this
+ * fraction of itself, or this fraction of the largest in its row. */
 static const struct {
     cp_writing writing;
     int scale, bytes;
@@ -48,7 +48,8 @@ static void try_row(int kind, int dim, const float *row) {
     }
 }
 
-/* Rows of every length and size, with outliers; what is no number is seen. */
+/* Rows of every length and size, with outliers; NaN and infinities are
+ * detected. */
 LOOP(rows_come_back_as_near_as_promised, 0, 4 * WIDEST) {
     const int kind = _i / WIDEST, dim = _i % WIDEST + 1;
     const cp_writing writing = writings[kind].writing;
@@ -79,7 +80,7 @@ LOOP(rows_come_back_as_near_as_promised, 0, 4 * WIDEST) {
     hold(back[0] == 0 && back[dim - 1] == 0);
 }
 
-/* All 127 sizes of e4m3, and what lies halfway between two, to the even one. */
+/* All 127 magnitudes of e4m3; midpoints between two round to the even one. */
 TEST(fp8_is_e4m3) {
     float sizes[127], back[2];
     char sent[8];
@@ -100,7 +101,7 @@ TEST(fp8_is_e4m3) {
     }
 }
 
-/* One exponent for a row: what is written once stays as it is. */
+/* One exponent for a row: encoding again changes nothing. */
 TEST(a_block_is_written_once_and_for_all) {
     float row[] = {32767.4f, -3, 0.3f}, back[3], again[3];
     char sent[12];
@@ -116,8 +117,8 @@ TEST(a_block_is_written_once_and_for_all) {
     ck_assert(memcmp(back, again, sizeof(back)) == 0);
 }
 
-/* Attention in doubles over blocks of keys, of which each is computed from what
- * has come there, and merged. */
+/* Attention in double precision over blocks of keys; each partial is computed
+ * from the decoded numbers, and merged. */
 enum { DIM = 12, KEYS = 24, BLOCKS = 3 };
 
 typedef struct {
@@ -162,7 +163,7 @@ static int first_of(const question *it, int block) {
     return it->keys * block / BLOCKS;
 }
 
-/* What one of BLOCKS ranks says that is asked about all; block 0 is its own. */
+/* The answer of one of BLOCKS ranks over all blocks; block 0 is its own. */
 static answer attend_apart(const question *it, cp_wire wire, cp_travels travels,
                            const cp_loss_table *tables, cp_loss_sum *sum) {
     answer all = {{0}, -INFINITY};
@@ -210,7 +211,7 @@ static double part_of(double error, double bound) {
 }
 
 /* How near an answer comes to its two bounds: output before, LSE before; output
- * after, LSE after. Above 1 it is beyond. */
+ * after, LSE after. Above 1 the bound is exceeded. */
 static void come_near(const question *it, cp_wire wire, cp_travels travels,
                       double near[4]) {
     cp_loss_table all, tables[BLOCKS];
@@ -234,7 +235,7 @@ static void come_near(const question *it, cp_wire wire, cp_travels travels,
         output = fmax(output, fabs(got.output[d] - exact.output[d]));
         size = fmax(size, fabs(exact.output[d]));
     }
-    /* What doubles lose, and a float of a partial. */
+    /* The rounding of doubles, and of a partial's floats. */
     output -= 1.2e-7 * size;
     near[0] = part_of(output, before.output);
     near[1] = part_of(lse, before.lse);
@@ -247,8 +248,8 @@ static void come_near(const question *it, cp_wire wire, cp_travels travels,
         cp_loss_table_free(&tables[b]);
 }
 
-/* Numbers of a kind: even; with outliers; as whole multiples of what an int8
- * row is made of and nearly a half; and few but large. */
+/* Numbers of a kind: uniform; with outliers; nearly halfway between multiples
+ * of an int8 row's step; and few but large. */
 static float draw(uint64_t *random, int kind, int d) {
     const float even = harness_uniform(random);
     switch (kind) {
@@ -293,15 +294,15 @@ LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
             nearest[i] = fmax(nearest[i], near[i]);
         }
     }
-    /* They are not far: a tenth is reached, and the LSE more. */
+    /* The bounds are not loose: a tenth is reached, and more for the LSE. */
     ck_assert_msg(nearest[0] > 0.1 && nearest[1] > 0.3 && nearest[2] > 0.1 &&
                       nearest[3] > 0.3,
                   "wire %d travels %d: %.3f %.3f %.3f %.3f", (int)wire, _i % 3,
                   nearest[0], nearest[1], nearest[2], nearest[3]);
 }
 
-/* Two keys whose scores are rounded apart, as far as can be: one up, one down,
- * and their values as far apart as values are. */
+/* Two keys whose scores are rounded apart as far as possible, one up, one down,
+ * and whose values differ as much as values can. */
 TEST(the_bound_is_nearly_reached) {
     question it = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
     double near[4];
@@ -322,7 +323,7 @@ TEST(the_bound_is_nearly_reached) {
 }
 
 /* By hand: int8 rows have the scales 1 and 2; a score may be off by 10 / 2 of
- * these halves, and an answer by what tanh makes of it. */
+ * these halves, and an answer by the tanh of that. */
 TEST(bounds_are_as_by_hand) {
     const float q[] = {1, -2, 3, -4}, k[] = {127, 0, 0, 0, 0, 254, 0, 0};
     const float v[] = {0, 0, 0, 2, 1, 1, 1, 1};
@@ -336,8 +337,8 @@ TEST(bounds_are_as_by_hand) {
     ck_assert_double_eq_tol(bound.lse, score, 1e-9);
     ck_assert_double_eq_tol(bound.output, 2 / 254.0 + tanh(2.5), 1e-3);
     cp_loss_table_free(&table);
-    /* Held in bf16 a key is rounded before and after, and then its query is not
-     * rounded when it is sent. */
+    /* A key stored in bf16 is rounded before and after, and then its query is
+     * not rounded when it is sent. */
     const float odd[] = {126.9f, 3.001f};
     must(cp_loss_table_new(CP_WIRE_INT8, 2, &(cp_shape){1, 1, 1}, &table));
     cp_loss_table_add(&table, 1, odd, odd);
@@ -353,7 +354,7 @@ TEST(bounds_are_as_by_hand) {
     cp_loss_table_free(&table);
 }
 
-/* Rings of threads: their answers, and what is said of them. */
+/* Rings of threads: their answers, and their bounds. */
 enum { FRESH = 33, PAST = 23, HEADS = 8, KV_HEADS = 4, WIDTH = 20 };
 
 typedef struct {
@@ -404,7 +405,7 @@ static const struct {
              {CP_TREE, false, false, 2},      {CP_GATHER_O, false, false, 1},
              {CP_HELIX, false, false, 1}};
 
-/* Can the heads be cut as a variant wants them? */
+/* Can the heads be split as a variant needs? */
 static bool can(cp_variant variant, const cp_shape *shape, int ranks) {
     return variant < CP_ULYSSES || variant == CP_TREE ||
            variant == CP_GATHER_O || cp_shape_divides(shape, ranks);
@@ -440,7 +441,7 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
                               travels.partials == rings[kind].partials,
                           "%s: %d %d %d", where, travels.keys, travels.queries,
                           travels.partials);
-        /* What rank 2 has goes to rank 0, to rank 1, and back. */
+        /* The partial of rank 2 goes to rank 0, to rank 1, and back. */
         hold(!sent || ranks != 3 || variant != CP_TREE ||
              travels.partials == 3);
         for (int i = 0; i < 2; i++)
@@ -450,9 +451,9 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
     }
 }
 
-/* Calls of all kinds: shapes, variants, and numbers of any size that the answer
- * of fp32 survives, so small ones underflow. What fp32 rounds is no more than
- * said, too. */
+/* Calls of all kinds: shapes, variants, and numbers of any size for which fp32
+ * gives an answer, so small ones underflow. The rounding of fp32 is also within
+ * its bound. */
 enum { KINDS = 8, MOST_TOKENS = 100, MOST_DIM = 32, MOST_HEADS = 4 };
 
 static int64_t up_to(uint64_t *random, int64_t most) {
@@ -464,7 +465,7 @@ static float size_of(uint64_t *random, double least, double most) {
     return (float)pow(10, least + share * (most - least));
 }
 
-/* Two calls are apart by no more than twice what one is from fp64. */
+/* Two calls differ by no more than twice the distance of one from fp64. */
 static void hold_rounding(const one_call *call, cp_wire_error rounding) {
     static double output[MOST_TOKENS * MOST_HEADS * MOST_DIM];
     static double lse[MOST_TOKENS * MOST_HEADS];
@@ -483,7 +484,7 @@ static void hold_rounding(const one_call *call, cp_wire_error rounding) {
         hold(fabs(lse[n] - (double)call->lse[n]) <= rounding.lse / 2);
 }
 
-/* How near the two answers of a call come to its bounds. */
+/* How near a call's two answers come to its bounds. */
 static double nearest_of(one_call *call, int ranks, cp_variant variant,
                          cp_wire wire) {
     static float output[2][MOST_TOKENS * MOST_HEADS * MOST_DIM];
@@ -558,13 +559,13 @@ LOOP(no_call_is_beyond_its_bounds, 0, KINDS) {
         fill_around(v, COUNT_OF(v), harness_random(&random), values);
         nearest = fmax(nearest, nearest_of(&call, ranks, variant, wire));
     }
-    /* Small numbers underflow, and come near. */
+    /* Small numbers underflow, and come near the bound. */
     ck_assert_msg(nearest > (_i % 2 == 0 ? 0.1 : 0.4), "%g", nearest);
 }
 
-/* Where everybody ends with every answer, all have the same one: who sends a
- * partial goes on with what the others got. (In a tree of other ranks than a
- * power of two, some get theirs in a message more.) */
+/* If every rank ends with every answer, all have the same one: the sender of a
+ * partial continues with the rounded values that the others got. (In a tree
+ * whose ranks are no power of two, some get theirs by one more message.) */
 enum { MOST_RANKS = 5, NUMBERS = HEADS * WIDTH };
 
 typedef struct {

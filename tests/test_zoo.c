@@ -1,4 +1,4 @@
-/* The bug zoo (tests/zoo): it is sound, and this program has none of its
+/* The bug zoo (tests/zoo): it is consistent, and this program has none of its
  * faults. */
 #include "harness/shell.h"
 #include "harness/suite.h"
@@ -9,7 +9,7 @@ LOOP_FOR(120, each_fault_is_named, 0, 1) {
     runs("exec >&2; python3 -B tests/zoo/check.py");
 }
 
-/* Programs and options; a case's own number of ranks, where none is given. */
+/* Programs and options; without a number of ranks, the case's own. */
 static const char *const runs_of[][2] = {
     {"$L", ""},
     {"$L", "--variant pass-kv --ranks 5"},
@@ -21,7 +21,7 @@ static const char *const runs_of[][2] = {
 };
 enum { RUNS = sizeof(runs_of) / sizeof(runs_of[0]) };
 
-/* The zoo speaks on its first stream, and a failure shows the second. */
+/* The zoo prints to standard output, and a failure shows standard error. */
 LOOP_FOR(120, longring_has_none, 0, RUNS) {
     runs("exec >&2; LONGRING=%s python3 -B tests/zoo/longring.py %s",
          runs_of[_i][0], runs_of[_i][1]);

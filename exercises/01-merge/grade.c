@@ -19,8 +19,8 @@ static void draw_row(double scale) {
     }
 }
 
-/* A running row of keys from .. to - 1, its level some way above the largest
- * score; without keys, what nobody cleared. */
+/* A running row of keys from .. to - 1, with a level somewhat above the largest
+ * score; without keys, uninitialised memory. */
 static float junk = NAN;
 static running row_of(int from, int to, double above) {
     running row = {-INFINITY, junk, grade_floats(DIM)};
@@ -54,7 +54,8 @@ static void truth(int from, int to, double *output, double *lse) {
     *lse = from < to ? most + log(weight) : -INFINITY;
 }
 
-/* The row must be worth keys from .. to - 1: divided here, not by the answer. */
+/* Check that the row stands for keys from .. to - 1; it is divided here, not by
+ * the answer. */
 static void worth(const running *row, int from, int to) {
     double output[DIM], lse;
     float got[DIM], got_lse;
@@ -62,8 +63,7 @@ static void worth(const running *row, int from, int to) {
     grade_hold(from == to || row->level > -INFINITY,
                "the level is -inf: no keys, where there are %d", to - from);
     grade_hold(from < to || row->level == -INFINITY,
-               "the level is %g where there are no keys: want -inf",
-               (double)row->level);
+               "the level is %g without keys: want -inf", (double)row->level);
     if (from == to)
         return;
     for (int j = from; j < to; j++)
@@ -125,7 +125,7 @@ static void both_empty(void) {
     running_merge(&row, &nobody, DIM);
     running_merge(&row, &keys, DIM);
     worth(&row, 0, KEYS);
-    grade_ran("a row that took in keys is merged once more");
+    grade_ran("a row that already has keys is merged again");
     nobody = row_of(0, KEYS, 0);
     running_merge(&row, &nobody, DIM);
     grade_hold(row.sums != keys.sums,
@@ -206,14 +206,14 @@ static void take(void) {
         truth(cut, KEYS, output, &lse);
         for (int i = 0; i < DIM && cut < KEYS; i++)
             taken[i] = (float)output[i];
-        grade_ran("a row of %d keys takes in a partial of %d", cut, KEYS - cut);
+        grade_ran("a row of %d keys merges a partial of %d", cut, KEYS - cut);
         running_take(&row, taken, (float)lse, DIM);
         worth(&row, 0, KEYS);
     }
     draw_row(4);
     running row = row_of(0, 0, 0);
     const running keys = row_of(0, KEYS, 0);
-    grade_ran("an empty row takes in an empty partial, then merges keys");
+    grade_ran("an empty row merges an empty partial, then keys");
     running_take(&row, grade_floats(DIM), -INFINITY, DIM);
     running_merge(&row, &keys, DIM);
     worth(&row, 0, KEYS);
@@ -234,7 +234,7 @@ const grade_lab grade_this = {
              "0 * NaN is NaN: what was never written must not be scaled",
              one_empty},
             {"both sides are empty", 7, 2,
-             "-inf - (-inf) is NaN: look before you subtract", both_empty},
+             "-inf - (-inf) is NaN: test before you subtract", both_empty},
             {"scores far apart", 6, 1,
              "exp of a difference that is never positive cannot overflow",
              far_apart},
@@ -248,8 +248,8 @@ const grade_lab grade_this = {
              "and "
              "-inf",
              finish},
-            {"take in a finished partial", 7, 1,
-             "what are level, weight and sums of an answer that is divided?",
+            {"merge a finished partial", 7, 1,
+             "what are level, weight and sums of an answer after the division?",
              take},
         },
 };

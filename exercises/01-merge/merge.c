@@ -1,5 +1,5 @@
 /* Tangled from book/labs/01-merge.nw; the skeleton; write your answer here. */
-/* Halves of an answer that are not divided yet. */
+/* Halves of an answer before the division. */
 #include "merge.h"
 
 #include <math.h>
@@ -15,5 +15,5 @@ void running_finish(const running *from, float *output, float *lse,
 }
 
 void running_take(running *to, const float *output, float lse, int64_t dim) {
-    /* See the partial as a running row, and merge it. */
+    /* Treat the partial as a running row, and merge it. */
 }

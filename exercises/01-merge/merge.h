@@ -1,6 +1,6 @@
 /* Tangled from book/labs/01-merge.nw; the skeleton; write your answer here. */
-/* Half an answer that is not divided yet: what a kernel holds of one row while
- * it goes over keys. For scores s_j and values v_j of the keys so far,
+/* Half an answer before the division: what a kernel holds for one row while it
+ * goes over keys. For scores s_j and values v_j of the keys so far,
  *   level   a number that no s_j exceeds; -inf: no keys yet
  *   weight  sum of exp(s_j - level)
  *   sums    [dim] sum of exp(s_j - level) * v_j
@@ -16,9 +16,9 @@ typedef struct {
 } running;
 
 /* Merge add into to: the same row over other keys. An empty side leaves the
- * other as it is; two empty sides are empty. NaN in a side that is not empty
- * stays NaN. add is not changed, and to->sums stays to's own memory. Nothing
- * may overflow that need not. */
+ * other unchanged; merging two empty sides gives an empty one. NaN in a side
+ * that is not empty stays NaN. add is not changed, and to->sums stays to's own
+ * memory. No avoidable overflow. */
 void running_merge(running *to, const running *add, int64_t dim);
 
 /* Divide: output [dim] and LSE = level + ln weight. No keys give output 0 and
@@ -26,7 +26,7 @@ void running_merge(running *to, const running *add, int64_t dim);
 void running_finish(const running *from, float *output, float *lse,
                     int64_t dim);
 
-/* Take in a finished partial of the same row over other keys, output [dim] and
+/* Merge a finished partial of the same row over other keys, output [dim] and
  * lse (-inf: empty, whatever output holds). */
 void running_take(running *to, const float *output, float lse, int64_t dim);
 

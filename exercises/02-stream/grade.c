@@ -16,7 +16,8 @@ static_assert(sizeof(stream) ==
 /* The partials: s to base 2, and outputs. */
 static float weights[MANY], outputs[MANY][DIM];
 
-/* Values between 1 and 2: a relative error is then one of so many digits. */
+/* Values between 1 and 2, so that a relative error corresponds to a number of
+ * digits. */
 static void draw_partials(int count, double center, double spread) {
     for (int n = 0; n < count; n++) {
         weights[n] = (float)(center + spread * (double)grade_uniform());
@@ -126,12 +127,12 @@ static void pairs(void) {
     }
 }
 
-/* An end of a bar: the last bits of an answer must not move it. */
+/* Round the end of a bar: the last bits of an answer must not move it. */
 static double place(double at) {
     return round(at * 1e4) / 1e4;
 }
 
-/* Rank 0: the share that each partial has in the answer; rank 1: in yours. */
+/* Rank 0: each partial's share in the correct answer; rank 1: in yours. */
 static void draw_shares(int count) {
     float output[DIM] = {0}, lse;
     double want[DIM], want_lse, at[2] = {0, 0};
@@ -317,12 +318,12 @@ const grade_lab grade_this = {
             {"few partials", 9, 0,
              "a partial weighs 2^s, and all must be on one level", few},
             {"the base of the logarithm", 5, 2,
-             "s comes to base 2 and lse goes out natural: ln x = ln 2 * log2 "
-             "x;\n"
-             "2^level itself may overflow",
+             "s is to base 2 and lse is natural: ln x = ln 2 * log2 "
+             "x;\n2^level itself may overflow",
              base},
             {"any order", 5, 2,
-             "when the level rises, all that was added before must sink",
+             "when the level rises, everything added before must be scaled "
+             "down",
              order},
             {"4,096 partials", 9, 2,
              "what is rounded 4,096 times? Not only a sum: is your factor "
@@ -330,7 +331,7 @@ const grade_lab grade_this = {
              "rounding it?",
              many},
             {"empty partials", 5, 2,
-             "0 * NaN is NaN, and so is -inf - (-inf): look first", empties},
+             "0 * NaN is NaN, and so is -inf - (-inf): test first", empties},
             {"the sink", 6, 3,
              "it is natural, may be above all keys, and must not be added to "
              "the stream",

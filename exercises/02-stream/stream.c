@@ -6,16 +6,16 @@
 #include <stdbool.h>
 
 void pair_add(float *sum, float *lost, float term) {
-    /* Add, and keep what the rounding took. */
+    /* Add, and keep what rounding drops. */
 }
 
 void stream_begin(stream *to, float *room, int64_t dim) {
-    /* Deal out the room, and clear it. */
+    /* Divide up the room, and clear it. */
 }
 
 void stream_add(stream *to, const float *output, float s) {
-    /* Pass over a partial that is empty. */
-    /* Raise the level where the partial is above it. */
+    /* Skip an empty partial. */
+    /* Raise the level if the partial is above it. */
     /* Add the weight, and the weight times each channel. */
 }
 

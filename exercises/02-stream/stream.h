@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-/* Fields and types are fixed. What is still missing after a rounding lies in
- * the second float of each pair. */
+/* Fields and types are fixed. The second float of each pair holds what rounding
+ * dropped from the first. */
 typedef struct {
     float level; /* weights are relative to 2^level; -inf: nothing yet */
     float weight, weight_lost;
@@ -17,23 +17,25 @@ typedef struct {
 } stream;
 
 /* Add term to the number sum + lost. Afterwards sum is that number, rounded,
- * and lost what the rounding took. Inside, double is allowed. */
+ * and lost is what the rounding dropped. Double is allowed inside. */
 void pair_add(float *sum, float *lost, float term);
 
-/* An empty stream. room [2 * dim] holds anything; it belongs to the stream
+/* Begin an empty stream. room [2 * dim] may hold anything; the stream uses it
  * from now on, and the caller frees it after the last use. */
 void stream_begin(stream *to, float *room, int64_t dim);
 
-/* Take in a partial. NaN in s, or in the output of a partial that is not
- * empty, stays NaN. */
+/* Add a partial. NaN in s, or in the output of a partial that is not empty,
+ * stays NaN. */
 void stream_add(stream *to, const float *output, float s);
 
-/* The answer so far. With w the weights of all partials and e^sink that of the
- * sink, a NATURAL logarithm as in the model's file (-inf: no sink),
+/* The answer so far. w are the weights of all partials, and e^sink is that of
+ * the sink; sink is a NATURAL logarithm, as in the model's file (-inf: no
+ * sink).
  *   output [dim] = sum(w * output) / (sum(w) + e^sink)
  *   lse          = ln(sum(w) + e^sink), natural
- * Without partials, output 0 and lse = sink. The stream stays as it is: more
- * may be added, and it may end again. Nothing may overflow that need not. */
+ * Without partials, output is 0 and lse = sink. The stream is unchanged:
+ * partials may still be added, and it may be ended again. No avoidable
+ * overflow. */
 void stream_end(const stream *from, float sink, float *output, float *lse);
 
 #endif

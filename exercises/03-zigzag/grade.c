@@ -17,7 +17,7 @@ static void say(const char *what, const cut *how) {
 /* Whether tiles are longer than 1. */
 static bool tiled;
 
-/* Few tokens, in turn: none, one, fewer than ranks, and at random. */
+/* Few tokens, alternating: none, one, fewer than ranks, and random. */
 static cut draw_cut(int n) {
     cut how = {n % 2 ? ZIGZAG : NAIVE, 0, 1, rank_counts[n / 2 % 5]};
     switch (n / 10 % 6) {
@@ -50,7 +50,7 @@ static int64_t size_of(const cut *how) {
     return size;
 }
 
-/* Who has a chunk: dealt out upwards, then downwards. */
+/* The rank that has a chunk: dealt out upwards, then downwards. */
 static int dealt(const cut *how, int64_t chunk) {
     int rank = -1, step = 1;
     for (int64_t n = 0; n <= chunk; n++) {
@@ -129,7 +129,7 @@ static void look_at_spans(const cut *how) {
         grade_hold(count == 2 || full_chunks(how, rank) != 2,
                    "rank %d has %d span%s, want 2%s", rank, count,
                    count == 1 ? "" : "s",
-                   rank == how->ranks - 1 ? ": neighbouring chunks stay two"
+                   rank == how->ranks - 1 ? ": do not join neighbouring chunks"
                                           : "");
         grade_equal(count, full_chunks(how, rank), "spans of rank %d", rank);
         for (int i = 0; i < count; i++) {
@@ -287,9 +287,9 @@ static void balances(void) {
     }
 }
 
-/* Tiles in the size of a chunk, and in all that follows from it: here an owner
- * and the work need only agree with the chunks and the pairs of the answer,
- * and a balance must not be that of tiles of 1. */
+/* Tiles in the size of a chunk, and in all that follows from it. Here the owner
+ * and the work need only agree with the answer's own chunks and pairs, and the
+ * balance must differ from that for tiles of 1. */
 static void tiles(void) {
     const cut five = {NAIVE, 12, 5, 3};
     tiled = true;
@@ -333,13 +333,13 @@ const grade_lab grade_this = {
              "zigzag: chunk j >= N belongs to rank 2N-1-j; naive: to rank j",
              owners},
             {"every token once", 9, 1,
-             "the last chunks may be cut short or have no token at all", spans},
+             "the last chunks may be shorter, or have no token at all", spans},
             {"pairs of a few positions", 8, 0,
              "count ramp and plateau by hand for queries 2..9, keys 4..6",
              few_pairs},
             {"pairs of a million positions", 7, 4,
-             "a million squared does not fit into 32 bits, and takes a loop "
-             "too long",
+             "a million squared does not fit 32 bits, and is too much for a "
+             "loop",
              many_pairs},
             {"the work of a rank", 5, 4,
              "all queries of the rank's spans (case 3), with the keys of all "
@@ -350,8 +350,8 @@ const grade_lab grade_this = {
              "1",
              balances},
             {"whole tiles", 5, 3,
-             "first ceil(tokens / chunks), then up to a multiple of tile; all "
-             "else\nfollows from chunk_size",
+             "first ceil(tokens / chunks), then round up to a multiple of "
+             "tile; the rest\nfollows from chunk_size",
              tiles},
         },
 };

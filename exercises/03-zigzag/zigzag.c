@@ -1,21 +1,21 @@
 /* Tangled from book/labs/03-zigzag.nw; the skeleton; write your answer here. */
-/* The cut of a prompt, and the work that it makes. */
+/* The cut of a prompt, and the resulting work. */
 #include "zigzag.h"
 
 #include "ground/ground.h"
 
 int64_t chunk_size(const cut *how) {
-    /* Divide up, and up again to whole tiles. */
+    /* Divide and round up, then round up to whole tiles. */
     return 0;
 }
 
 int token_owner(const cut *how, int64_t position) {
-    /* Find the chunk, and who has it. */
+    /* Find the chunk, and the rank that has it. */
     return -1;
 }
 
 int rank_spans(const cut *how, int rank, range spans[2]) {
-    /* List the rank's chunks as far as they have tokens. */
+    /* List the rank's chunks that have tokens. */
     return -1;
 }
 

@@ -216,7 +216,7 @@ static void positions(void) {
     }
 }
 
-/* What channel i of a packed token holds. */
+/* The value of channel i of a packed token. */
 static float value_of(int64_t token, int64_t i) {
     return (float)(8 * token + i + 1);
 }
@@ -230,8 +230,8 @@ static float *packed_of(const batch *how, int64_t dim) {
     return packed;
 }
 
-/* Go over all rows of all shards: write what belongs there, NaN into the
- * padding, or see that it is there and that padding is 0. */
+/* Go over all rows of all shards: write the right values, with NaN in the
+ * padding, or check them, with 0 in the padding. */
 static void go_over(const batch *how, float *const *shards, int64_t dim,
                     bool write) {
     for (int64_t s = 0; s < how->sequences; s++)
@@ -333,7 +333,7 @@ const grade_lab grade_this = {
             {"one sequence, cut evenly", 7, 0,
              "rows of chunk r first, then those of chunk 2N-1-r", one_even},
             {"an uneven last chunk", 6, 1,
-             "divide up: a chunk may be cut short, or have no token at all",
+             "round up: a chunk may be shorter, or have no token at all",
              one_uneven},
             {"no token, or one", 5, 2,
              "a length is cu_seqlens[s + 1] - cu_seqlens[s]; an empty sequence "

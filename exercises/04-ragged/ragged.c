@@ -27,5 +27,5 @@ void place_rows(const batch *how, int rank, const float *packed, float *shard,
 
 void gather_back(const batch *how, const float *const *shards, float *packed,
                  int64_t dim) {
-    /* Copy each row that is a token back. */
+    /* Copy back each row that is a token. */
 }

@@ -2,10 +2,11 @@
 /* From a packed tensor of several sequences to padded shards, one for each
  * rank, and back. Sequence s has tokens cu_seqlens[s] .. cu_seqlens[s + 1] - 1
  * of the packed tensor. It is cut into 2N chunks of c_s = ceil(T_s / 2N)
- * positions, T_s its length. In the shard of rank r it has 2 c_s rows, behind
- * those of sequence s - 1: c_s for chunk r, then c_s for chunk 2N-1-r. A row
- * whose position is not below T_s is padding. It is the cut of section 3.3, and
- * part r always goes to rank r: the turns of 3.4 and 3.5 are not used here. */
+ * positions, where T_s is its length. In the shard of rank r it has 2 c_s rows,
+ * after those of sequence s - 1: c_s for chunk r, then c_s for chunk 2N-1-r. A
+ * row whose position is not below T_s is padding. This is the cut of section
+ * 3.3, and part r always goes to rank r: there is no rotation as in 3.4 and
+ * 3.5. */
 #ifndef RAGGED_H
 #define RAGGED_H
 
@@ -15,7 +16,7 @@
 typedef struct {
     int ranks;
     int64_t sequences;
-    const int32_t *cu_seqlens; /* [sequences + 1]; from 0 on, never falling */
+    const int32_t *cu_seqlens; /* [sequences + 1]; starts at 0, never falls */
 } batch;
 
 /* A token: its sequence, and its position in it. Padding: -1 and -1. */
@@ -26,11 +27,11 @@ typedef struct {
 /* The rows of a shard, the same number on all ranks. */
 int64_t shard_rows(const batch *how);
 
-/* What lies in a row of a rank's shard, 0 <= row < shard_rows. */
+/* The token in a row of a rank's shard, 0 <= row < shard_rows. */
 place place_of(const batch *how, int rank, int64_t row);
 
-/* The positions that a rank gives to its rotations: positions [shard_rows],
- * each in its own sequence, and -1 in padding. */
+/* The positions for a rank's rotary embeddings: positions [shard_rows], each
+ * within its own sequence, and -1 in padding. */
 void positions_of(const batch *how, int rank, int32_t *positions);
 
 /* Fill the shard [shard_rows][dim] of a rank from packed [tokens][dim].
@@ -38,8 +39,8 @@ void positions_of(const batch *how, int rank, int32_t *positions);
 void place_rows(const batch *how, int rank, const float *packed, float *shard,
                 int64_t dim);
 
-/* The way back: packed [tokens][dim] from the shards of all ranks, shards
- * [ranks] of [shard_rows][dim]. What a kernel left in padding goes nowhere. */
+/* The inverse: packed [tokens][dim] from the shards of all ranks, shards
+ * [ranks] of [shard_rows][dim]. Padding rows are ignored. */
 void gather_back(const batch *how, const float *const *shards, float *packed,
                  int64_t dim);
 

@@ -43,6 +43,6 @@ int shift_rounds(int ranks) {
 
 cp_status gather(cp_comm *comm, ring_shift *shift, const int64_t *bytes,
                  void *const *blocks) {
-    /* Pass on what came last until every block is here. */
+    /* Pass on the last block received until every block is here. */
     return cp_refuse("gather is not written yet");
 }

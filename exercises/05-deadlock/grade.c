@@ -1,6 +1,6 @@
-/* Cases of lab 05. Each rank's posts and waits are written down on the way to
- * the communicator, and played again by virtual clocks, where a message lasts
- * one round from when both of its sides are there. */
+/* Cases of lab 05. Each rank's posts and waits are recorded on the way to the
+ * communicator, and replayed by virtual clocks, where a message takes one round
+ * once both of its sides are there. */
 #include "deadlock.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static int64_t stroke_count;
 static int drawn_ranks;
 static double drawn_rounds;
 
-/* Half a message: it waits, and moves in the last round before its end. */
+/* Half of a message: it waits, and is sent in the last round before its end. */
 static void stroke(int rank, bool talks, int origin, double posted,
                    double arrives, double end) {
     const bool met = isfinite(arrives);
@@ -163,7 +163,7 @@ static void draw_event(int rank, const event *e, double end) {
                arrival(e->from, rank, e->receive_number), end);
 }
 
-/* Let a rank do what it did next; false if it cannot, or has nothing to do. */
+/* Replay a rank's next action; false if it cannot act, or has nothing to do. */
 static bool play_one(int rank) {
     if (play.next[rank] == seen.count[rank])
         return false;
@@ -183,7 +183,7 @@ static bool play_one(int rank) {
     return true;
 }
 
-/* Play all; returns the rounds that it took. */
+/* Replay everything; returns the number of rounds. */
 static double play_again(int ranks) {
     bool moved = true;
     double end = 0;
@@ -199,7 +199,7 @@ static double play_again(int ranks) {
     for (int r = 0; r < ranks; r++)
         end = fmax(end, play.clock[r]);
     for (int r = 0; r < ranks; r++)
-        if (play.next[r] < seen.count[r]) /* it waits for ever */
+        if (play.next[r] < seen.count[r]) /* it waits forever */
             draw_event(r, oldest_of(r), end + 2);
     return end;
 }
@@ -255,7 +255,7 @@ static void draw_lengths(scene *it) {
                                                 : grade_between(1, 300);
 }
 
-/* Blocks that travel by shifts between two rooms of each rank. */
+/* Send blocks by shifts between two buffers of each rank. */
 static cp_status turn(cp_comm *comm, void *context) {
     const scene *it = context;
     const int ranks = it->ranks, rank = comm->rank;
@@ -267,10 +267,9 @@ static cp_status turn(cp_comm *comm, void *context) {
         CP_TRY(
             it->shift(comm, send, it->bytes[given], receive, it->bytes[taken]));
         if (comm->oldest != NULL)
-            return cp_fail(CP_BROKEN,
-                           "shift %d returned, and an exchange is "
-                           "still outstanding",
-                           n);
+            return cp_fail(
+                CP_BROKEN,
+                "shift %d returned, but an exchange is still outstanding", n);
         CP_TRY(look(send, given, it->bytes[given], "given by shift", n));
         CP_TRY(look(receive, taken, it->bytes[taken], "taken by shift", n));
     }
@@ -351,7 +350,7 @@ static void odd_ranks(void) {
 
 static void one_rank(void) {
     shifts(shift_ordered, "shift_ordered", 1, 2, 1 + grade_seed() % 1000);
-    grade_equal(seen.count[0], 0, "posts and waits of a rank that is alone");
+    grade_equal(seen.count[0], 0, "posts and waits of a single rank");
 }
 
 static void rounds(void) {
@@ -364,7 +363,7 @@ static void rounds(void) {
         const double taken = shifts(shift_ordered, "shift_ordered", ranks, 1,
                                     1 + grade_seed() % 1000);
         grade_hold(taken <= fewest,
-                   "shift_ordered takes %g rounds, and %d are enough", taken,
+                   "shift_ordered takes %g rounds, but %d are enough", taken,
                    fewest);
     }
 }
@@ -392,14 +391,13 @@ static void exchanged(void) {
         if (ranks > 1)
             hold_exchanges(ranks, turns);
         grade_hold(taken <= turns,
-                   "%d shifts take %g rounds, and one each is "
-                   "enough",
-                   turns, taken);
+                   "%d shifts take %g rounds, but one each is enough", turns,
+                   taken);
     }
 }
 
-/* The all-gather: with a shift that is right, so that it stands alone, and
- * that counts its calls. */
+/* The all-gather is graded alone, with a correct shift that counts its
+ * calls. */
 static int shift_calls[RANKS];
 
 static cp_status right_shift(cp_comm *comm, const void *send,
@@ -481,11 +479,12 @@ const grade_lab grade_this = {
     .cases =
         {
             {"in order, two ranks", 6, 0,
-             "who can receive while the other sends?", two_ranks},
+             "which rank can receive while the other sends?", two_ranks},
             {"in order, an even number of ranks", 6, 1,
              "a neighbour of an even rank is odd", even_ranks},
             {"in order, an odd number of ranks", 7, 2,
-             "two even ranks are neighbours: who hears the last one, and when?",
+             "two even ranks are neighbours: which rank receives from the last "
+             "one, and when?",
              odd_ranks},
             {"in order, one rank", 4, 0,
              "a rank that is its own neighbour waits for itself", one_rank},
@@ -498,12 +497,12 @@ const grade_lab grade_this = {
              "buffers yours again?",
              exchanged},
             {"all-gather, unequal and empty blocks", 6, 0,
-             "after h shifts rank k holds the block of rank k - h; its length "
-             "travels with it",
+             "after h shifts rank k holds the block of rank k - h, with that "
+             "block's length",
              gathers},
             {"messages late, messages early", 4, 7,
-             "mend cases 3 and 6 first; then: all must hold whenever a message "
-             "moves between post and wait",
+             "fix cases 3 and 6 first; then everything must hold whenever a "
+             "message is sent between post and wait",
              late_and_early},
         },
 };

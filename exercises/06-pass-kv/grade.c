@@ -1,6 +1,5 @@
-/* Cases of lab 06. What each rank posts, waits for and attends to is written
- * down: buffers that are lent are watched, and virtual clocks play it again for
- * the drawing. */
+/* Cases of lab 06. What each rank posts, waits for and attends to is recorded:
+ * lent buffers are watched, and virtual clocks replay it for the drawing. */
 #include "pass_kv.h"
 
 #include <math.h>
@@ -33,14 +32,14 @@ typedef struct {
     int to, from, send_number, receive_number;
     double posted, length; /* of a message that is received; of an attention */
     int origin;
-    bool sends, receives; /* an attention: what is under way */
+    bool sends, receives; /* for an attention: what is in flight */
 } event;
 
 static struct {
     event events[RANKS][EVENTS];
     int count[RANKS];
     const cp_comm_ops *real[RANKS];
-    char wrong[RANKS][200]; /* the first touch of what is lent */
+    char wrong[RANKS][200]; /* the first access to a lent buffer */
     bool answered[RANKS];   /* an attention went into the answer */
     const scene *scene;
 } seen;
@@ -164,8 +163,8 @@ cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
     return cp_attend(&attention);
 }
 
-/* The drawing, of the last run: an attention lasts as long as it has pairs, and
- * a message of the mean length two thirds of a mean attention. */
+/* The drawing of the last run: an attention takes a time per pair, and a
+ * message of mean length two thirds of a mean attention. */
 static cp_stroke strokes[2 * RANKS * EVENTS];
 static int64_t stroke_count;
 static int drawn_ranks;
@@ -277,8 +276,9 @@ static cp_status enter(cp_comm *comm, void *context) {
     CP_TRY(ring_pass_kv(comm, &it->calls[comm->rank]));
     it->sent[comm->rank] = comm->sent;
     if (comm->oldest != NULL)
-        return cp_fail(CP_BROKEN, "ring_pass_kv returned, and an exchange is "
-                                  "still outstanding");
+        return cp_fail(
+            CP_BROKEN,
+            "ring_pass_kv returned, but an exchange is still outstanding");
     return CP_OK;
 }
 
@@ -296,7 +296,7 @@ static void run(scene *it, uint64_t disorder) {
     grade_hold(status == CP_OK, "%s", cp_message());
 }
 
-/* Who has what. */
+/* Give tokens to a rank. */
 
 static void give(scene *it, cp_pieces *pieces, int64_t first, int64_t count) {
     const cp_piece piece = {{0, first, count, 1}, cp_pieces_tokens(pieces)};
@@ -304,7 +304,7 @@ static void give(scene *it, cp_pieces *pieces, int64_t first, int64_t count) {
     it->tokens = cp_max(it->tokens, first + count);
 }
 
-/* As the book deals them out: equal blocks, and 2N new tokens. */
+/* The book's placement: equal blocks, and 2N new tokens. */
 static void deal_equally(scene *it, int64_t tokens) {
     static const cp_dealing zigzag = {.placement = CP_ZIGZAG};
     it->tokens = tokens;
@@ -316,8 +316,8 @@ static void deal_equally(scene *it, int64_t tokens) {
     }
 }
 
-/* Runs of tokens to anybody, but none to a rank that is left out; queries to
- * anybody but one. */
+/* Runs of tokens to random ranks, but none to the one left out; queries to all
+ * ranks but one. */
 static void deal_by_chance(scene *it, int64_t tokens, int left_out) {
     for (int64_t first = 0, n = 0; first < tokens; n++) {
         const int64_t count =
@@ -389,16 +389,15 @@ static void say(const scene *it) {
               it->ranks == 1 ? "" : "s", text);
 }
 
-/* An answer that holds NaN, told by where they come from. */
+/* Report NaN in an answer by its source. */
 static void hold_numbers(const scene *it, int rank) {
     const cp_partial *answer = &it->answers[rank];
     for (int64_t n = 0; n < answer->rows * it->shape.query_heads; n++)
-        grade_hold(!isnan(answer->lse[n]), "rank %d: the answer is NaN: %s",
-                   rank,
-                   seen.answered[rank]
-                       ? "what was attended to or merged held NaN; no block "
-                         "had come there"
-                       : "hop 0 goes straight into the answer");
+        grade_hold(
+            !isnan(answer->lse[n]), "rank %d: the answer is NaN: %s", rank,
+            seen.answered[rank] ? "a buffer that was attended to or merged "
+                                  "held NaN; no block had arrived there"
+                                : "hop 0 goes straight into the answer");
 }
 
 static void hold_answers(const scene *it) {
@@ -466,7 +465,7 @@ static void one_rank(void) {
     scene it = scene_of(1);
     run_equal(&it, grade_between(5, TOKENS));
     hold_answers(&it);
-    grade_equal(it.sent[0].hops, 0, "messages of a rank that is alone");
+    grade_equal(it.sent[0].hops, 0, "messages of a single rank");
 }
 
 static void two_ranks(void) {
@@ -549,8 +548,8 @@ static void under_way(void) {
                  e < seen.events[r] + seen.count[r]; e++)
                 if (e->kind == ATTEND && ++attends < it.ranks)
                     grade_hold(e->sends && e->receives,
-                               "rank %d attends to the block of rank %d, and "
-                               "%s is under way",
+                               "rank %d attends to the block of rank %d while "
+                               "%s is in flight",
                                r, e->origin,
                                e->sends      ? "no receive"
                                : e->receives ? "no send"
@@ -578,14 +577,15 @@ const grade_lab grade_this = {
             "been noticed",
     .cases =
         {
-            {"what a block weighs", 3, 0,
-             "keys and values, of N_KV heads and not N_H; fp32", weight},
+            {"the bytes of a block", 3, 0,
+             "keys and values, of N_KV heads, not N_H; fp32", weight},
             {"one rank", 4, 0,
-             "attend to the own block, into the answer; nobody to send to",
+             "attend to your own block, into the answer; there is no rank to "
+             "send to",
              one_rank},
             {"two ranks", 7, 0,
-             "start the exchange, attend to what is here, then wait and attend "
-             "to what came",
+             "start the exchange, attend to the block that is here, then wait "
+             "and attend to the one that arrived",
              two_ranks},
             {"3, 5 and 7 ranks, equal caches", 8, 3,
              "at hop h rank k holds the block of rank k - h, in the buffer "
@@ -593,22 +593,23 @@ const grade_lab grade_this = {
              equal_caches},
             {"unequal caches", 8, 4,
              "a message is as long as the block in it: whose block comes next? "
-             "A rank without queries passes blocks on all the same",
+             "A rank without queries still passes blocks on",
              unequal_caches},
             {"an empty cache", 5, 4,
-             "no tokens are a message of no bytes and a partial of LSE -inf",
+             "without tokens there is a message of no bytes and a partial of "
+             "LSE -inf",
              empty_cache},
             {"messages and bytes", 4, 3,
              "N-1 messages each, of 2 x length x N_KV x D_H floats: no "
-             "padding, and no block comes home",
+             "padding, and no block returns to its rank",
              counts},
-            {"attend while a message is under way", 6, 3,
-             "draw it: make grade LAB=06 CASE=8 DRAW=1. The exchange of the "
-             "next block comes before the attention, both halves of it",
+            {"attend while a message is in flight", 6, 3,
+             "draw it: make grade LAB=06 CASE=8 DRAW=1. Both halves of the "
+             "exchange of the next block come before the attention",
              under_way},
             {"messages late, messages early", 4, 5,
-             "this time with real numbers. All must hold whenever a message "
-             "moves between exchange and wait",
+             "this time with real numbers. Everything must hold whenever a "
+             "message is sent between exchange and wait",
              late_and_early},
         },
 };

@@ -2,19 +2,19 @@
 /* Ring pass-Q with partials that travel: a builder. */
 #include "carry.h"
 
-/* The first of the slots that were added, of each kind. */
+/* The first added slot of each kind. */
 typedef struct {
     int queries, partials;
 } carry_slots;
 
 int carry_origin(int rank, int hop, int ranks) {
-    /* Say whose queries are here. */
+    /* Find whose queries are here. */
     return CP_NOBODY;
 }
 
 int64_t carry_bytes(int ranks, int64_t rows, const cp_shape *shape,
                     int64_t element_bytes) {
-    /* Count what a rank sends. */
+    /* Count the bytes that a rank sends. */
     return -1;
 }
 
@@ -25,7 +25,7 @@ static void emit_hop(cp_plan *plan, carry_slots slots, int k, int hop) {
 
 /* What is left to do when the last hop is over. */
 static void emit_end(cp_plan *plan, carry_slots slots, int k) {
-    /* See the result come home. */
+    /* Wait for the result to return. */
 }
 
 void carry_plan(cp_plan *plan) {

@@ -7,7 +7,7 @@
 
 static const cp_shape shape = {4, 2, 8};
 
-/* Counted here once more: what a message of each kind weighs. */
+/* The bytes of a message of each kind, counted again here. */
 static int64_t query_bytes(const cp_layout *layout) {
     return layout->queries[0].rows * shape.query_heads * shape.head_dim * 4;
 }
@@ -17,7 +17,7 @@ static int64_t partial_bytes(const cp_layout *layout) {
            4;
 }
 
-/* The drawing: a partial under way is not to be taken for the queries. */
+/* The drawing: a partial in flight must not look like queries. */
 enum { BARS = 400, LETTER_A = 10 };
 
 typedef struct {
@@ -73,9 +73,9 @@ static bool is_rank(const cp_plan *plan, cp_use use) {
     return use.origin >= 0 && use.origin < plan->layout->ranks;
 }
 
-/* By clocks in which a partial takes three fifths of a mean attention, and
- * queries, as if in bf16, less than half of that; as a table, all operations
- * of the plan. */
+/* Draw by clocks in which a partial takes three fifths of a mean attention, and
+ * queries, as if in bf16, less than half of that; as a table, write all
+ * operations of the plan. */
 static cp_status draw(const void *what, int kind, void *file) {
     const cp_plan *plan = what;
     static drawing d;
@@ -113,7 +113,7 @@ static cp_status draw(const void *what, int kind, void *file) {
                            d.count, (cp_drawing)kind, file);
 }
 
-/* What carry.h says of a plan, beside that its answer is right. */
+/* Check what carry.h requires of a plan besides a correct answer. */
 static void hold_exchange(const cp_plan *plan, int rank, const cp_op *op) {
     const int ranks = plan->layout->ranks;
     const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -268,8 +268,8 @@ static void conversations(void) {
     }
 }
 
-/* The checker follows the origins of what is sent and merged into; these two it
- * does not read. */
+/* The checker follows the origins of what is sent and merged into; it does not
+ * read these two. */
 static void origins(void) {
     for (int ranks = 2; ranks <= 7; ranks++) {
         const cp_plan *plan =
@@ -311,8 +311,8 @@ static void memory(void) {
     }
 }
 
-/* A message takes a fifth of a hop's attention: two of them fit behind it, and
- * what is left to see is the way home. */
+/* A message takes a fifth of a hop's attention: two of them fit under it, and
+ * only the return remains visible. */
 static void hidden(void) {
     for (int ranks = 2; ranks <= 7; ranks++) {
         const int64_t fresh = 2 * ranks, past = 200 * ranks;
@@ -328,7 +328,7 @@ static void hidden(void) {
         const double took = grade_makespan(plan, 1, message, 0);
         grade_hold(took <= most,
                    "a pair takes 1 and a message %.0f: the plan ends at %.0f, "
-                   "and must by %.0f; attention alone takes %ld",
+                   "but must end by %.0f; attention alone takes %ld",
                    message, took, most, busiest);
     }
 }
@@ -342,30 +342,30 @@ const grade_lab grade_this = {
         {
             {"whose queries are here", 3, 0,
              "what rank k holds at hop j, rank k - 1 held at hop j - 1", whose},
-            {"the bill on paper", 5, 0,
+            {"the bytes on paper", 5, 0,
              "queries make N - 1 hops, partials N: count both for N = 2",
              on_paper},
             {"one rank", 4, 0,
              "attend into plan->result, and send nothing to yourself", alone},
             {"two ranks, in every order", 6, 3,
-             "write down which slot each line reads and writes, and which are "
-             "in flight; a wait ends the oldest exchange of its rank",
+             "write down which slots each line reads and writes, and which are "
+             "in flight; a wait completes the oldest exchange of its rank",
              two},
             {"3, 5 and 7 ranks", 6, 4,
              "which of your two slots is still being sent?", prompts},
             {"over caches, and one token each", 6, 5,
-             "a rank without new tokens sends and attends all the same",
+             "a rank without new tokens still sends and attends",
              conversations},
             {"every partial says whose it is", 5, 5,
              "the origin says whose queries they are, not whose keys, and a "
-             "partial keeps it on its whole way",
+             "partial keeps it all the way",
              origins},
             {"three partials", 7, 5,
-             "a slot is free again when the wait for its send is over: two "
-             "that take turns, and the result",
+             "a slot is free again after the wait for its send: two slots that "
+             "alternate, and the result",
              memory},
-            {"the partial flies while you attend", 7, 5,
-             "only the merge needs what arrives: attend first, wait then",
+            {"the partial is in flight while you attend", 7, 5,
+             "only the merge needs what arrives: attend first, then wait",
              hidden},
         },
 };

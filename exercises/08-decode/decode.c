@@ -12,7 +12,7 @@ int decode_owner(int ranks, const int64_t *held, int64_t room, int64_t turn) {
 
 int64_t decode_rows(int ranks, int64_t sequences, const int *owner,
                     int64_t *sequence_of) {
-    /* Count the rows, and say who is where. */
+    /* Count the rows, and record which sequence is where. */
     return -1;
 }
 
@@ -23,12 +23,12 @@ cp_status decode_append(decode_rank *me) {
 
 cp_status decode_attend(const decode_rank *me, int origin, const float *queries,
                         float *partial) {
-    /* Attend for the rows that are real. */
+    /* Attend for the rows that are not padding. */
     return CP_OK;
 }
 
-/* Blocks of a step, [ranks] of each kind: queries that arrive, partials that
- * are computed, partials that come home. */
+/* Blocks of a step, [ranks] of each kind: arriving queries, computed partials,
+ * returned partials. */
 typedef struct {
     float **queries, **computed, **home;
 } blocks;

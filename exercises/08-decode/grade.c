@@ -12,7 +12,7 @@ enum { RANKS = 7, BATCH = 16, ROOM = 20 };
 
 static const int some_ranks[] = {1, 2, 3, 5, 7};
 
-/* held as text, for what is said of a call. */
+/* held as text, for messages. */
 static const char *listed(int64_t count, const int64_t *held) {
     static char text[400];
     size_t used = 0;
@@ -72,9 +72,9 @@ static void full(void) {
         grade_hold(owner >= CP_NOBODY && owner < ranks,
                    "the owner is rank %d of %d", owner, ranks);
         grade_hold(any || owner == CP_NOBODY,
-                   "the owner is rank %d, and all are full", owner);
+                   "the owner is rank %d, but all are full", owner);
         grade_hold(!any || owner != CP_NOBODY,
-                   "the owner is nobody, and a rank has room");
+                   "no rank is the owner, but one has room");
         grade_hold(owner == CP_NOBODY || held[owner] < room,
                    "the owner is rank %d, which is full", owner);
     }
@@ -89,8 +89,8 @@ static int64_t spread(int ranks, const int64_t *held) {
     return most - least;
 }
 
-/* Draw who holds which position behind an uneven start, right or not: an
- * example of its own, whatever fails later. */
+/* Draw which rank holds which position after an uneven start, right or wrong: a
+ * separate example, whatever fails later. */
 static void show_positions(void) {
     int64_t held[] = {9, 2, 5, 0, 7}, position = 0;
     for (int r = 0; r < 5; position += held[r++])
@@ -111,7 +111,7 @@ static void long_run(int ranks) {
     for (int r = 0; r < ranks; r++)
         held[r] = grade_between(0, 40);
     for (int64_t step = 0; step < 10000; step++) {
-        /* A prefill leaves a rank that is ahead, and begins to count anew. */
+        /* A prefill leaves one rank ahead, and resets the count. */
         const int64_t turn = step % 1000;
         for (int r = 0; r < ranks && turn == 0; r++)
             held[r] += grade_between(0, 2 * ranks);
@@ -122,7 +122,7 @@ static void long_run(int ranks) {
         held[owner]++;
         const int64_t after = spread(ranks, held);
         grade_hold(after <= cp_max(before, 1),
-                   "step %ld: two ranks differed by %ld tokens, and now by %ld",
+                   "step %ld: two ranks differed by %ld tokens, now by %ld",
                    step, before, after);
         grade_hold(turn != 999 || after <= 1,
                    "step %ld: after 1000 tokens two ranks differ by %ld", step,
@@ -130,7 +130,7 @@ static void long_run(int ranks) {
     }
 }
 
-/* Equal sequences, each with its place in the batch as a start: every step is
+/* Equal sequences, each starting at its index in the batch: every step is
  * spread over the ranks. */
 static void even_batch(int ranks, int64_t batch) {
     int64_t held[BATCH][RANKS] = {{0}};
@@ -214,7 +214,7 @@ static void some_end(void) {
     }
 }
 
-/* A batch, and what lies where before a step. */
+/* A batch, and its tokens before a step. */
 typedef struct {
     int ranks;
     int64_t batch, rows;
@@ -223,13 +223,13 @@ typedef struct {
     decode_rank member[RANKS];
     cp_pieces asked[RANKS]; /* by rows of a rank's block */
     cp_block keys[RANKS];   /* what each rank must hold when it attends */
-    cp_layout holders;      /* the same, for what is said of a missed key */
+    cp_layout holders;      /* the same, for messages about a missed key */
     float *output[RANKS], *lse[RANKS];
     int64_t bytes[RANKS];
 } scene;
 
-/* A batch of no past yet. In front of its positions lies a page that nobody may
- * touch: there is no sequence -1. */
+/* A batch without a past. An inaccessible page precedes its positions: there is
+ * no sequence -1. */
 static void begin(scene *it, int ranks, int64_t batch) {
     *it = (scene){.ranks = ranks,
                   .batch = batch,
@@ -237,7 +237,7 @@ static void begin(scene *it, int ranks, int64_t batch) {
                   .position = grade_room(sysconf(_SC_PAGESIZE))};
 }
 
-/* Past tokens lie anywhere; the new one of sequence s goes to owner[s]. */
+/* Past tokens are anywhere; the new one of sequence s goes to owner[s]. */
 static void lay_out(scene *it, const int *owner) {
     const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
     const int64_t width = it->shape.kv_heads * dim;
@@ -321,7 +321,7 @@ static void draw_scene(scene *it, int ranks, int64_t batch, int64_t past,
     lay_out(it, owner);
 }
 
-/* held must name the tokens that the rank holds now, each where it lies, in any
+/* held must name the tokens that the rank holds now, each in its row, in any
  * order. */
 static void hold_held(const scene *it, int r) {
     const cp_pieces *want = &it->keys[r].pieces, *got = &it->member[r].held;
@@ -341,13 +341,13 @@ static void hold_held(const scene *it, int r) {
             const int64_t s = one.span.sequence, p = one.span.start;
             grade_hold(one.row >= 0 && one.row < it->batch * ROOM &&
                            lies[one.row].position >= 0,
-                       "held: position %ld of sequence %ld in row %ld, where "
-                       "no token lies, or one that held has named already",
+                       "held: position %ld of sequence %ld in row %ld, which "
+                       "has no token, or one that held already names",
                        p, s, one.row);
             grade_hold(
                 s == lies[one.row].sequence && p == lies[one.row].position,
-                "held: position %ld of sequence %ld in row %ld, where position "
-                "%ld of sequence %ld lies",
+                "held: position %ld of sequence %ld in row %ld, which has "
+                "position %ld of sequence %ld",
                 p, s, one.row, lies[one.row].position, lies[one.row].sequence);
             lies[one.row].position = -1;
         }
@@ -434,8 +434,8 @@ static void hold_answers(const scene *it) {
         snprintf(whose, sizeof(whose), "rank %d: ", r);
         for (int64_t n = 0; n < it->asked[r].count * it->shape.query_heads; n++)
             grade_hold(!isnan(it->lse[r][n]),
-                       "%srow %ld, head %ld: LSE is NaN, as is memory that "
-                       "nobody wrote",
+                       "%srow %ld, head %ld: LSE is NaN, like memory that was "
+                       "never written",
                        whose, n / it->shape.query_heads,
                        n % it->shape.query_heads);
         grade_answer(whose, &it->shape, &it->holders, &it->asked[r], it->total,
@@ -504,39 +504,39 @@ const grade_lab grade_this = {
     .late = "a collective that not all ranks call?",
     .cases =
         {
-            {"the fewest, then the turn", 7, 0,
-             "look at the ranks from turn mod ranks on, turn in 64 bits; an "
-             "equal one must not take the place of the first",
+            {"the fewest tokens, then the turn", 7, 0,
+             "go over the ranks from turn mod ranks on, with turn in 64 bits; "
+             "an equal one must not replace the first",
              fewest},
-            {"a full rank is passed over", 5, 0,
-             "held[r] == room is full: that rank is no owner, however few "
-             "others hold",
+            {"a full rank is skipped", 5, 0,
+             "held[r] == room is full: that rank cannot be the owner, whatever "
+             "the others hold",
              full},
             {"balance over 10,000 steps", 7, 0,
-             "turns alone never make up for an uneven start (DRAW=1 shows an "
-             "example of its own: 9 2 5 0 7 tokens, then 40 turns)",
+             "turns alone never make up for an uneven start (DRAW=1 shows a "
+             "separate example: 9 2 5 0 7 tokens, then 40 turns)",
              balance},
             {"rows of a batch", 7, 0,
-             "the rank that owns most decides; B / N rounds down", rows},
+             "the rank that owns the most decides; B / N rounds down", rows},
             {"one sequence ends early", 4, 4,
              "a sequence without an owner is in no row", some_end},
             {"append to the cache", 4, 0,
-             "held says which token lies where: its sequence, its position, "
-             "and row sequence * room + count; padding is no token",
+             "held gives each token's location: its sequence, its position, "
+             "and row sequence * room + count; padding is not a token",
              append},
             {"the new token sees itself", 5, 6,
              "one rank: append, attend, merge its own partial once; a "
-             "collective does not touch the own entry",
+             "collective does not touch the rank's own entry",
              own_token},
             {"a step over many ranks", 5, 7,
-             "each rank attends for every block, with that block's queries; "
-             "nobody attends for padding, which must be empty in every "
-             "partial, not unwritten: so is all of it where a rank holds "
-             "nothing",
+             "each rank attends for every block, with that block's queries; no "
+             "rank attends for padding, which must be empty in every partial, "
+             "not unwritten; if a rank holds nothing, its whole partial is "
+             "empty",
              many_ranks},
             {"a step of any numbers", 3, 8,
-             "LSE wrong: are these the queries that arrived? The own entry of "
-             "an all-gather is untouched",
+             "LSE wrong: are these the queries that arrived? An all-gather "
+             "does not touch the rank's own entry",
              numbers},
             {"bytes of a step", 2, 8,
              "queries once to each other rank, a partial once to each", bytes},

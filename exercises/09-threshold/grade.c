@@ -3,7 +3,7 @@
 
 #include "tests/harness/grader/around.h"
 
-/* A call on ranks, and what the checker says that its plans send. */
+/* Compare a call with the bytes that the checker counts in its plans. */
 static void count(bool keys) {
     grade_read(keys ? "10.2" : "7.1");
     for (int n = 0; n < 30; n++) {
@@ -63,7 +63,7 @@ static freight some_call(void) {
                      INT64_C(1) << grade_between(0, 2)};
 }
 
-/* The answer over the plane: a line for each past. */
+/* Draw the answer over the plane: a line for each number of cached tokens. */
 static void draw_plane(void) {
     for (int line = 0; line < 8; line++)
         for (int fresh = 1; fresh <= 31; fresh++) {
@@ -104,12 +104,12 @@ static void cheaper(void) {
               "heads of 255, 4 bytes",
               rows);
     grade_equal(keys_are_cheaper(&huge), 0, "keys_are_cheaper");
-    grade_hold(kv_bytes(&huge) == 127 * huge.key_rows * of_key(&huge),
-               "kv_bytes is another number: it needs more than 64 bits, all of "
-               "them exact");
-    grade_hold(q_bytes(&huge) == 127 * rows * of_query(&huge),
-               "q_bytes is another number: it needs more than 64 bits, all of "
-               "them exact");
+    grade_hold(
+        kv_bytes(&huge) == 127 * huge.key_rows * of_key(&huge),
+        "kv_bytes is wrong: it needs more than 64 bits, all of them exact");
+    grade_hold(
+        q_bytes(&huge) == 127 * rows * of_query(&huge),
+        "q_bytes is wrong: it needs more than 64 bits, all of them exact");
 }
 
 /* Its ranks and rows are not to be read. */
@@ -132,9 +132,9 @@ static void see_least(const freight *of, int64_t cached) {
                    "got -1, but with 2^63 - 1 new tokens keys are cheaper");
         return;
     }
-    grade_hold(got >= 1, "got %ld: a call has a new token", got);
+    grade_hold(got >= 1, "got %ld: a call has at least one new token", got);
     grade_hold((got + (wide)cached) * b <= got * a,
-               "got %ld, for which keys are dearer", got);
+               "got %ld, for which keys cost more", got);
     grade_hold(got == 1 || (got - 1 + (wide)cached) * b > (got - 1) * a,
                "got %ld, but one less will do", got);
 }
@@ -151,13 +151,14 @@ static void least(void) {
 }
 
 static void never(void) {
-    /* Numbers of 8 bytes: a query and its way home are 12 of 16. */
+    /* A query with its returned partial costs less than a key and value, or the
+     * same. */
     const freight dear = {2, 1, 1, 1, 1, 64, 16}, tie = {2, 1, 1, 2, 2, 1, 8};
     see_least(&dear, 5);
     see_least(&dear, 0);
     see_least(&tie, 0);
     see_least(&tie, 1);
-    /* As many as are cached; and a quotient just above a whole number. */
+    /* As many as are cached; and a quotient just above an integer. */
     const freight twice = {2, 1, 1, 2, 1, 1, 8},
                   llama = {4, 1, 1, 128, 8, 128, 2};
     see_least(&twice, INT64_MAX);
@@ -207,7 +208,7 @@ static void hide(void) {
     grade_ran("2^34 - 1 new on 64 ranks, 1 head, 2 bytes, C = 2^62, "
               "BW = 2^34 + 1");
     grade_equal(keys_hide(power - 1, 0, 64, &one, INT64_C(1) << 62, power + 1),
-                0, "keys_hide, which whole numbers alone can tell");
+                0, "keys_hide, which only integers can decide");
 }
 
 const grade_lab grade_this = {
@@ -219,7 +220,7 @@ const grade_lab grade_this = {
         {
             {"bytes of keys and values", 8, 0, "both of them, N - 1 times",
              keys},
-            {"bytes of queries and the way home", 9, 1,
+            {"bytes of queries and returned partials", 9, 1,
              "a partial has D_H + 1 numbers of 4 bytes for each query head",
              queries},
             {"which is cheaper, ties too", 7, 2,
@@ -228,8 +229,9 @@ const grade_lab grade_this = {
             {"the least number of new tokens", 10, 2,
              "round up; and a call has at least one token", least},
             {"none at all, and 2^63", 7, 4,
-             "what if a query and its way home cost less than a key and value, "
-             "or the same? wide, no floating point; and 2^63 - 1 still fits",
+             "what if a query with its returned partial costs less than a key "
+             "and value, or the same? wide, no floating point; and 2^63 - 1 "
+             "still fits",
              never},
             {"hidden under attention, ties too", 8, 0,
              "multiply both sides, as wide; divide nothing", hide},

@@ -8,7 +8,7 @@ wide kv_bytes(const freight *call) {
 }
 
 wide q_bytes(const freight *call) {
-    /* Count queries and the way home. */
+    /* Count queries and returned partials. */
     return -1;
 }
 

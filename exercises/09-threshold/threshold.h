@@ -1,6 +1,6 @@
 /* Tangled from book/labs/09-threshold.nw; the skeleton; write your answer here. */
 /* Which ring sends less, or hides what it sends: exactly, without floating
- * point. Every product that is needed fits 128 bits, but not 64. */
+ * point. Every product that is needed fits 128 bits, but not always 64. */
 #ifndef THRESHOLD_H
 #define THRESHOLD_H
 
@@ -20,24 +20,24 @@ typedef struct {
 /* Bytes that a rank sends by pass-KV: keys and values, N - 1 hops. */
 wide kv_bytes(const freight *call);
 
-/* By pass-Q: queries, N - 1 hops, and home to each of the others a partial:
+/* By pass-Q: queries, N - 1 hops, and a partial returned to each other rank:
  * output and LSE, numbers of 4 bytes. */
 wide q_bytes(const freight *call);
 
-/* Does pass-KV send no more? */
+/* Does pass-KV send no more bytes than pass-Q? */
 bool keys_are_cheaper(const freight *call);
 
-/* For a sequence of cached tokens P and unpadded blocks: the least T >= 1 new
- * tokens for which pass-KV sends no more than pass-Q, for every N > 1. If there
- * is none, or it does not fit 64 bits: -1. Of call only heads, head_dim and
- * element_bytes are read. */
+/* For a sequence of P = cached tokens and unpadded blocks: the smallest number
+ * T >= 1 of new tokens for which pass-KV sends no more than pass-Q, for every N
+ * > 1; -1 if there is none, or if it does not fit 64 bits. Only heads, head_dim
+ * and element_bytes of call are read. */
 int64_t least_tokens(const freight *call, int64_t cached);
 
-/* Does sending keys and values of the P + T tokens hide under attention, hop by
+/* Is sending keys and values of the P + T tokens hidden under attention, hop by
  * hop, for T >= 1 and N > 1? A hop computes 4 T (P + T) N_H D_H / N^2 FLOPs, at
  * flops a second (C), and sends 2 (P + T) N_KV D_H e / N bytes, at bandwidth
- * bytes a second (BW). Just as long is hidden. Of call only heads, head_dim and
- * element_bytes are read. */
+ * bytes a second (BW). Equal times count as hidden. Only heads, head_dim and
+ * element_bytes of call are read. */
 bool keys_hide(int64_t fresh, int64_t cached, int64_t ranks,
                const freight *call, int64_t flops, int64_t bandwidth);
 

@@ -31,18 +31,18 @@ void direct_plan(cp_plan *plan) {
 
 int64_t direct_bytes(int ranks, int64_t rows, const cp_shape *shape,
                      int64_t element_bytes) {
-    /* Count what a rank sends. */
+    /* Count the bytes that a rank sends. */
     return -1;
 }
 
 int64_t direct_cable_bytes(int ranks, int64_t rows, const cp_shape *shape,
                            int64_t element_bytes) {
-    /* Count what crosses a cable. */
+    /* Count the bytes that cross a cable. */
     return -1;
 }
 
 int64_t ring_cable_bytes(int ranks, int64_t rows, const cp_shape *shape,
                          int64_t element_bytes) {
-    /* Count what crosses a cable of the ring. */
+    /* Count the bytes that cross a cable of the ring. */
     return -1;
 }

@@ -6,17 +6,17 @@
 
 #include "ring/build.h"
 
-/* The builder. plan->spare blocks may be on their way while another is attended
+/* The builder. plan->spare blocks may be in flight while another is attended
  * to: 1 + plan->spare buffers, and one slot for the rank's own block. */
 void direct_plan(cp_plan *plan);
 
-/* Bytes that one rank sends in that plan, all of them. rows: of a rank's block
- * of keys, padding included; a number takes element_bytes. */
+/* All bytes that one rank sends in that plan. rows: of a rank's block of keys,
+ * padding included; a number takes element_bytes. */
 int64_t direct_bytes(int ranks, int64_t rows, const cp_shape *shape,
                      int64_t element_bytes);
 
-/* Ranks that stand in a circle of cables, each from r to r + 1, where every
- * message goes the way of rising ranks: bytes that cross one cable in that
+/* For ranks in a circle of cables, each from r to r + 1, on which every message
+ * goes in the direction of rising ranks: bytes that cross one cable in that
  * plan, from all ranks... */
 int64_t direct_cable_bytes(int ranks, int64_t rows, const cp_shape *shape,
                            int64_t element_bytes);

@@ -56,7 +56,7 @@ static void many(void) {
     }
 }
 
-/* Before hop h computes, as many exchanges are under way or done as buffers
+/* Before hop h computes, as many exchanges are in flight or done as buffers
  * allow. */
 static void early(void) {
     grade_read("6.4");
@@ -99,7 +99,7 @@ static void bytes(void) {
     }
 }
 
-/* Walk the way of every message. */
+/* Follow the path of every message. */
 static int64_t count_cable(int ranks, bool direct, int64_t block) {
     int64_t crossed = 0;
     for (int k = 0; k < ranks; k++)
@@ -141,12 +141,13 @@ const grade_lab grade_this = {
     .cases =
         {
             {"one rank and two", 8, 0,
-             "one rank only attends; of two, each packs, starts its exchange, "
-             "attends, waits, attends to what came, and merges it",
+             "a single rank only attends; with two, each packs, starts its "
+             "exchange, attends, waits, attends to the block that arrived, and "
+             "merges",
              one_and_two},
             {"three to seven ranks", 10, 1,
              "rank k sends its own block to k + h; a buffer is free again once "
-             "its block was attended to",
+             "its block has been attended to",
              many},
             {"as early as buffers allow", 7, 2,
              "start the exchanges that have a buffer before you attend; each "

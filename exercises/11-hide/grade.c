@@ -15,7 +15,8 @@ static cp_layout *layout_of(int ranks) {
     return grade_layout(ranks, 2, fresh, 1, past, false);
 }
 
-/* Two buffers of queries, the own and the spare, and no collective. */
+/* Check for two buffers of queries, the rank's own and the spare, and no
+ * collective. */
 static void see_slots(const cp_plan *plan) {
     int buffers = 0;
     for (int n = 0; n < plan->slot_count; n++)
@@ -59,7 +60,7 @@ static void answers(void) {
 }
 
 /* A decode of one token of each of N sequences over long caches: all ranks have
- * the same number of pairs in each hop, but for the new tokens. */
+ * the same number of pairs in each hop, except for the new tokens. */
 enum { CACHED = 840 };
 
 static cp_plan *even_plan(cp_plan_builder *build, int ranks) {
@@ -80,7 +81,7 @@ static void times_of(const cp_plan *plan, double byte, double *query,
     *partial = byte * (double)plan->slots[plan->result].bytes;
 }
 
-/* A partial is on its way before the rank attends again. */
+/* Check that a partial is in flight before the rank attends again. */
 static void see_at_once(int rank, const cp_program *program) {
     const cp_op *last = NULL;
     for (int64_t n = 0; n < program->count; n++) {
@@ -91,8 +92,8 @@ static void see_at_once(int rank, const cp_program *program) {
         if (op->kind != CP_OP_ATTEND)
             continue;
         grade_hold(last == NULL,
-                   "rank %d attends again, and its partial for rank %d is not "
-                   "yet on its way home",
+                   "rank %d attends again, but its partial for rank %d is not "
+                   "in flight yet",
                    rank, last->out.origin);
         last = op->in.origin == rank ? NULL : op;
     }
@@ -170,22 +171,22 @@ static void late_form(void) {
 
 const grade_lab grade_this = {
     .name = "11-hide",
-    .title = "hide the way home",
+    .title = "hide the return of partials",
     .section = "7.3",
     .late = "a loop over hops that emits nothing?",
     .cases =
         {
             {"one rank and two", 8, 0,
-             "one rank attends and is done; of two, each sends its queries and "
+             "a single rank only attends; with two, each sends its queries and "
              "one partial",
              one_and_two},
             {"three to seven ranks", 12, 1,
-             "a wait completes the oldest exchange: list what is under way; or "
-             "a partial lies under the wrong rank's slot",
+             "a wait completes the oldest exchange: list what is in flight; or "
+             "a partial is in the wrong rank's slot",
              many},
             {"all but the last partial are hidden", 10, 2,
-             "start a partial's exchange as soon as its attention is over, and "
-             "wait for it a hop later",
+             "start a partial's exchange right after its attention, and wait "
+             "for it a hop later",
              hidden},
             {"the same answers", 7, 2, "merge each partial once", answers},
             {"how long: yours", 7, 2,

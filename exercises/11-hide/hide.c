@@ -1,9 +1,9 @@
 /* Tangled from book/labs/11-hide.nw; the skeleton; write your answer here. */
-/* Pass-Q whose partials go home early. */
+/* Pass-Q whose partials return early. */
 #include "hide.h"
 
 /* Slots: one spare buffer for queries; partials computed here for each other
- * rank; partials that come home, one from each other rank. */
+ * rank; returned partials, one from each other rank. */
 typedef struct {
     int spare, computed, home;
 } slots;
@@ -38,7 +38,7 @@ void home_early_plan(cp_plan *plan) {
 
 double home_early_seconds(int ranks, double attend, double query,
                           double partial) {
-    /* Add up the path that takes longest. */
+    /* Add up the longest path. */
     return 0;
 }
 

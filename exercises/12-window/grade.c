@@ -31,7 +31,7 @@ static void two_runs(void) {
                   grade_between(1, 40));
 }
 
-/* Whole rows of a long prompt: every query but the first sees all of its
+/* Whole rows of a long prompt: every query except the first ones sees its full
  * window. */
 static void long_runs(void) {
     const int64_t tokens = INT64_C(1000000000), window = 4096;
@@ -43,7 +43,7 @@ static void long_runs(void) {
     grade_ran("10^9 queries and keys, a window that is no limit");
     grade_equal(window_pairs(all, all, 2 * tokens), tokens / 2 * (tokens + 1),
                 "pairs");
-    for (int n = 0; n < 40; n++) { /* a window that cuts nothing, and halves */
+    for (int n = 0; n < 40; n++) { /* a window without effect, and halves */
         const int64_t count = INT64_C(2000000000) + grade_between(0, 100000);
         grade_ran("%ld queries over a thousand keys, no limit", count);
         grade_equal(window_pairs((run){0, count}, (run){0, 1000}, 2 * count),
@@ -88,7 +88,7 @@ static void needs(void) {
     }
 }
 
-/* Let blocks go round, and see when the last one arrives that is needed. */
+/* Let blocks go round, and find when the last one that is needed arrives. */
 static int walk(int ranks, int64_t tokens, int64_t window, bool zigzag) {
     const int parts = zigzag ? 2 * ranks : ranks;
     const int64_t chunk = (tokens + parts - 1) / parts;
@@ -111,10 +111,10 @@ static int walk(int ranks, int64_t tokens, int64_t window, bool zigzag) {
     return hops;
 }
 
-/* At which hops a rank gets a block that it needs: your answer, or the truth
- * of zigzag. */
+/* Draw the hops at which a rank gets a block that it needs: your answer, or the
+ * truth for zigzag. */
 static void draw_needs(int ranks, int64_t tokens, int64_t window, bool zigzag) {
-    grade_ran("who needs whom, to draw it");
+    grade_ran("which rank needs which, for the drawing");
     for (int hop = 0; hop < ranks; hop++)
         for (int a = 0; a < ranks; a++) {
             const int b = (a - hop + ranks) % ranks;
@@ -157,17 +157,17 @@ const grade_lab grade_this = {
     .name = "12-window",
     .title = "a sliding window that skips hops",
     .section = "3.2",
-    .late = "a loop over positions, of which there are a thousand million?",
+    .late = "a loop over positions, of which there are a billion?",
     .cases =
         {
             {"pairs of a run with itself", 10, 0,
              "window 1 is each token and itself", same_run},
             {"pairs of two runs", 10, 1,
-             "pairs with key <= query, less those with key <= query - window",
+             "pairs with key <= query, minus those with key <= query - window",
              two_runs},
-            {"pairs of a thousand million", 7, 2,
+            {"pairs of a billion positions", 7, 2,
              "a triangle and a rectangle, in 64 bits", long_runs},
-            {"who needs whom", 6, 2, "empty runs need nobody", needs},
+            {"which rank needs which", 6, 2, "empty runs need no block", needs},
             {"hops, contiguous", 8, 4,
              "the farthest origin that some rank needs", contiguous},
             {"hops, zigzag", 8, 2,

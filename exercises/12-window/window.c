@@ -1,8 +1,8 @@
 /* Tangled from book/labs/12-window.nw; the skeleton; write your answer here. */
-/* Attention with a sliding window, by numbers alone. */
+/* Attention with a sliding window, by counting alone. */
 #include "window.h"
 
-/* Chunk i of so many positions each. */
+/* Chunk i, of chunk positions each. */
 static run chunk_of(int64_t i, int64_t chunk, int64_t tokens) {
     const int64_t first = i * chunk;
     const int64_t left = tokens > first ? tokens - first : 0;
@@ -20,12 +20,12 @@ run contiguous_run(int rank, int ranks, int64_t tokens) {
 
 bool contiguous_needs(int rank, int origin, int ranks, int64_t tokens,
                       int64_t window) {
-    /* See whether any pair is visible. */
+    /* Check whether any pair is visible. */
     return rank == origin && tokens < 0;
 }
 
 int contiguous_hops(int ranks, int64_t tokens, int64_t window) {
-    /* Find the block that comes from farthest. */
+    /* Find the block that comes the longest way. */
     return -1;
 }
 

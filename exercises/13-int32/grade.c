@@ -123,7 +123,7 @@ static void order(void) {
 
 static void angles(void) {
     grade_read("12.7");
-    /* none; as far as it goes; a whole turn, but for less than floats see */
+    /* zero; the largest; a full turn, except for less than floats resolve */
     static const struct {
         int64_t position;
         double wavelength;
@@ -140,7 +140,7 @@ static void angles(void) {
         grade_ran("position %ld, wavelength %.11g", position, wavelength);
         const double got = (double)angle_of(position, wavelength);
         double off = fabs(got - want);
-        if (off > 3.14) /* both sides of a whole turn */
+        if (off > 3.14) /* both sides of a full turn */
             off = fabs(off - 6.283185307179586);
         grade_hold(off <= 1e-6 && got >= 0 && got < 6.283185307179586,
                    "got %.8f, want %.8f", got, want);
@@ -169,11 +169,11 @@ const grade_lab grade_this = {
     .late = "a loop that counts in 32 bits?",
     .cases =
         {
-            {"a place in a tensor", 7, 0, "the row is wide; keep it so",
+            {"an index in a tensor", 7, 0, "the row is wide; keep it so",
              places},
             {"bytes of a tensor, or a refusal", 8, 0,
-             "check each product as you make it; one factor of 0 makes all of "
-             "it fit",
+             "check each product as you compute it; one factor of 0 makes the "
+             "whole product fit",
              bytes},
             {"causal pairs", 6, 0, "64 bits hold (2^31)^2 and half of it more",
              pairs},
@@ -182,10 +182,10 @@ const grade_lab grade_this = {
             {"the order of positions", 7, 0,
              "a difference does not fit the int that qsort wants", order},
             {"the angle of a position", 7, 0,
-             "a float has 24 bits, and so has its product: take the remainder "
-             "first, in double; the float next to a whole turn is above it",
+             "a float has 24 bits, and so has a product: take the remainder "
+             "first, in double; the float nearest to a full turn is above it",
              angles},
-            {"room that is left", 6, 0, "unsigned numbers are never negative",
+            {"the remaining room", 6, 0, "unsigned numbers are never negative",
              room},
         },
 };

@@ -7,7 +7,7 @@
 #define TURN 6.283185307179586
 
 int64_t element_at(int64_t row, int head, int i, int heads, int dim) {
-    /* Find the place in a tensor. */
+    /* Find the index in a tensor. */
     const int at = ((int)row * heads + head) * dim + i;
     return at;
 }
@@ -36,7 +36,7 @@ int compare_positions(const void *a, const void *b) {
 }
 
 float angle_of(int64_t position, double wavelength) {
-    /* Turn by a position. */
+    /* Find the angle at a position. */
     return fmodf((float)position * (float)(TURN / wavelength), (float)TURN);
 }
 

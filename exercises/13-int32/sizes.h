@@ -7,11 +7,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Where number i of a head of a row lies in a tensor [rows][heads][dim]. The
+/* The index of number i of a head of a row in a tensor [rows][heads][dim]. The
  * result fits 64 bits. */
 int64_t element_at(int64_t row, int head, int i, int heads, int dim);
 
-/* Bytes of a tensor [rows][heads][dim] of numbers of so many bytes; false, and
+/* Bytes of a tensor [rows][heads][dim] of numbers of element bytes; false, and
  * *bytes untouched, if they do not fit an int64_t. */
 bool tensor_bytes(int64_t rows, int64_t heads, int64_t dim, int64_t element,
                   int64_t *bytes);
@@ -20,20 +20,20 @@ bool tensor_bytes(int64_t rows, int64_t heads, int64_t dim, int64_t element,
  * fresh * cached + fresh (fresh + 1) / 2. Up to 2^31 tokens each. */
 int64_t causal_pairs(int64_t fresh, int64_t cached);
 
-/* Where part i of so many even parts of count begins: floor(i * count / parts)
- * for i = 0 .. parts. count may be near 2^63. */
+/* Where part i begins if count is divided into even parts: floor(i * count /
+ * parts) for i = 0 .. parts. count may be near 2^63. */
 int64_t part_start(int64_t count, int i, int parts);
 
 /* Order of two positions for qsort: negative, 0 or positive. */
 int compare_positions(const void *a, const void *b);
 
-/* The angle of a rotary embedding at a position, modulo a whole turn, in
- * [0, 2 pi): position * 2 pi / wavelength, to 1e-6, positions below 2^31 and
+/* The angle of a rotary embedding at a position, modulo a full turn, in [0, 2
+ * pi): position * 2 pi / wavelength, to 1e-6, for positions below 2^31 and
  * wavelength >= 1. */
 float angle_of(int64_t position, double wavelength);
 
-/* Tokens that still fit after length of them, of room; 0 if there are already
- * more than room. */
+/* How many tokens still fit into room after length tokens; 0 if there are
+ * already more than room. */
 int64_t room_left(uint32_t length, uint32_t room);
 
 #endif

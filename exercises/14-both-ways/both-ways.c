@@ -4,16 +4,16 @@
 
 enum { CLOCKWISE, COUNTER }; /* from the previous rank; from the next */
 
-/* A rank whose program is written, and how far it is. */
+/* The rank whose program is being built, and its progress. */
 typedef struct {
     cp_plan *plan;
     int rank, next, previous, ranks, steps;
-    int first[2], count; /* key slots of either way */
+    int first[2], count; /* key slots of each way */
     int scratch;
-    int started, arrived; /* steps whose exchanges are */
+    int started, arrived; /* steps whose exchanges have */
 } builder;
 
-/* The number of steps behind step 0. */
+/* The number of steps after step 0. */
 static int steps_of(int ranks) {
     /* Count the steps. */
     return 0;
@@ -25,8 +25,8 @@ static int ways_of(const builder *to, int step) {
     return 0;
 }
 
-/* Where the block lies that a step brings this way, and whose it is. Step 0
- * is the own block, the same slot for both ways. */
+/* The slot and the origin of the block that a step brings this way. Step 0 is
+ * the rank's own block, in the same slot for both ways. */
 static cp_use block_at(const builder *to, int way, int step) {
     /* Name the slot and the origin of a block. */
     return cp_use_of(to->first[way], to->rank);
@@ -38,8 +38,8 @@ static void wait_for(builder *to, int step) {
     to->arrived = step;
 }
 
-/* Start the exchanges of all steps that have free buffers, before a rank
- * attends to what this step brought. */
+/* Start the exchanges of all steps with free buffers, before the rank attends
+ * to what this step brought. */
 static void start_ahead(builder *to, int step) {
     const int free = step + to->count - 1;
     while (to->started < to->steps && to->started < free) {

@@ -1,7 +1,7 @@
 /* Tangled from book/labs/14-both-ways.nw; the skeleton; write your answer here. */
-/* Pass-KV on a ring that runs both ways at once. Blocks of keys and values
- * go to the next rank and to the previous one; queries and partials stay.
- * For N ranks it has N / 2 steps, rounded down, and N attentions. */
+/* Pass-KV on a ring that runs both ways at once. Blocks of keys and values go
+ * to the next rank and to the previous one; queries and partials stay. For N
+ * ranks a rank has N / 2 steps, rounded down, and N attentions. */
 #ifndef BOTH_WAYS_H
 #define BOTH_WAYS_H
 

@@ -11,15 +11,15 @@
 static const cp_shape shape = {2, 1, 64};
 
 /* Virtual clocks: seconds for a pair of query and key, and for a message. Or,
- * with a period: blocks from so many ranks away, or twice, or thrice, take 1 to
- * attend to, and message to fly; all others nothing. */
+ * with a period: blocks from a multiple of that many ranks away take 1 to
+ * attend to, and message to send; all others take nothing. */
 typedef struct {
     const cp_plan *plan;
     double pair, message;
     int period;
 } paces;
 
-/* How far apart two ranks are, the shorter way. */
+/* The distance of two ranks, the shorter way. */
 static int apart(const cp_plan *plan, int a, int b) {
     const int ranks = plan->layout->ranks;
     const int one = (a - b + ranks) % ranks;
@@ -152,7 +152,7 @@ static cp_status draw(const void *what, int kind, void *file) {
     const int ranks = clocks->plan->layout->ranks;
     cp_hours hours;
     if (kind == CP_DRAW_CSV && !names_ranks(clocks->plan))
-        return cp_fail(CP_INVALID, "an attention to the block of no rank");
+        return cp_fail(CP_INVALID, "an attention to a block of no rank");
     if (kind == CP_DRAW_CSV)
         return cp_draw(clocks->plan, CP_DRAW_CSV, file);
     CP_TRY(run_clocks(clocks, &hours));
@@ -167,14 +167,15 @@ static cp_status draw(const void *what, int kind, void *file) {
         for (int lane = 0; lane < LANES && lane < ranks; lane++)
             (kind == CP_DRAW_SVG ? print_svg : print_text)(rank, lane, ranks,
                                                            end, file);
-    fprintf(file, kind == CP_DRAW_SVG
-                      ? "</svg>\n"
-                      : "                 digits say whose block, . is idle\n");
+    fprintf(file,
+            kind == CP_DRAW_SVG
+                ? "</svg>\n"
+                : "                 a digit is a block's rank, . is idle\n");
     return CP_OK;
 }
 
 /* The answer's plan for a layout, proved, and drawn as if a block took about 1
- * to attend to and 0.27 to fly. */
+ * to attend to and 0.27 to send. */
 static cp_plan *plan_over(const cp_layout *layout, int spare) {
     const cp_plan_options options = {.element_bytes = 4, .spare = spare};
     const double ranks = layout->ranks;
@@ -190,14 +191,14 @@ static cp_plan *plan_over(const cp_layout *layout, int spare) {
     return plan;
 }
 
-/* Of one sequence without a cache. */
+/* The plan of one sequence without a cache. */
 static cp_plan *plan_of(int ranks, int64_t tokens, int spare) {
     grade_ran("%d ranks, %ld tokens, %d spare", ranks, tokens, spare);
     return plan_over(grade_layout(ranks, 1, &tokens, 0, NULL, false), spare);
 }
 
-/* How many operations of a kind the rank has; CP_OP_EXCHANGE: that send to
- * this rank. */
+/* How many operations of a kind the rank has; CP_OP_EXCHANGE: those that send
+ * to this rank. */
 static int64_t count(const cp_plan *plan, int rank, cp_op_kind kind, int to) {
     const cp_program *program = &plan->programs[rank];
     int64_t found = 0;
@@ -238,8 +239,8 @@ static void even(void) {
     }
 }
 
-/* Three sequences, of which one takes no part now and then, over what two
- * earlier calls have left. */
+/* Three sequences, one of which sometimes takes no part, over the caches of two
+ * earlier calls. */
 static void caches(void) {
     static const int rings[] = {1, 3, 5, 7};
     grade_as_ledger();
@@ -285,9 +286,10 @@ static void in_time(const char *what, paces clocks, double want) {
     cp_hours hours;
     drawn = clocks;
     grade_ok(run_clocks(&drawn, &hours));
-    grade_hold(hours.now <= want * (1 + 1e-9),
-               "%s: it ends after %.6g of virtual time, and could after %.6g",
-               what, hours.now, want);
+    grade_hold(
+        hours.now <= want * (1 + 1e-9),
+        "%s: it ends after %.6g of virtual time, but could end after %.6g",
+        what, hours.now, want);
 }
 
 static void clocks(void) {
@@ -308,8 +310,9 @@ static void clocks(void) {
     }
 }
 
-/* With s spare buffers the block of step j + s flies during step j. Let each
- * s-th step alone take time: all its messages hide, if they start so early. */
+/* With s spare buffers the block of step j + s is in flight during step j. If
+ * only each s-th step takes time, all its messages hide, provided they start
+ * that early. */
 static void see_ahead(int ranks, int spare) {
     const cp_plan *plan = plan_of(ranks, 8 * ranks, spare);
     int blocks = 0;
@@ -349,29 +352,30 @@ const grade_lab grade_this = {
     .cases =
         {
             {"one rank, and two", 7, 0,
-             "one rank attends to its own keys and is done; two are opposite "
-             "each other",
+             "a single rank only attends to its own keys; two ranks are "
+             "opposite each other",
              few},
             {"an odd number of ranks", 9, 0,
-             "step j brings the blocks of ranks k - j and k + j, by what the "
+             "step j brings the blocks of ranks k - j and k + j, which the "
              "neighbours have held since step j - 1",
              odd},
             {"an even number of ranks", 9, 2,
              "k - N/2 and k + N/2 are the same rank: its block comes once",
              even},
             {"caches that are not equal", 6, 2,
-             "a block's rows are the layout's affair: does your plan depend "
-             "on anything but the number of ranks?",
+             "the layout handles a block's rows: does your plan depend on "
+             "anything except the number of ranks?",
              caches},
             {"what every link carries", 6, 3,
              "with DRAW=1, count rank 0's exchanges by the column `to` of "
              "drawing-5.csv",
              links},
             {"half the time", 7, 3,
-             "start what the next step needs before you attend to this one",
+             "start the exchanges of the next step before you attend to this "
+             "one",
              clocks},
             {"more buffers, and every order", 5, 6,
-             "ask what has `arrived` before you pass a step's blocks on, and "
+             "check what has `arrived` before you pass a step's blocks on, and "
              "before you wait for them; and start as far ahead as there are "
              "buffers",
              ahead},

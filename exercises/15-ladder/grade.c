@@ -31,14 +31,14 @@ static struct {
     int64_t loads[KINDS], exponentials;
     int64_t of_key[ROWS_MAX]; /* loads of this row of the keys */
     int64_t of_value[ROWS_MAX];
-    int64_t query; /* that was loaded last */
+    int64_t query; /* the last one loaded */
     bool draws;
 } machine;
 
 void load_row(const tensor *from, int64_t row, float *to) {
     static const char *const names[] = {"queries", "keys", "values"};
     grade_hold(row >= 0 && row < from->rows,
-               "row %ld of the %s is loaded: there are %ld", row,
+               "row %ld of the %s is loaded, but there are only %ld", row,
                names[from->kind], from->rows);
     memcpy(to, from->numbers + row * from->dim,
            (size_t)from->dim * sizeof(float));
@@ -128,7 +128,7 @@ static void truth(int64_t query, double *output, double *lse) {
     *lse = count > 0 ? most + log(weight) : -INFINITY;
 }
 
-/* How often the level of a query rises, by blocks of so many keys. */
+/* How often the level of a query rises, by blocks of `block` keys. */
 static int64_t rises(int64_t query, int64_t block) {
     double level = -INFINITY;
     int64_t found = 0;
@@ -146,8 +146,8 @@ static int64_t rises(int64_t query, int64_t block) {
 
 typedef void rung(const problem *, float *, float *);
 
-/* Run a rung, and see that the rows before the first that sees the key
- * poisoned are right. */
+/* Run a rung, and check the rows before the first that sees the poisoned
+ * key. */
 static void run(int n, int64_t poisoned) {
     static rung *const rungs[] = {rung0, rung1, rung2, rung3};
     float *output = grade_floats(it.query_count * it.dim + 1);
@@ -199,7 +199,7 @@ static void right(int n) {
         make((sizes){19, 37, 3, 18}, (scores)order);
         run(n, it.key_count);
     }
-    /* What only later queries see is NaN. */
+    /* Keys and values that only later queries see are NaN. */
     for (int s = 0; s < 6; s++) {
         const int64_t poisoned = grade_between(1, 29);
         make((sizes){30, 30, 4, 0}, MIXED);
@@ -235,13 +235,14 @@ static void count(int n, int64_t block) {
                        name, all);
     }
     at_most(machine.exponentials, pairs + rise, "exponentials");
-    grade_hold(machine.exponentials >= pairs,
-               "%ld exponentials by exp_of: want %ld at least, one a pair",
-               machine.exponentials, pairs);
+    grade_hold(
+        machine.exponentials >= pairs,
+        "%ld exponentials by exp_of: want at least %ld, one for each pair",
+        machine.exponentials, pairs);
 }
 
 /* Shapes whose tiles see little; whose last tile would see more if it were
- * full; whose first tile sees nothing; and any. */
+ * full; whose first tile sees nothing; and others. */
 static sizes counted(int s) {
     static const sizes fixed[] = {
         {37, 45, 4, 8}, {11, 40, 3, 5}, {20, 13, 6, -12}};
@@ -274,7 +275,7 @@ static void begin(int64_t dim) {
     grown.count = 0;
 }
 
-/* Is the row what its keys make of it? */
+/* Check the row against its keys. */
 static void look(void) {
     double level = -INFINITY, weight = 0, sums[DIM_MAX] = {0};
     for (int64_t j = 0; j < grown.count; j++)
@@ -290,7 +291,7 @@ static void look(void) {
     grade_near("sums", grown.row->sums, sums, 1, 1, grown.dim, 1e-5);
 }
 
-/* A call took so many exponentials, for so many keys. */
+/* Check how many exponentials a call took for `keys` keys. */
 static void took(const char *name, int64_t keys, bool rise) {
     grade_hold(machine.exponentials == keys + rise,
                "%s takes %ld exponentials for %ld keys, %s larger than the "
@@ -299,7 +300,7 @@ static void took(const char *name, int64_t keys, bool rise) {
                keys + rise);
 }
 
-/* Add one more key; with counts, look at these and not at the row. */
+/* Add one more key; with counts, check only these, not the row. */
 static void add(float score, bool counts) {
     float *value = grade_floats(grown.dim);
     const float before = grown.row->level;
@@ -331,7 +332,7 @@ static void add_keys(bool counts) {
     }
 }
 
-/* Add a block of scores around one; what lies beyond the count is NaN. */
+/* Add a block of scores around one; entries beyond the count are NaN. */
 static void add_block(int64_t count, float around, bool counts) {
     float *scores = grade_floats(cp_max(0, count));
     float(*values)[DIM_MAX] = grade_room(COLUMNS * (int64_t)sizeof(*values));
@@ -447,29 +448,27 @@ const grade_lab grade_this = {
     .cases =
         {
             {"running_add is right", 6, 0,
-             "when the level rises, what was summed before is on the old one: "
-             "weight and sums",
+             "when the level rises, the earlier weight and sums are still on "
+             "the old one",
              key},
             {"rung 1 is right", 5, 1,
              "each query begins with an empty row, and ends with finish",
              right1},
-            {"rung 1 goes over the keys once, with no exponential in vain", 6,
-             2,
-             "a factor of exp(0) is an exponential too: take it if the level "
-             "rises, and only then; load each key that a query sees once for "
-             "it",
+            {"rung 1 goes over the keys once, with no wasted exponential", 6, 2,
+             "a factor of exp(0) is an exponential too: compute it only if the "
+             "level rises; for each query, load each visible key once",
              count1},
             {"rung 2 is right", 5, 1,
              "what does the last tile hold, and what may each of its rows see?",
              right2},
             {"rung 2 shares its loads", 8, 4,
-             "keys outside, rows inside: who loads? Each tile loads every key, "
-             "seen or not; exponentials are those of case 3",
+             "keys in the outer loop, rows in the inner one: where are loads? "
+             "Each tile loads every key, visible or not; exponentials are "
+             "those of case 3",
              count2},
             {"running_add_block is right", 6, 0,
              "one level for all: the largest of the row's and the block's; "
-             "move "
-             "weight and sums to it; no keys change nothing",
+             "rescale weight and sums to it; without keys nothing changes",
              block},
             {"rung 3 is right", 5, 6,
              "a row may see a part of a block, or none of it, and the last "
@@ -481,7 +480,7 @@ const grade_lab grade_this = {
              "it "
              "is above the level",
              count3},
-            {"rung 3 loads what is seen", 4, 7,
-             "the last row of a tile sees most", skip3},
+            {"rung 3 loads only what is visible", 4, 7,
+             "the last row of a tile sees the most", skip3},
         },
 };

@@ -62,5 +62,5 @@ void running_add_block(running *row, const float *scores, int64_t count,
 }
 
 void rung3(const problem *it, float *output, float *lse) {
-    /* Let a tile meet blocks of keys, up to the last it sees. */
+    /* Let a tile meet blocks of keys, up to the last visible one. */
 }

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* Exponentials that nobody would count. */
+/* Exponentials that would not be counted. */
 #pragma GCC poison exp expf expl exp2 exp2f exp2l exp10 exp10f exp10l
 #pragma GCC poison expm1 expm1f expm1l pow powf powl cp_exp2 cexp cexpf
 #pragma GCC poison sinh sinhf sinhl cosh coshf coshl tanh tanhf tanhl
@@ -22,24 +22,23 @@ enum {
 /* Rows of floats that only load_row can read. */
 typedef struct tensor tensor;
 
-/* One head. Query i sees the first + i + 1 first keys, as far as there are
- * so many; none if that is not positive. A score is the product of a query
- * and a key; nobody scales. Scores that are seen are finite, and so are their
- * values. Keys and values that a query does not see may hold anything, NaN
- * too. */
+/* One head. Query i sees the first (first + i + 1) keys, or all if there are
+ * fewer; none if that is not positive. A score is the product of a query and a
+ * key, without scaling. Visible scores are finite, and so are their values.
+ * Keys and values that a query does not see may hold anything, NaN too. */
 typedef struct {
     const tensor *queries, *keys, *values; /* [..][dim] */
-    int64_t query_count, key_count, dim;   /* may be 0, 0, and not 0 */
+    int64_t query_count, key_count, dim;   /* may be 0, 0, not 0 */
     int64_t first;                         /* may be negative */
 } problem;
 
-/* What is counted: one load, one exponential. Take no other. */
+/* What is counted: one load, one exponential. Use no others. */
 void load_row(const tensor *from, int64_t row, float *to); /* [dim] */
 float exp_of(float x);
 
-/* A row of the answer that is not divided yet: the keys so far have scores
- * s_j; level is the largest, weight the sum of exp(s_j - level), and sums that
- * of exp(s_j - level) v_j. No keys: -inf, and zeros. */
+/* A row of the answer before the division. The keys so far have scores s_j;
+ * level is the largest, weight the sum of exp(s_j - level), and sums the sum of
+ * exp(s_j - level) v_j. No keys: -inf, and zeros. */
 typedef struct {
     float level, weight, sums[DIM_MAX];
 } running;
@@ -61,11 +60,11 @@ void running_add_block(running *row, const float *scores, int64_t count,
  * keys       3 n     n       K per tile     those that its last row sees
  * values     n       n       K per tile     those that its last row sees
  * exp        2 n     n + number of rises    n + rises by block
- * Up to rung 2 exactly so many keys and values are loaded, seen or not. The
- * rest is at most, but no rung takes fewer than n exponentials.
- * A tile is ROWS queries from a multiple of ROWS on, or what is left. A rise
+ * Up to rung 2 exactly this many keys and values are loaded, visible or not.
+ * The other counts are maxima, but no rung takes fewer than n exponentials.
+ * A tile is ROWS queries from a multiple of ROWS on, or what remains. A rise
  * is a key whose score is larger than all that its query saw before; by block,
- * a block of COLUMNS keys, from a multiple of COLUMNS on, with such keys. */
+ * a block of COLUMNS keys with such a key, from a multiple of COLUMNS on. */
 void rung0(const problem *it, float *output, float *lse);
 void rung1(const problem *it, float *output, float *lse);
 void rung2(const problem *it, float *output, float *lse);

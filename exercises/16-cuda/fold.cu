@@ -1,5 +1,5 @@
 /* Tangled from book/labs/16-cuda.nw; the skeleton; write your answer here. */
-/* A kernel that folds the splits of a row: bound by memory, as merges are. */
+/* A kernel that folds the splits of a row; bound by memory, like all merges. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ enum { THREADS = 128 };
 /* A block for each row and head. */
 CP_KERNEL(fold_splits, fold) {
     CP_SHARED(float, levels, [FOLD_SPLITS]);  /* LSE of each split */
-    CP_SHARED(float, weights, [FOLD_SPLITS]); /* 0: it has no keys */
+    CP_SHARED(float, weights, [FOLD_SPLITS]); /* 0: no keys */
     /* Let the threads fetch the LSEs, and find the largest. */
     /* Weigh each split once, for all threads. */
     /* Let each thread add its channels, and divide once. */
@@ -20,6 +20,6 @@ CP_KERNEL(fold_splits, fold) {
 }
 
 cudaError_t fold_launch(const fold *call, cudaStream_t stream) {
-    /* Refuse what cannot be, and launch a block for each row and head. */
+    /* Refuse invalid arguments, and launch a block for each row and head. */
     return CP_LAUNCH_GRID(fold_splits, 1, 1, 1, THREADS, stream, *call);
 }

@@ -1,6 +1,6 @@
 /* Tangled from book/labs/16-cuda.nw; the skeleton; write your answer here. */
 /* One launch that folds the splits of a decode step into one partial. All
- * pointers but the call's own are the device's. */
+ * pointers except call point to device memory. */
 #ifndef FOLD_H
 #define FOLD_H
 
@@ -13,9 +13,9 @@ enum { FOLD_SPLITS = 64 }; /* at most */
  *                             [splits][rows][heads]: partials over
  *                             disjoint keys, LSE natural
  *   output, lse               [rows][heads][dim], [rows][heads]: written
- * A split with LSE -inf has no keys for that row and head: whatever its
- * output holds, NaN too, is not for use. Where no split has keys, output
- * is 0 and LSE -inf. */
+ * A split with LSE -inf has no keys for that row and head: its output may hold
+ * anything, NaN too, and must not be used. Where no split has keys, output is 0
+ * and LSE -inf. */
 typedef struct {
     int splits;
     int64_t rows, heads, dim;
@@ -27,18 +27,17 @@ typedef struct {
 extern "C" {
 #endif
 
-/* Put one kernel on the stream; wait for nothing, allocate nothing. Any
- * dim from 1 on; rows, heads and rows times heads may be more than
- * 65535. One split that has keys comes out as it is, bit for bit, its
- * LSE too. At most two exponentials or powers for each split of a row
- * and head, and no more than two of them by the same thread; blocks
- * have 64 threads or more. Without rows or heads nothing is launched,
- * and that is a success. Splits below 1 or above FOLD_SPLITS, a dim
- * below 1, and negative rows or heads are cudaErrorInvalidValue;
- * nothing is launched then. */
+/* Put one kernel on the stream, without waiting or allocating. Any dim from 1
+ * on; rows, heads and rows times heads may exceed 65535. A single split with
+ * keys comes out unchanged, bit for bit, and so does its LSE. At most two
+ * exponentials or powers for each split of a row and head, and no more than two
+ * of them by the same thread; blocks have 64 threads or more. Without rows or
+ * heads nothing is launched, and that is a success. Splits below 1 or above
+ * FOLD_SPLITS, a dim below 1, and negative rows or heads give
+ * cudaErrorInvalidValue; nothing is launched then. */
 cudaError_t fold_launch(const fold *call, cudaStream_t stream);
 
-/* Where kernels are emulated, exponentials are counted, and by whom. */
+/* Where kernels are emulated, exponentials are counted for each thread. */
 #ifdef STAND_IN_KERNEL_H
 void fold_count(unsigned thread, unsigned threads);
 #define FOLD_COUNT fold_count(threadIdx.x, blockDim.x)

@@ -7,7 +7,7 @@
 #include "tests/harness/grader/grade.h"
 #include "tests/harness/stand-in/stand_in.h"
 
-/* A call whose partials are on the host, and what must come out. */
+/* A call whose partials are on the host, and the expected result. */
 typedef struct {
     fold call;
     int64_t cells;    /* rows * heads */
@@ -50,7 +50,7 @@ static problem draw_problem(int splits, int64_t rows, int64_t heads,
     return p;
 }
 
-/* That split has no keys for that row and head, and nobody wrote its output. */
+/* That split has no keys for that row and head, and its output is unwritten. */
 static void empty(problem *p, int split, int64_t cell) {
     const int64_t at = split * p->cells + cell;
     p->levels[at] = -INFINITY;
@@ -84,7 +84,7 @@ static void must(cudaError_t error, const char *what) {
                cudaGetErrorString(error), stand_in_report());
 }
 
-/* Memory of the device, as NaN. */
+/* Device memory, filled with NaN. */
 static float *reserve(int64_t count) {
     void *memory = NULL;
     must(cudaMalloc(&memory, (size_t)count * 4), "cudaMalloc");
@@ -102,7 +102,7 @@ static void begin(problem *p, uint64_t turn) {
     call->lse = reserve(p->cells);
 }
 
-/* Give it all back; the stand-in then says what was wrong. */
+/* Free everything; the stand-in then reports faults. */
 static void end(problem *p) {
     cudaFree((void *)(uintptr_t)p->call.split_output);
     cudaFree((void *)(uintptr_t)p->call.split_lse);
@@ -184,8 +184,8 @@ static bool is_right(const problem *p, int64_t cell) {
     return right;
 }
 
-/* A line for each split, of the rows that it has keys for; under them, the rows
- * that came out right, with the mark of the split that weighs most. */
+/* Draw a line for each split, with the rows that it has keys for; below them,
+ * the correct rows, with the mark of the heaviest split. */
 static void draw_cells(const problem *p) {
     const int splits = p->call.splits;
     for (int64_t cell = 0; cell < p->cells; cell++) {
@@ -218,7 +218,7 @@ static void without_keys(void) {
         const int splits = n == 1 ? 1 : (int)grade_between(1, 7);
         const int kept = n == 1 ? 1 : (int)grade_between(0, splits);
         p = draw_problem(splits, 2, 3, 64, 0, 3);
-        if (kept < splits) /* or else none */
+        if (kept < splits) /* otherwise none */
             grade_ran("%d splits of 2 rows, 3 heads; only split %d has keys",
                       splits, kept);
         else
@@ -272,7 +272,7 @@ static void far_apart(void) {
     }
 }
 
-/* Pinned memory of the host, in place of what is not. */
+/* Replace pageable host memory by pinned memory. */
 static void pin(float **numbers, int64_t count) {
     void *memory = NULL;
     must(cudaMallocHost(&memory, (size_t)count * 4), "cudaMallocHost");
@@ -280,8 +280,8 @@ static void pin(float **numbers, int64_t count) {
     *numbers = memory;
 }
 
-/* Fold twice: a wait before the second launch would run the first. The first
- * allocation would fail, and be told of. */
+/* Fold twice: a wait before the second launch would run the first. An
+ * allocation would fail, and be reported. */
 static void fold_twice(const problem *p, cudaStream_t on) {
     const int64_t before = stand_in_count().launches;
     for (int n = 0; n < 2; n++) {
@@ -291,10 +291,10 @@ static void fold_twice(const problem *p, cudaStream_t on) {
         grade_hold(strstr(stand_in_report(), "failed on demand") == NULL,
                    "fold_launch allocates memory");
         must(error, "fold_launch");
-        grade_equal(stand_in_count().launches, before,
-                    "kernels that had run when the %s fold_launch came back: "
-                    "somebody waited",
-                    n == 0 ? "first" : "second");
+        grade_equal(
+            stand_in_count().launches, before,
+            "kernels that had run when the %s fold_launch returned: it waited",
+            n == 0 ? "first" : "second");
     }
 }
 
@@ -306,7 +306,7 @@ static void in_its_stream(void) {
         for (int64_t cell = 0; cell < p.cells; cell++)
             truth_of(&p, cell);
         grade_ran("copies to the device, fold_launch twice, copies back, all "
-                  "put on one stream; the host waits at the end");
+                  "on one stream; the host waits at the end");
         begin(&p, n);
         float **pinned[] = {&p.parts, &p.levels, &p.got, &p.lse};
         const int64_t counts[] = {4 * p.cells * 64, 4 * p.cells, p.cells * 64,
@@ -331,9 +331,11 @@ static void in_its_stream(void) {
     }
 }
 
-/* Who computed exponentials, for so many splits of so many rows and heads. */
+/* Check which threads computed exponentials, for `splits` splits of `cells`
+ * rows and heads. */
 static void check_shares(int splits, int64_t cells) {
-    grade_hold(counted.all > 0, "no exponential was seen: take expf or exp2f");
+    grade_hold(counted.all > 0,
+               "no exponential was counted: use expf or exp2f");
     grade_hold(counted.narrowest >= 64,
                "blocks of %u threads: at least 64 share the work",
                counted.narrowest);
@@ -363,7 +365,7 @@ static void weigh_once(void) {
     }
 }
 
-/* That call must be answered so, and launch nothing. */
+/* Check that the call returns this, and launches nothing. */
 static void answers(fold call, cudaError_t want) {
     stand_in_begin(&(stand_in_options){.seed = grade_seed()});
     grade_ran("fold_launch with %d splits, %ld rows, %ld heads, dim %ld",
@@ -412,41 +414,42 @@ const grade_lab grade_this = {
     .cases =
         {
             {"one split is a copy, bit for bit", 6, 0,
-             "a block for each row and head; what is shared is NaN until a "
-             "thread has written it, and seen by others after a barrier",
+             "a block for each row and head; shared memory is NaN until a "
+             "thread has written it, and others see it after a barrier",
              one_split},
             {"two splits", 7, 1,
              "weights are exp(LSE - the largest LSE), divided by their sum; or "
-             "a thread looked for the largest before all had written: fmaxf "
-             "hides the NaN",
+             "a thread looked for the largest before all had been written: "
+             "fmaxf hides the NaN",
              two_splits},
             {"splits without keys", 8, 1,
-             "0 * NaN is NaN, and so are 0 / 0 and -inf - (-inf): look first",
+             "0 * NaN is NaN, and so are 0 / 0 and -inf - (-inf): test first",
              without_keys},
             {"any dim", 5, 2,
              "a thread has the channels threadIdx.x, threadIdx.x + THREADS, "
              "and so on, below dim",
              any_dim},
             {"up to 64 splits", 4, 2,
-             "64 splits are two warps: each LSE is fetched and weighed by some "
-             "thread, and the loops over splits begin at 0 and end at splits",
+             "64 splits are two warps: some thread fetches and weighs each "
+             "LSE, and the loops over splits begin at 0 and end at splits",
              many_splits},
             {"scores far apart", 5, 2,
              "exp of a difference that is never positive cannot overflow",
              far_apart},
             {"one launch, in its stream, and no wait", 4, 2,
-             "fold_launch returns before its kernel runs, and needs no memory; "
-             "the stream is the last but one argument of CP_LAUNCH_GRID",
+             "fold_launch returns before its kernel runs, and allocates "
+             "nothing; the stream is the last argument but one of "
+             "CP_LAUNCH_GRID",
              in_its_stream},
             {"each weight is computed once, and not by one thread", 10, 2,
-             "give each split to a thread; the weight that it computes is all "
-             "threads' after a barrier",
+             "give each split to a thread; after a barrier all threads may "
+             "read the weight that it computed",
              weigh_once},
             {"more rows, or heads, than 65535", 3, 1,
-             "a grid's second and third directions end at 65535", many_rows},
+             "a grid's second and third dimensions end at 65535", many_rows},
             {"nothing to do, and refusals", 2, 1,
-             "look at each number before you launch: CP_LAUNCH_GRID sees the "
-             "grid alone",
+             "check each number before you launch: CP_LAUNCH_GRID sees only "
+             "the grid",
              none},
         },
 };

@@ -25,7 +25,7 @@ static cp_nccl *world, *heads, *ring;
 static cp_crew crew;
 static int (*leave_the_crew)(int status);
 static bool (*mend_the_crew)(int *lost);
-static bool by_mpi; /* and NCCL is left first; or the crew, which is NCCL's */
+static bool by_mpi; /* leave NCCL first; otherwise the group, which is NCCL's */
 
 static cp_status take_device(const cp_launch *launch) {
     const int local = launch->local >= 0 ? launch->local : launch->rank;
@@ -33,8 +33,8 @@ static cp_status take_device(const cp_launch *launch) {
     int devices = 0;
     CP_TRY(cp_device_count(&devices));
     if (locals > devices && getenv("NCCL_HOSTID") == NULL)
-        return cp_refuse("%d processes on a host of %d GPUs: one each is "
-                         "wanted (without a launcher, ranks share one)",
+        return cp_refuse("%d processes on a host with %d GPUs: each process "
+                         "needs its own (without a launcher, ranks share one)",
                          locals, devices);
     return cp_cuda(cudaSetDevice(local % devices), "taking GPU %d",
                    local % devices);
@@ -50,7 +50,7 @@ static void leave_nccl(int status) {
     if (world != NULL)
         world->agree = NULL;
     if (status != 0 && world != NULL)
-        world->link.abort(world->link.context); /* and with world all groups */
+        world->link.abort(world->link.context); /* and all groups with world */
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);
@@ -65,7 +65,7 @@ static int leave(int status) {
     return status;
 }
 
-static cp_nccl_loss lost_to_mpi; /* and not yet to NCCL */
+static cp_nccl_loss lost_to_mpi; /* but not yet removed from NCCL */
 
 static bool mpi_is_mended(void) {
     int *all = lost_to_mpi.lost, rank;
@@ -79,8 +79,8 @@ static bool mpi_is_mended(void) {
     return lost_to_mpi.count > 0;
 }
 
-/* MPI finds out who is lost in a run that fails for want of it. Some may wait
- * for NCCL until then, as long as this one has. */
+/* MPI learns which rank is lost from a run that fails without it. Other ranks
+ * may still be waiting for NCCL, as long as this one has waited. */
 static bool mpi_misses_some(void) {
     enum { GRACE = 5 };
     int64_t nothing = 0;
@@ -152,14 +152,14 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
     return CP_OK;
 }
 
-/* torchrun ends all when one has failed. */
+/* torchrun ends all processes when one has failed. */
 static bool survives(void) {
     return getenv("TORCHELASTIC_RUN_ID") == NULL;
 }
 
 static cp_status join_by_nccl(const cp_launch *launch) {
     const cp_status taken = take_device(launch);
-    if (taken != CP_OK) /* without a crew every process speaks for itself */
+    if (taken != CP_OK) /* without a group every process reports for itself */
         return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
     CP_TRY(cp_nccl_meet(launch, apart.patience, survives(), &world, &crew));
     adopt();
@@ -169,12 +169,12 @@ static cp_status join_by_nccl(const cp_launch *launch) {
     return CP_OK;
 }
 
-/* All ranks decode from graphs, or none does. */
+/* Either all ranks decode from graphs, or none does. */
 static bool can_capture(void) {
     const bool all =
         cp_crew_all_ready(&crew, cp_nccl_try_capture(world)) == CP_OK;
     if (!all && crew.rank == 0)
-        fprintf(stderr, "longring: decode goes on without graphs: %s\n",
+        fprintf(stderr, "longring: decoding without graphs: %s\n",
                 cp_message());
     return all;
 }
@@ -201,7 +201,8 @@ static cp_status join(int count, char *const *arguments) {
     return CP_OK;
 }
 
-/* Who shares a rank's heads cannot go on without one that does. */
+/* The processes that share a rank's heads cannot continue without one of
+ * them. */
 static cp_status divide(int parts) {
     world->agree = NULL;
     crew.mend = NULL;
@@ -220,8 +221,8 @@ static cp_status engine_new(const cp_model *model,
                                 out);
 }
 
-/* A backend by how it stores its blocks' matrices, and by the bytes of its keys
- * and values. */
+/* A backend, given how it stores its blocks' matrices and the bytes of a number
+ * of its keys and values. */
 #define BACKEND(suffix, shown, words, numbers, bytes)                          \
     static const cp_machine machine##suffix = {                                \
         .name = "ranks on one GPU",                                            \

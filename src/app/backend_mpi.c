@@ -1,4 +1,4 @@
-/* Ranks as processes: joining and leaving a crew, and the backend. */
+/* Ranks as processes: joining and leaving a process group, and the backend. */
 #include "model/backend.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ static cp_status run_processes(int ranks, cp_rank_main function,
     return cp_mpi_run(world, function, context);
 }
 
-/* Data of so many bytes, and how all come to know them. */
+/* Data of this many bytes, and the collective that distributes them. */
 typedef struct {
     cp_status (*spread)(cp_comm *comm, void *data, int64_t bytes);
     void *data;
@@ -38,7 +38,8 @@ static cp_status share_rank(cp_comm *comm, void *context) {
     return it->spread(comm, it->data, it->bytes);
 }
 
-/* What a rank that is lost may still touch is never freed; so it is a copy. */
+/* A lost rank may still touch the data, so they are copied, and the copy is
+ * then never freed. */
 static cp_status spread(sharing how, void *data, int64_t all) {
     const size_t size = (size_t)all;
     CP_TRY(cp_allocate(&how.data, all, 1, "what is shared"));
@@ -59,7 +60,7 @@ static cp_status collect(void *items, int64_t bytes) {
                   world->ranks * bytes);
 }
 
-/* The others say anew what it has begun to say. */
+/* Mute standard output: the surviving ranks print again what this one began. */
 static void hush(void) {
     const int nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
@@ -81,8 +82,8 @@ static bool mend(int *lost) {
     return true;
 }
 
-/* Has the launcher been told to let the others live when one dies? Open MPI's
- * mpirun --enable-recovery leaves this in their environment. */
+/* Was the launcher told to keep the other processes alive when one dies? Open
+ * MPI's mpirun --enable-recovery leaves this in their environment. */
 static bool survives(void) {
     const char *word = getenv("OMPI_MCA_orte_enable_recovery");
     return word != NULL && strcmp(word, "0") != 0;
@@ -100,7 +101,7 @@ static int leave(int status) {
         cp_comm_abort(world, own);
     bool speaks;
     const int worst = cp_mpi_close(world, status, &speaks);
-    /* Rank 0 has said what it failed of. */
+    /* Rank 0 has already reported its own failure. */
     if (worst != 0 && speaks && (crew.rank != 0 || status == 0))
         fprintf(stderr, "longring: %s\n", status == 0 ? cp_message() : own);
     fflush(stderr);
@@ -108,13 +109,14 @@ static int leave(int status) {
     return worst < 0 ? 1 : worst;
 }
 
-/* Options are read after the start, which one of them bounds. */
+/* Startup has a timeout, but options are read only after it: look for --timeout
+ * now. */
 static double patience_of(int count, char *const *arguments) {
     double seconds = 60;
     for (int n = 1; n + 1 < count; n++)
         if (strcmp(arguments[n], "--timeout") == 0)
             seconds = strtod(arguments[n + 1], NULL);
-    return seconds > 10 ? seconds : 10; /* to be there may take a while */
+    return seconds > 10 ? seconds : 10; /* starting may take a while */
 }
 
 static cp_status join(int count, char *const *arguments) {

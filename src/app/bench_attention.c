@@ -7,19 +7,20 @@
 #include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
 
-/* What a row is about, at one size. */
+/* What a row measures, at one size. */
 typedef struct {
     const cp_bench *bench;
     cp_bench_part part;
     cp_span asked, seen;
-    int64_t rows; /* of partials, where heads are rows; floats of a desk */
+    int64_t rows; /* of partials, where heads are rows; floats of a workspace */
     float *tensors[5];
 } exercise;
 
 enum { MICRO_TIMES = 512 };
 
-/* A block of scores and what they weigh, again and again: all of a kernel but
- * packing and softmax. Each thread has a desk. */
+/* Compute a block of scores and their weighted values repeatedly: everything
+ * that a kernel does except packing and softmax. Each thread has a
+ * workspace. */
 static cp_status micro_run(void *context, double *seconds) {
     const exercise *it = context;
     const cp_shape *shape = &it->bench->shape;
@@ -51,7 +52,7 @@ static cp_status micro_open(exercise *it, cp_entrant *out) {
     cp_workspace desk = {NULL, 0};
     cp_panels_lay_out(shape, m->panel, &desk);
     it->rows = desk.used;
-    /* The last panel is read a step too far. */
+    /* The last panel is read one step past its end. */
     const int64_t floats = threads * desk.used + m->panel_stride;
     *out = (cp_entrant){.what = "micro",
                         .work = 4.0 * (double)(CP_PANEL_KEYS * MICRO_TIMES) *
@@ -130,8 +131,8 @@ static cp_status merge_open(exercise *it, int64_t size, cp_entrant *out) {
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
     "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
-/* A kind of rows, in the order in which they are measured: a share of what, for
- * each of which sizes, and how one is prepared. Ceilings are. */
+/* A kind of row, in the order of measurement: the ceiling that it is a fraction
+ * of, its sizes, and the function that prepares one. Ceilings come first. */
 typedef struct {
     cp_bench_part part, of;
     enum { ONCE, TOKENS, KEYS } sizes;
@@ -148,9 +149,9 @@ static const row_kind kinds[] = {
     {CP_BENCH_MERGE, CP_BENCH_READ, TOKENS, merge_open},
 };
 
-/* One row: our rate in the ceiling's unit, as a share of it; and a row of the
- * share of the inner loop's, where that is measured. ceilings
- * [CP_BENCH_PARTS]. */
+/* One row: our rate in the ceiling's unit, and as a fraction of the ceiling;
+ * then a row with its fraction of the inner loop's rate, if that is measured.
+ * ceilings [CP_BENCH_PARTS]. */
 static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
                      const row_kind *kind, int64_t size) {
     exercise it = {.bench = bench, .part = kind->part};

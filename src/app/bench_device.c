@@ -1,5 +1,5 @@
-/* Attention on a GPU against what it can do: a matrix product and a copy, timed
- * in turn with each kernel that the device has. */
+/* Attention on a GPU compared with what the GPU can do: a matrix product and a
+ * copy, timed in alternation with each kernel that the device has. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 #include "cuda/kernels/prefill.h"
 #include "cuda/ring/graph.h"
 
-/* Keys and values of decode lie at least so often in memory, and up to as often
- * as no cache holds them. */
+/* The least and the largest number of copies of decode's keys and values in
+ * memory; with the largest, no cache holds them all. */
 enum { TURNS = 3, MOST_TURNS = 24, WIDEST_PRODUCT = 8192 };
 #define TOO_LONG 0.1 /* seconds */
 
@@ -40,11 +40,11 @@ typedef struct {
     cp_multiplier *multiplier;
 } bench_desk;
 
-/* A kernel of any GPU; or one of those for prompts on Hopper. */
+/* A kernel for any GPU, or one of the prompt kernels for Hopper. */
 typedef struct {
     const char *name;
     cp_attend_kernel kernel;
-    int prefill; /* which of these; 0: none */
+    int prefill; /* which prompt kernel; 0: none */
 } contender;
 
 static const contender contenders[] = {
@@ -56,7 +56,7 @@ static const contender contenders[] = {
     {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
 enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
 
-/* Few rows are what `few` is for, and many what Hopper's kernels are. */
+/* The `few` kernels are for few rows, Hopper's prompt kernels for many. */
 static bool takes(const bench_desk *it, const contender *by,
                   cp_bench_part part) {
     const bool decode = part == CP_BENCH_DECODE;
@@ -68,7 +68,7 @@ static bool takes(const bench_desk *it, const contender *by,
            (by->prefill == 0 || (!decode && it->capability == 90));
 }
 
-/* An attention of one size. */
+/* One kernel at one size. */
 typedef struct {
     const bench_desk *desk;
     const contender *by;
@@ -146,9 +146,9 @@ static void desk_clear(bench_desk *it) {
     free(it->lists);
 }
 
-/* How long something took on the device. Once more goes before: while that runs
- * the host enqueues the other, which takes it some microseconds that are
- * nobody's. */
+/* Time some work on the device. The same work is enqueued once before it: while
+ * that runs, the host enqueues the timed one, so launch overhead is not
+ * measured. */
 static cp_status time_it(const bench_desk *it,
                          cp_status (*enqueue)(const void *what, int turn),
                          const void *what, double *seconds) {
@@ -223,8 +223,8 @@ static cp_status launch_graph(const void *what, int turn) {
     return cp_graph_launch(*graph);
 }
 
-/* A step of decode takes no longer than the host to launch it: all turns go in
- * one graph, as a model's do. */
+/* A decode step takes no longer than its launch by the host, so all turns go
+ * into one graph, as a model's steps do. */
 static cp_status decode_run(subject *it, double *seconds) {
     cp_graph *graph = NULL;
     CP_TRY(enqueue_attention(it, 0));
@@ -318,7 +318,7 @@ static double number(const bench_desk *it, const char *row, int64_t d) {
     return (double)wide.value;
 }
 
-/* The last head's numbers of so many rows of a tensor, one behind the other. */
+/* The last head's numbers in this many rows of a tensor, to be packed. */
 typedef struct {
     const void *from;
     int64_t rows, heads, bytes; /* of a head */
@@ -337,7 +337,7 @@ static cp_status fetch(const bench_desk *it, const fetching *what) {
                    "fetching an answer");
 }
 
-/* Attention of one query from its definition; weights [count], out [dim]. */
+/* Attention of one query, by its definition; weights [count], out [dim]. */
 static void define(const bench_desk *it, const char *query, int64_t count,
                    const char *keys, const char *values, double *weights,
                    double *out) {
@@ -363,8 +363,8 @@ static void define(const bench_desk *it, const char *query, int64_t count,
         out[d] /= sum;
 }
 
-/* ||got - right|| / ||right|| of the last row and head of an answer, by its
- * definition, in memory for seen keys and values of row bytes. */
+/* ||got - right|| / ||right|| for the last row and head of an answer, by the
+ * definition. memory holds `seen` keys and values of `row` bytes each. */
 static cp_status error_of(const subject *it, int64_t seen, int64_t row,
                           char *memory, double *error) {
     const bench_desk *desk = it->desk;
@@ -392,7 +392,7 @@ static cp_status error_of(const subject *it, int64_t seen, int64_t row,
     return CP_OK;
 }
 
-/* A kernel that is fast and wrong is not reported. */
+/* Fail if a kernel is wrong: its speed is then not reported. */
 static cp_status check(const subject *it, const char *what) {
     const bench_desk *desk = it->desk;
     const int64_t seen = cp_min(it->start + it->rows, it->size);
@@ -406,12 +406,13 @@ static cp_status check(const subject *it, const char *what) {
     CP_TRY(status);
     return error <= 0.01
                ? CP_OK
-               : cp_fail(CP_BROKEN, "%s: the last row is off by %.2g of it",
-                         what, error);
+               : cp_fail(CP_BROKEN,
+                         "%s: the last row has a relative error of %.2g", what,
+                         error);
 }
 
-/* A row of a kernel, in the unit of its ceiling; and what it costs to merge
- * into a partial that is there, where that is asked. */
+/* Report a kernel's row, in the unit of its ceiling; and, if selected, the cost
+ * of merging into a partial that already exists. */
 static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
                      const contender *by, const cp_entrant *ceiling,
                      bool *slow) {
@@ -441,7 +442,7 @@ static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
     return CP_OK;
 }
 
-/* A kernel that takes too long is not asked for larger sizes. */
+/* A kernel that takes too long is not measured at larger sizes. */
 static cp_status rows(const bench_desk *it, cp_bench_part part,
                       const cp_counts *sizes, const cp_entrant *ceiling) {
     bool slow[CONTENDERS] = {false};
@@ -453,7 +454,7 @@ static cp_status rows(const bench_desk *it, cp_bench_part part,
     return CP_OK;
 }
 
-/* No step of decode is faster than its weights are read. */
+/* A decode step cannot be faster than reading its weights. */
 static cp_status model_rows(const bench_desk *it, const cp_entrant *product,
                             const cp_entrant *copy) {
     const cp_entrant ceilings[] = {*product, *copy};
@@ -501,7 +502,7 @@ cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
                      .element = wide ? CP_F32 : CP_BF16};
     int devices, major = 0, minor = 0;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
+    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "querying the blocks"));
     CP_TRY(cp_cuda(
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
         "asking what it can"));

@@ -1,4 +1,5 @@
-/* Rings of ranks that share a GPU against one rank that has it alone. */
+/* Rings of ranks that share a GPU, compared with one rank that has the GPU
+ * alone. */
 #include <stdio.h>
 
 #include "app/device_laboratory.h"
@@ -73,7 +74,7 @@ static void team_close(device_team *it) {
     cp_cache_free(it->cache);
 }
 
-/* By the host's clock: there are as many queues as ranks. */
+/* Timed by the host's clock, because each rank has its own queues. */
 static cp_status team_walk(void *context, double *seconds) {
     device_team *it = context;
     (void)seconds;

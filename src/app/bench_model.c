@@ -5,20 +5,20 @@
 #include "app/measure.h"
 #include "model/sample.h"
 
-/* What all readers share. A prompt is generated after before the next is read,
- * so there is one session at a time. */
+/* What all runners share. Each generates after its prompt before the next one
+ * reads its own, so there is one session at a time. */
 typedef struct {
     const cp_bench *bench;
     const cp_model_facts *facts;
     int64_t element_bytes;
-    int32_t *ids;  /* [positions] a prompt is their beginning */
+    int32_t *ids;  /* [positions] a prompt is a prefix of these */
     float *logits; /* [vocabulary] of the last token */
     cp_session *session;
-    struct reader *readers; /* [sizes of the ring] */
-    cp_entrant *entrants;   /* two ceilings, and two for each reader */
+    struct reader *readers; /* [ring sizes] */
+    cp_entrant *entrants;   /* two ceilings, then two for each runner */
 } contest;
 
-/* One that reads a prompt, and goes on. */
+/* One runner: it reads a prompt, then generates. */
 typedef struct reader {
     contest *in;
     int ranks;
@@ -79,7 +79,7 @@ static double decode_bytes(const contest *it, int64_t past, int64_t steps) {
                             token * ((double)past + (double)steps / 2));
 }
 
-/* What a reader is measured by: its prefill, then its generation. */
+/* The two candidates of a runner: its prefill, then its generation. */
 static void reader_enter(reader *it, bool warm, cp_entrant *out) {
     const cp_model_facts *facts = it->in->facts;
     const int64_t prompt = it->prompt, generate = it->in->bench->generate;

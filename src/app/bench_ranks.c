@@ -1,4 +1,4 @@
-/* Rings of ranks against one rank with all cores. */
+/* Rings of ranks compared with one rank that has all cores. */
 #include <stdio.h>
 
 #include "app/measure.h"
@@ -46,7 +46,7 @@ static void team_close(team *it) {
     cp_cache_free(it->cache);
 }
 
-/* A rank's new tokens; its numbers are not those of another one. */
+/* Fill in a rank's new tokens; every rank has different numbers. */
 static cp_status rank_prepare(cp_comm *comm, void *context) {
     const team *it = context;
     const cp_shape *shape = &it->bench->shape;
@@ -67,7 +67,7 @@ static cp_status rank_walk(cp_comm *comm, void *context) {
                    cp_store_values(it->store, rank, 0));
 }
 
-/* Write the call's tokens and walk, as often as wanted. */
+/* Write the call's tokens and walk. */
 static cp_status team_walk(void *context, double *seconds) {
     team *it = context;
     double busy[CP_MEASURE_RANKS] = {0};

@@ -1,6 +1,6 @@
-/* A turn of conversations: the questions' text to ids, the ids through the
- * ring, the answers' tokens from the logits, and their text; and what it
- * took. */
+/* A turn of conversations: the questions' text becomes ids, the ids go through
+ * the ring, the logits give the answers' tokens, and those their text. Also
+ * what the turn cost. */
 #define _GNU_SOURCE
 #include "app/chat.h"
 
@@ -14,7 +14,7 @@
 #include "predict/draw.h"
 #include "ring/crew.h"
 
-/* Put a question after the document; they have so many bytes. */
+/* Append a question to the document; both have this many bytes together. */
 static cp_status text_join(cp_chat *chat, const char *question,
                            int64_t *bytes) {
     const size_t document = (size_t)chat->document_bytes;
@@ -27,7 +27,7 @@ static cp_status text_join(cp_chat *chat, const char *question,
     return CP_OK;
 }
 
-/* Tokens that a sequence has yet to be fed. */
+/* How many tokens of a sequence are not yet in the session. */
 static int64_t fresh_of(const cp_chat *chat, int64_t sequence) {
     return chat->speakers[sequence].said.count -
            cp_session_length(chat->session, sequence);
@@ -50,7 +50,7 @@ static bool is_speaking(const cp_chat *chat, int64_t sequence) {
     return sequence < chat->open && fresh_of(chat, sequence) > 0;
 }
 
-/* See that an answer fits behind the question, and let it begin. */
+/* Check that an answer fits after the question, and begin it. */
 static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t capacity = cp_session_capacity(chat->session);
     const int64_t fresh = fresh_of(chat, sequence);
@@ -58,8 +58,8 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t left = capacity - who->said.count - 1;
     if (left < 1)
         return cp_fail(CP_CAPACITY,
-                       "%ld tokens are new and %ld in the cache; with an "
-                       "answer they pass the %ld positions",
+                       "%ld new tokens, %ld in the cache and an answer exceed "
+                       "the %ld positions",
                        fresh, who->before, capacity);
     who->left = cp_min(chat->most, left);
     who->asked = who->said.count;
@@ -69,7 +69,7 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     return CP_OK;
 }
 
-/* What a sequence is asked: text -> ids. */
+/* Add a question to a sequence: text -> ids. */
 static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence) {
     cp_speaker *who = &chat->speakers[sequence];
@@ -84,8 +84,8 @@ static cp_status question_add(cp_chat *chat, const char *question,
     return answer_begin(chat, sequence);
 }
 
-/* What begins with the document as sequence 0 does is not read again, but for
- * the last token at least, after which the answer is drawn. */
+/* The prefix that a sequence shares with sequence 0 is not read again, except
+ * for at least the last token, after which the answer is drawn. */
 static void alike_find(cp_chat *chat, int64_t sequence) {
     const cp_speaker *first = &chat->speakers[0];
     cp_speaker *who = &chat->speakers[sequence];
@@ -98,8 +98,9 @@ static void alike_find(cp_chat *chat, int64_t sequence) {
         who->alike++;
 }
 
-/* Begin as sequence 0 if that has read enough; else *waits. A placement may
- * not let a prompt be shared up to any token: then it is read again. */
+/* Take over the shared prefix if sequence 0 has read enough of it; otherwise
+ * set *waits. Some placements cannot share a prefix of this length; the
+ * sequence then reads it again. */
 static cp_status alike_take(cp_chat *chat, int64_t sequence, cp_tape_call *call,
                             bool *waits) {
     cp_speaker *who = &chat->speakers[sequence];
@@ -114,7 +115,7 @@ static cp_status alike_take(cp_chat *chat, int64_t sequence, cp_tape_call *call,
     return status == CP_INVALID ? CP_OK : status;
 }
 
-/* Add as much of a question to a call as the budget has room for. */
+/* Add as much of a question to a call as the budget allows. */
 static cp_status piece_add(const cp_chat *chat, int64_t sequence,
                            int64_t *budget, cp_tape_call *call) {
     const cp_speaker *who = &chat->speakers[sequence];
@@ -126,8 +127,8 @@ static cp_status piece_add(const cp_chat *chat, int64_t sequence,
                             count == fresh, who->sampler);
 }
 
-/* Add the last token of one who speaks, and behind it what may come next; the
- * logits are read where another may follow. */
+/* Add the last token of a conversation that is answering, followed by guesses
+ * of the next; logits are read wherever another token may follow. */
 static cp_status token_add(const cp_chat *chat, int64_t sequence,
                            cp_tape_call *call) {
     const cp_speaker *who = &chat->speakers[sequence];
@@ -142,8 +143,9 @@ static cp_status token_add(const cp_chat *chat, int64_t sequence,
                             who->sampler);
 }
 
-/* Add what every sequence has for the next call. While one is reading, nobody
- * guesses: prompts are not dealt out so that they may be taken back. */
+/* Add what each sequence has for the next call. While any sequence reads a
+ * prompt, none guesses, because the placement of prompts does not allow tokens
+ * to be taken back. */
 static cp_status tokens_add(cp_chat *chat, cp_tape_call *call) {
     int64_t budget = chat->budget > 0 ? chat->budget : INT64_MAX;
     for (int64_t s = 0; s < chat->sequences; s++)
@@ -170,7 +172,7 @@ static void tokens_show(cp_chat *chat, const int32_t *tokens, int64_t count) {
                             &bytes) != CP_OK)
         return;
     cp_screen_write(&chat->screen, text, bytes);
-    cp_output_flush(); /* keeps the reason, if it was lost */
+    cp_output_flush(); /* keeps the reason if output is lost */
     free(text);
 }
 
@@ -180,7 +182,7 @@ void cp_chat_show(cp_chat *chat, int64_t sequence) {
     cp_screen_end(&chat->screen);
 }
 
-/* When a token came, for the first ones and for the longest wait. */
+/* Record when a token came: the first ones, and the longest wait. */
 static void time_take(cp_chat *chat, cp_speaker *who) {
     const double now = cp_clock();
     cp_cost *cost = &chat->cost;
@@ -193,7 +195,7 @@ static void time_take(cp_chat *chat, cp_speaker *who) {
     who->heard = now;
 }
 
-/* An answer ends as the template has it, whatever token the model drew. */
+/* Append the template's own end of an answer, whatever token the model drew. */
 static cp_status answer_end(const cp_chat *chat, cp_speaker *who) {
     const int32_t end = chat->template.end;
     return end >= 0 ? cp_ids_append(&who->said, end) : CP_OK;
@@ -214,7 +216,7 @@ static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
     return cp_ids_append(&who->answer, token);
 }
 
-/* Nothing was drawn: the turn is over, once its end has been fed too. */
+/* Nothing more is drawn: the turn is over once its end has been fed too. */
 static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
     if (who->ended)
         return CP_OK;
@@ -225,8 +227,8 @@ static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
     return answer_end(chat, who);
 }
 
-/* Take what was drawn after the tokens of a sequence, from the read-th on, as
- * far as each is the one that was guessed. */
+/* Take the tokens drawn for a sequence, from index read on, as long as each
+ * agrees with the one that was guessed. */
 static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
     const cp_tape_read *first = &call->read[read];
     const int64_t sequence = first->sequence, guesses = first->behind;
@@ -244,7 +246,7 @@ static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
     return cp_tape_back(call, chat->session, sequence, guesses - right);
 }
 
-/* For each conversation that is over one that waits may begin. */
+/* For each conversation that is over, let a waiting one begin. */
 static void waiting_open(cp_chat *chat, const cp_tape_call *call) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         if (call->lengths[s] == 0 || fresh_of(chat, s) > 0)
@@ -281,7 +283,7 @@ void cp_cost_point(cp_cost *cost, int ranks) {
     cost->prefill.pairs = cost->figures + 3 * ranks;
 }
 
-/* Add a call that reads to those before. */
+/* Add a reading call's figures to those of the calls before. */
 static void figures_add(cp_cost *cost, const cp_turn_report *report) {
     const int ranks = report->ranks;
     const int64_t *const parts[] = {report->queries, report->keys,
@@ -306,7 +308,7 @@ static void figures_add(cp_cost *cost, const cp_turn_report *report) {
         cost->prefill.cached_tokens = cached;
 }
 
-/* Keep what lasts no longer than the session's next call. */
+/* Copy what is valid only until the session's next call. */
 static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
                            cp_turn_report *report) {
     cp_cost *cost = &chat->cost;
@@ -340,7 +342,7 @@ static cp_status call_try(cp_chat *chat, cp_tape_call *call,
     return cp_tape_draw(&chat->tape, call, chat->session);
 }
 
-/* Whoever led is lost, perhaps in the middle of a word. */
+/* The reporting rank is lost, perhaps in the middle of a word: print again. */
 static void answer_repeat(cp_chat *chat) {
     const cp_ids *answer = &chat->speakers[0].answer;
     chat->screen = (cp_screen){.out = stdout, .width = chat->screen.width};
@@ -350,7 +352,7 @@ static void answer_repeat(cp_chat *chat) {
     tokens_show(chat, answer->items, answer->count);
 }
 
-/* Each sequence draws by itself, so that what it says does not depend on how
+/* Each sequence has its own sampler, so that its answer does not depend on how
  * many tokens the others get in a step. */
 static void sampler_start(cp_chat *chat, int64_t sequence) {
     cp_sampler *sampler = &chat->speakers[sequence].sampler;
@@ -360,8 +362,8 @@ static void sampler_start(cp_chat *chat, int64_t sequence) {
         sampler->state = cp_random(&state);
 }
 
-/* Let conversations that are over forget what was said, so that their rows are
- * free: the first not before all have taken over what they share with it. */
+/* Clear conversations that are over, to free their rows; sequence 0 only after
+ * all others have taken over the prefix they share with it. */
 static cp_status over_forget(cp_chat *chat, cp_tape_call *call, bool *found) {
     bool shares = false;
     for (int64_t s = chat->sequences - 1; s >= 0; s--) {
@@ -377,7 +379,7 @@ static cp_status over_forget(cp_chat *chat, cp_tape_call *call, bool *found) {
     return CP_OK;
 }
 
-/* Let a conversation, and those behind it, begin anew when others are over. */
+/* Postpone a conversation, and those after it, until others are over. */
 static cp_status put_off(cp_chat *chat, cp_tape_call *call, int64_t sequence) {
     cp_speaker *who = &chat->speakers[sequence];
     chat->cost.shared -= call->alike[sequence];
@@ -391,8 +393,8 @@ static cp_status put_off(cp_chat *chat, cp_tape_call *call, int64_t sequence) {
     return answer_begin(chat, sequence);
 }
 
-/* A call has found too few rows: free some, if any can be, so that it may be
- * made again. The first conversation that goes on is never put off. */
+/* A call has found too few rows: free some, if possible, so that it can be made
+ * again. The first conversation still going on is never postponed. */
 static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
     int64_t last = -1, going = 0;
     bool found = false;
@@ -407,7 +409,8 @@ static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
         freed = put_off(chat, call, last);
     }
     for (int64_t s = 0; s < chat->sequences && !found; s++)
-        chat->speakers[s].alike = 0; /* then all read what they would share */
+        chat->speakers[s].alike = 0; /* then every sequence reads its own prefix
+                                        */
     if (freed == CP_OK && !found)
         freed = over_forget(chat, call, &found);
     if (freed != CP_OK)
@@ -434,8 +437,9 @@ static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
     return call_take(chat, call);
 }
 
-/* The next call: a piece of the questions, with a token of each who speaks
- * already, or, when all are read, a step of decode. */
+/* Make the next call: a piece of the questions, with a token of each
+ * conversation that is already answering; or, when all are read, a decode
+ * step. */
 static cp_status call_next(cp_chat *chat) {
     const bool decode = !anyone(chat, is_reading);
     const double start = cp_clock();
@@ -472,7 +476,7 @@ static cp_status answer_all(cp_chat *chat) {
             status = call_next(chat); /* decode, sample -> text */
         if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
             continue;
-        /* The step is made again, and nothing more is drawn. */
+        /* Repeat the step, and draw nothing more. */
         *chat->stop = 0;
         chat->stopping = true;
         status = CP_OK;
@@ -480,8 +484,9 @@ static cp_status answer_all(cp_chat *chat) {
     return status;
 }
 
-/* The conversations are as they were before the turn that failed; or empty,
- * where rows are not in the order of positions, and cannot be cut. */
+/* Restore the conversations as they were before the failed turn. Where rows are
+ * not in the order of positions, they cannot be cut, and the conversation is
+ * emptied. */
 static cp_status turn_forget(cp_chat *chat, cp_status status) {
     char why[512];
     snprintf(why, sizeof(why), "%s", cp_message());
@@ -535,7 +540,7 @@ cp_status cp_chat_clear(cp_chat *chat) {
     return CP_OK;
 }
 
-/* A file of the model's, for so many tokens. */
+/* A saved conversation with this model, for that many tokens. */
 static cp_status keep_new(const cp_chat *chat, int64_t tokens, cp_keep *keep) {
     return cp_keep_new(chat->opened.weights, chat->opened.file,
                        basename(chat->opened.path), chat->sequences, tokens,
@@ -580,7 +585,7 @@ static cp_status keep_take(cp_chat *chat, const cp_keep *keep) {
         CP_TRY(cp_grow(&said->items, &said->room, keep->lengths[s], 4,
                        "what was said"));
     }
-    cost_clear(&chat->cost); /* its plan was of another session */
+    cost_clear(&chat->cost); /* its plan belonged to another session */
     for (int64_t s = 0; s < chat->sequences; s++) {
         cp_speaker *who = &chat->speakers[s];
         who->said.count = who->asked = who->before = keep->lengths[s];
@@ -646,15 +651,15 @@ static void ranks_print(const cp_turn_report *report) {
                all > 0 ? 100 * (double)report->pairs[k] / all : 0.0);
 }
 
-/* What came of guesses, and of prompts in pieces. */
+/* What drafting gained, and reading prompts in pieces. */
 static void gains_print(const cp_cost *cost) {
     if (cost->drafted > 0)
-        printf("  %s of %s tokens were guessed rightly; %s step%s\n",
+        printf("  %s of %s guessed tokens were right; %s step%s\n",
                cp_group(cost->stayed).text, cp_group(cost->drafted).text,
                cp_group(cost->steps).text, cp_plural(cost->steps));
     if (cost->pieces > 1)
-        printf("  all have begun after %.2f s, and none waited longer than "
-               "%.2f s for its\n  next token\n",
+        printf("  all answers began within %.2f s; the longest wait for a next "
+               "token was\n  %.2f s\n",
                cost->last_seconds, cost->stall);
 }
 

@@ -1,4 +1,4 @@
-/* The course of a command, the table of commands, and their exit status. */
+/* How a command runs, the table of commands, and their exit status. */
 #define _GNU_SOURCE
 #include "app/command.h"
 
@@ -54,7 +54,7 @@ void cp_complain(const char *message) {
     fputc('\n', stderr);
 }
 
-/* The exit status for the result of the work, and the line that says why. */
+/* The exit status for the result of the work; prints the line that says why. */
 static int finished(cp_status status) {
     if (status == CP_OK)
         status = cp_output_flush();
@@ -67,8 +67,8 @@ static int finished(cp_status status) {
 
 enum { PATH_BYTES = 2 * PATH_MAX };
 
-/* The one full name of the file that an option names, and that is there or
- * could be made; false if there is none. */
+/* The canonical name of the file that an option names, if it exists or could be
+ * made; false otherwise. */
 static bool file_find(const cp_option *option, char name[PATH_BYTES]) {
     const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
     const char *path = file ? *(const char **)option->value : NULL;
@@ -106,7 +106,7 @@ cp_status cp_command_files(const cp_option *options) {
 
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context) {
-    bool help, used = false; /* well: whatever goes wrong is no bad use */
+    bool help, used = false; /* correctly: any failure is not bad use */
     int result = 2;
     cp_status status = cp_options_parse(usage, count, arguments, &help);
     if (status == CP_OK && help) {
@@ -155,9 +155,9 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
     if (!joined || *ranks * tensor == crew->ranks)
         return CP_OK;
-    return cp_refuse("--ranks %ld: the launcher has started %d processes; %ld "
-                     "are due",
-                     *ranks, crew->ranks, *ranks * tensor);
+    return cp_refuse(
+        "--ranks %ld: the launcher started %d processes; expected %ld", *ranks,
+        crew->ranks, *ranks * tensor);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -173,7 +173,7 @@ cp_status cp_command_backend(int place, double timeout,
                              ? " (make gpu makes build/gpu/longring)"
                              : "");
     if (!(timeout > 0))
-        return cp_refuse("--timeout %g: seconds above 0 are due", timeout);
+        return cp_refuse("--timeout %g: must be > 0 seconds", timeout);
     if (cp_crew_mine()->patience != NULL)
         cp_crew_mine()->patience(timeout);
     if ((*backend)->patience != NULL)
@@ -183,7 +183,7 @@ cp_status cp_command_backend(int place, double timeout,
     return CP_OK;
 }
 
-/* The numbers after the colon of a placement, or nothing. */
+/* Read the numbers after the colon of a placement, if any. */
 static cp_status placement_numbers(cp_command_placement *placement,
                                    const char *numbers, int64_t most,
                                    int64_t *count) {
@@ -218,7 +218,7 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                          text);
     CP_TRY(placement_numbers(placement, numbers, CP_SHARES_RANKS, &count));
     if (name >= 2 && count != due)
-        return cp_refuse("--placement %s: %ld numbers; %ld are due", text,
+        return cp_refuse("--placement %s: %ld numbers; expected %ld", text,
                          count, due);
     if (name == 2)
         CP_TRY(cp_option_range("placement", placement->weights[0], 1,
@@ -257,26 +257,27 @@ static cp_status variant_read(cp_command_ring *ring) {
     return CP_OK;
 }
 
-/* Exact order has a placement of its own. */
+/* --exact-order implies its own placement. */
 static cp_status exact_check(cp_command_ring *ring) {
     if (!ring->exact)
         return CP_OK;
     if (ring->placement.text != NULL)
-        return cp_refuse("--exact-order deals tokens out by itself, and cannot "
-                         "go with --placement %s",
-                         ring->placement.text);
+        return cp_refuse(
+            "--exact-order has its own placement and excludes --placement %s",
+            ring->placement.text);
     if (ring->wire != CP_WIRE_FP32)
-        return cp_refuse("--exact-order and --wire exclude each other: what is "
-                         "sent is rounded, what stays is not");
+        return cp_refuse("--exact-order and --wire exclude each other: numbers "
+                         "that are sent are rounded, local ones are not");
     if (ring->ranks > CP_LEAVES)
-        return cp_refuse("--exact-order sums up %d parts; %ld ranks are more",
-                         CP_LEAVES, ring->ranks);
+        return cp_refuse(
+            "--exact-order: %ld ranks; at most %d, the parts that it sums",
+            ring->ranks, CP_LEAVES);
     if (ring->tensor > 1)
         return cp_refuse("--exact-order and --tensor exclude each other: NCCL "
-                         "sums up shares in an order of its own");
+                         "sums in its own order");
     if (strncmp(places[ring->on], "cuda", 4) != 0 && !cp_command_in_order())
-        return cp_refuse("--exact-order: on this processor BLIS sums in an "
-                         "order of its own");
+        return cp_refuse(
+            "--exact-order: on this processor BLIS sums in its own order");
     ring->placement.dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     return CP_OK;
@@ -290,7 +291,7 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     if (ring->machine != NULL) {
         if (ring->variant != CP_AUTO)
             return cp_refuse(
-                "--machine has no meaning with --variant %s; auto asks it",
+                "--machine has no meaning with --variant %s; only auto uses it",
                 cp_variant_name(ring->variant));
         const cp_status status =
             cp_crew_leads()
@@ -311,9 +312,9 @@ cp_status cp_command_heads(const cp_counts *heads, bool values,
     const int64_t *items = heads->items;
     if (heads->count != 0 && heads->count != 3 &&
         !(values && heads->count == 4))
-        return cp_refuse("--heads: %ld counts; query heads, kv heads and "
-                         "dimension are needed",
-                         heads->count);
+        return cp_refuse(
+            "--heads: %ld counts; expected query heads, kv heads and dimension",
+            heads->count);
     if (heads->count >= 3)
         *shape = (cp_shape){items[0], items[1], items[2]};
     if (heads->count == 4)
@@ -336,7 +337,7 @@ cp_command_dims cp_command_dims_of(const cp_shape *shape) {
     return dims;
 }
 
-/* The counts again and again until there are so many; or zeros. */
+/* Repeat the counts until there are this many; without counts, zeros. */
 static cp_status counts_repeat(cp_counts *counts, int64_t count) {
     int64_t *items;
     CP_TRY(cp_allocate(&items, count, sizeof(int64_t), "sequences"));
@@ -350,13 +351,13 @@ static cp_status counts_repeat(cp_counts *counts, int64_t count) {
 cp_status cp_command_tokens_check(cp_command_tokens *tokens, int64_t times) {
     const int64_t sequences = tokens->fresh.count;
     cp_counts *cached = &tokens->cached;
-    int64_t first = 0; /* that has new tokens */
+    int64_t first = 0; /* sequence with new tokens */
     while (first < sequences && tokens->fresh.items[first] == 0)
         first++;
     if (first == sequences)
         return cp_refuse("--new: 0 new tokens in all");
     if (cached->count > 0 && cached->count != sequences)
-        return cp_refuse("--cached is of %ld sequences, and --new of %ld",
+        return cp_refuse("--cached has %ld sequences, --new has %ld",
                          cached->count, sequences);
     CP_TRY(counts_repeat(&tokens->fresh, sequences * times));
     return counts_repeat(cached, sequences * times);
@@ -366,10 +367,9 @@ cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t *sum) {
     for (int64_t s = 0; s < counts->count; s++)
         if (!cp_add(*sum, counts->items[s], sum) || *sum > INT32_MAX)
-            return cp_refuse(
-                "--%s: with the %ld tokens of sequence %ld the call "
-                "has more than the %d that can be planned",
-                name, counts->items[s], s, INT32_MAX);
+            return cp_refuse("--%s: with the %ld tokens of sequence %ld the "
+                             "call exceeds the %d tokens that can be planned",
+                             name, counts->items[s], s, INT32_MAX);
     return CP_OK;
 }
 
@@ -378,16 +378,15 @@ cp_status cp_command_call_read(cp_command_call *call) {
     return cp_model_sizes_read(call->model, NULL, &call->sizes);
 }
 
-/* Put the devices into the order of the best ring, and their shares with
- * them. */
+/* Put the devices, with their shares, into the order of the best ring. */
 static cp_status order_find(cp_command_call *call) {
     const cp_surface *links = &call->hardware.link_at;
     const int ranks = (int)call->ranks;
     double seconds[CP_SURFACE_ROWS * CP_SURFACE_ROWS];
     int64_t weights[CP_SURFACE_ROWS];
     if (links->count < ranks)
-        return cp_refuse("--order best: %s has the links of %d devices; %d are "
-                         "due (link_at)",
+        return cp_refuse("--order best: %s has the links of %d devices; "
+                         "expected %d (link_at)",
                          call->hardware.name, links->count, ranks);
     for (int n = 0; n < ranks * ranks; n++)
         seconds[n] = 1 / cp_surface_at(links, 1 + n / ranks, 1 + n % ranks);
@@ -402,12 +401,12 @@ static cp_status order_find(cp_command_call *call) {
 cp_status cp_command_sparse_check(cp_command_sparse *sparse) {
     const cp_counts *sizes = &sparse->sizes;
     if (sparse->top_k < 0 && sizes->count > 0)
-        return cp_refuse("--index: of no use without --top-k");
+        return cp_refuse("--index has no meaning without --top-k");
     if (sparse->top_k < 0)
         return CP_OK;
     if (sizes->count != 0 && sizes->count != 2)
-        return cp_refuse("--index: two counts are needed: heads and their "
-                         "dimension");
+        return cp_refuse(
+            "--index: expected two counts, heads and their dimension");
     sparse->indexer = (cp_indexer){64, 128, sparse->top_k};
     if (sizes->count == 2) {
         sparse->indexer.heads = sizes->items[0];
@@ -421,7 +420,7 @@ cp_status cp_command_sparse_check(cp_command_sparse *sparse) {
 cp_status cp_command_call_check(cp_command_call *call) {
     cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
     cp_scenario *scenario = &call->scenario;
-    int64_t sum = 0; /* all of a call are planned together */
+    int64_t sum = 0; /* over all sequences of the call */
     CP_TRY(cp_command_tokens_check(&call->tokens, call->batch));
     CP_TRY(cp_command_tokens_sum("new", fresh, &sum));
     call->fresh = sum;
@@ -462,7 +461,7 @@ cp_status cp_command_simulating(const cp_command_call *call,
     return status;
 }
 
-/* All processes open the same file, or none does. */
+/* Either all processes open the same file, or none does. */
 static cp_status opened_file(cp_opened *model) {
     const char *slash = strrchr(model->path, '/');
     uint64_t fingerprint = 0;
@@ -530,7 +529,7 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text) {
     return status;
 }
 
-/* All that is left of a file, and a zero byte after it. */
+/* Read the rest of a file, and append a zero byte. */
 static cp_status rest_read(FILE *in, const char *name, char **text,
                            int64_t *bytes) {
     enum { BLOCK = 65536, MOST = 1 << 28 };
@@ -640,20 +639,20 @@ static const struct {
      cp_command_bench},
     {"simulate", "what a call would take on a described machine",
      cp_command_simulate},
-    {"choose", "which ring, by which rule, and what it costs to be wrong",
+    {"choose", "which ring each rule chooses, and what a wrong choice costs",
      cp_command_choose},
-    {"calibrate", "measure this machine, and describe it for the others",
+    {"calibrate", "measure this machine and write its description",
      cp_command_calibrate},
 };
 
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 static int overview(void) {
-    puts("longring: attention whose context is cut over N ranks, exactly\n");
+    puts("longring: exact attention with the context split over N ranks\n");
     for (int i = 0; i < COMMANDS; i++)
         printf("  longring %-10s %s\n", commands[i].name, commands[i].about);
-    puts("\nlongring COMMAND --help says more; longring --version, what is "
-         "built in.\nCounts may be written 128K (128,000), 128Ki (131,072) or "
-         "1M.");
+    puts("\nlongring COMMAND --help describes a command; longring --version "
+         "lists what is\nbuilt in. Counts may be written 128K (128,000), 128Ki "
+         "(131,072) or 1M.");
     return finished(CP_OK);
 }
 

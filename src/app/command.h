@@ -1,4 +1,4 @@
-/* The commands of the program longring, and what they share. */
+/* The commands of the program longring, and the code that they share. */
 #ifndef CP_COMMAND_H
 #define CP_COMMAND_H
 
@@ -9,49 +9,49 @@
 #include "predict/simulate.h"
 #include "ring/shares.h"
 
-/* A step of a command; what it works on is its own. */
+/* A step of a command; context is the command's own. */
 typedef cp_status (*cp_command_step)(void *context);
 
-/* Read arguments as usage says; print the help where it is asked for. Then
- * see that the options make sense together (check, or NULL), that the files
- * that are written can be made and are none of the others (CP_INPUT,
- * CP_OUTPUT), and do the work (run). Returns the exit status: 2 for bad use, 1 for failure,
- * 130 if the user stopped it, and has then written one line to stderr. Frees
- * the lists of the options. */
+/* Parse arguments by usage; print the help if they ask for it. Otherwise check
+ * that the options make sense together (check, or NULL), and that each output
+ * file can be made and is no other file of the options (CP_INPUT, CP_OUTPUT);
+ * then do the work (run). Returns the exit status: 0; 2 for bad use, 1 for
+ * failure, 130 if the user stopped it, each after one line on stderr. Frees the
+ * lists of the options. */
 int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
                    cp_command_step check, cp_command_step run, void *context);
 
-/* Before any work: see that all files that are written can be made, and that
- * none of them is another file that the options name, under whatever name. */
+/* Before any work: check that all output files can be made, and that none of
+ * them is another file of the options, under whatever name. */
 cp_status cp_command_files(const cp_option *options);
 
-/* Flush standard output. Fails with CP_FILE if something printed since the
- * start is lost: the message has the reason, or is empty if the reader went
- * away. */
+/* Flush standard output. Fails with CP_FILE if any output since the start is
+ * lost; the message gives the reason, or is empty if the reader closed the
+ * pipe. */
 cp_status cp_output_flush(void);
 
-/* Is this path standard output, which then holds its bytes and no more? */
+/* Is this path standard output? Nothing else may be printed there then. */
 bool cp_is_output(const char *path);
 
-/* Print the one line of a failure, as cp_write_shown does. */
+/* Print a failure's one line to stderr, as cp_write_shown does. */
 void cp_complain(const char *message);
 
-/* Put the name of a file before the message of a failure that lacks it, and
- * return status. */
+/* After a failure, prefix its message with the name of a file; returns
+ * status. */
 cp_status cp_command_about(cp_status status, const char *path);
 
 enum {
-    CP_COMMAND_RANKS = 1024, /* more than this is refused */
+    CP_COMMAND_RANKS = 1024, /* more are refused */
     CP_COMMAND_TIMEOUT = 60, /* unless --timeout says otherwise */
 };
 
 #define CP_COMMAND_PLACES "threads|mpi|cuda|cuda-fp32|cuda-fp8"
 
-/* How tokens are dealt out, as --placement says. */
+/* How tokens are dealt out: --placement. */
 typedef struct {
     const char *text; /* NULL: zigzag */
     int64_t weights[CP_SHARES_RANKS];
-    cp_dealing dealing; /* what it comes to */
+    cp_dealing dealing; /* parsed from text */
 } cp_command_placement;
 
 #define CP_COMMAND_PLACEMENT_OPTION(placement)                                 \
@@ -65,16 +65,16 @@ typedef struct {
 #define CP_COMMAND_WIRE_OPTION(wire)                                           \
     {                                                                          \
         "wire", CP_ONE_OF, &(wire), cp_wire_names(),                           \
-            "how numbers are written to be sent (default fp32: as they are "   \
-            "held, exact); bf16: in two bytes; fp8, int8: keys and values in " \
-            "one, queries and partials in two"                                 \
+            "how numbers are encoded for sending (default fp32: exact, as "    \
+            "stored); bf16: two bytes; fp8, int8: one byte for keys and "      \
+            "values, two for queries and partials"                             \
     }
 
-/* Sparse attention of a call that is planned or predicted. */
+/* Sparse attention in a call that is planned or predicted. */
 typedef struct {
     int64_t top_k;      /* below 0: attention to all keys */
     cp_counts sizes;    /* of the indexer */
-    cp_indexer indexer; /* what they come to */
+    cp_indexer indexer; /* made from these */
 } cp_command_sparse;
 
 #define CP_COMMAND_SPARSE                                                      \
@@ -82,29 +82,30 @@ typedef struct {
 
 #define CP_COMMAND_SPARSE_OPTIONS(sparse)                                      \
     {"top-k", CP_COUNT, &(sparse).top_k, "K",                                  \
-     "attend to the K best keys of each query alone, which an indexer "        \
-     "chooses (default: to all); pass-kv, pass-q, all-gather and decode"},     \
+     "attend only to each query's K best keys, which an indexer chooses "      \
+     "(default: to all); for pass-kv, pass-q, all-gather and decode"},         \
     {                                                                          \
         "index", CP_COUNTS, &(sparse).sizes, "H,D",                            \
-            "of that indexer: heads, and their dimension (default 64,128: "    \
+            "the indexer's heads and their dimension (default 64,128: "        \
             "DeepSeek V3.2)"                                                   \
     }
 
 cp_status cp_command_sparse_check(cp_command_sparse *sparse);
 
-/* The names of variants, and off: of all, or of those that can read a prompt.
- * Valid until the next call. */
+/* The names of variants, and off: all of them, or only those that can read a
+ * prompt. Valid until the next call. */
 const char *cp_command_variants(bool all);
 
-/* Read it for so many ranks. It must stay where it is, for its dealing. */
+/* Parse it for this many ranks. Its address must not change, because its
+ * dealing points to its weights. */
 cp_status cp_command_placement_check(cp_command_placement *placement,
                                      int64_t ranks);
 
-/* What a command that runs a ring asks for, and what that comes to. */
+/* The options of a command that runs a ring, and what is derived from them. */
 typedef struct {
     int64_t ranks, tensor;
     const char *variant_name; /* as given, or NULL */
-    bool steps;               /* takes variants of a decode step, too */
+    bool steps;               /* variants of a decode step are allowed, too */
     cp_variant variant;
     int on;
     const char *machine;
@@ -112,10 +113,10 @@ typedef struct {
     int64_t cores; /* of this machine; 0: all that the process may use */
     cp_command_placement placement;
     cp_wire wire;
-    bool exact; /* the order of sums follows from the tokens alone */
+    bool exact; /* the order of sums depends only on the tokens */
     const cp_backend *backend;
-    cp_hardware described; /* of --machine */
-    cp_chooser chooser;    /* by it, or all zero: Algorithm 1 */
+    cp_hardware described; /* the --machine */
+    cp_chooser chooser;    /* uses described; all zero: Algorithm 1 */
 } cp_command_ring;
 
 #define CP_COMMAND_RING                                                        \
@@ -124,9 +125,9 @@ typedef struct {
 #define CP_COMMAND_CORES_OPTION(cores)                                         \
     {                                                                          \
         "cores", CP_COUNT, &(cores), "N",                                      \
-            "cores that the ranks share, a thread each at least (default: "    \
-            "the "                                                             \
-            "smallest of affinity, container quota and OMP_NUM_THREADS)"       \
+            "cores that the ranks share; each rank has at least one thread "   \
+            "(default: the smallest of affinity, container quota and "         \
+            "OMP_NUM_THREADS)"                                                 \
     }
 
 /* Its rows in a table of options. */
@@ -135,12 +136,12 @@ typedef struct {
         CP_COMMAND_CORES_OPTION((ring).cores),                                 \
         {"variant", CP_WORD, &(ring).variant_name,                             \
          cp_command_variants((ring).steps),                                    \
-         "which ring (default auto: by Algorithm 1); off: none, one rank"},    \
+         "which ring (default auto: by Algorithm 1); off: no ring, one rank"}, \
         {"cp", CP_WORD, &(ring).variant_name, "NAME",                          \
          "the same as --variant"},                                             \
         {"machine", CP_INPUT, &(ring).machine, "NAME|FILE",                    \
-         "let auto take the ring that is faster on this machine, as "          \
-         "simulated"},                                                         \
+         "let auto choose the ring that a simulation of this machine finds "   \
+         "faster"},                                                            \
         CP_COMMAND_PLACEMENT_OPTION((ring).placement),                         \
         CP_COMMAND_WIRE_OPTION((ring).wire),                                   \
         {"exact-order", CP_FLAG, &(ring).exact, NULL,                          \
@@ -158,36 +159,37 @@ typedef struct {
             "1)"                                                               \
     }
 
-/* Do the cores of this machine sum in the one order that --exact-order asks? */
+/* Do the cores of this machine sum in the order that --exact-order requires? */
 bool cp_command_in_order(void);
 
-/* The kernel that attention and linear layers on cores run, and why: "zen3, 6
+/* The kernel that runs attention and linear layers on cores, and why: "zen3, 6
  * by 16: BLIS's choice; the processor has no AVX-512". */
 const char *cp_command_kernel(void);
 
-/* See that they make sense, and fill in the rest; the description of
- * --machine becomes the same for all processes. The ring must stay where it
- * is, for its chooser. */
+/* Check the options, and fill in the rest; all processes get the same
+ * description of --machine. The ring's address must not change, because its
+ * chooser points into it. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
 
-/* Check --cores; below 0, it was not given, and is 0. */
+/* Check --cores; a value below 0 means not given, and becomes 0. */
 cp_status cp_command_cores(int64_t *cores);
 
-/* Check --ranks, of so many processes each. Below 0, it was not given, and is
- * 4, or as many as there are processes if they are what ranks are. */
+/* Check --ranks, with `tensor` processes for each rank. A value below 0 means
+ * not given; it becomes 4, or, if a launcher has started processes, their
+ * number divided by tensor. */
 cp_status cp_command_ranks(int64_t *ranks, int64_t tensor);
 
-/* The backend of that place of CP_COMMAND_PLACES, whose ranks shall wait for
- * each other no longer than timeout, in seconds. */
+/* The backend at that index of CP_COMMAND_PLACES; its ranks wait for each other
+ * at most timeout seconds. */
 cp_status cp_command_backend(int place, double timeout,
                              const cp_backend **backend);
 
-/* The heads that three counts say; those in *shape if there are none. With
- * values, a fourth may say how many numbers a value has. */
+/* Set *shape to the heads that three counts give; without counts it stays. With
+ * values, a fourth count may give the dimension of a value. */
 cp_status cp_command_heads(const cp_counts *heads, bool values,
                            cp_shape *shape);
 
-/* How many numbers a key has, and a value if not as many. */
+/* The dimension of a key, and that of a value if it differs, as text. */
 typedef struct {
     char text[80];
 } cp_command_dims;
@@ -207,28 +209,30 @@ typedef struct {
             "cached tokens of each sequence (default none)"                    \
     }
 
-/* See that there are sequences, as many in both lists, and new tokens; cached
- * is filled with zeros if it was not given. Then take them so many times. */
+/* Check that both lists have as many sequences, and that there are new tokens;
+ * cached is filled with zeros if it was not given. Then repeat the sequences
+ * this many times. */
 cp_status cp_command_tokens_check(cp_command_tokens *tokens, int64_t times);
 
 /* Add the counts of the option of that name to *sum. Fails with CP_INVALID if
- * that is more than can be planned. */
+ * the sum exceeds what can be planned. */
 cp_status cp_command_tokens_sum(const char *name, const cp_counts *counts,
                                 int64_t *sum);
 
-/* What a command that predicts a call asks for, and what that comes to. */
+/* The options of a command that predicts a call, and what is derived from
+ * them. */
 typedef struct {
     const char *machine, *model;
-    int64_t ranks, batch; /* the sequences are taken batch times */
+    int64_t ranks, batch; /* the sequences are repeated batch times */
     cp_command_tokens tokens;
-    int64_t fresh, cached; /* their sums, over all of the batch */
+    int64_t fresh, cached; /* sums over the whole batch */
     cp_hardware hardware;
     cp_model_sizes sizes;
     cp_shape shape;       /* of a GPU */
-    cp_scenario scenario; /* but for the variant */
+    cp_scenario scenario; /* all but its variant */
     cp_command_placement placement;
     cp_command_sparse sparse;
-    int order;                    /* 1: the best, which devices says */
+    int order;                    /* 1: the best, given in devices */
     int devices[CP_SHARES_RANKS]; /* of the ranks */
 } cp_command_call;
 
@@ -255,23 +259,23 @@ typedef struct {
         CP_COMMAND_WIRE_OPTION((call).scenario.wire),                          \
         CP_COMMAND_SPARSE_OPTIONS((call).sparse),                              \
         {"order", CP_ONE_OF, &(call).order, "given|best",                      \
-         "of the machine's devices in the ring: as they are numbered "         \
-         "(default), or by the speed of the links between them"},              \
+         "order of the machine's devices in the ring: as numbered (default), " \
+         "or by the speed of the links between them"},                         \
         CP_COMMAND_TOKENS_OPTIONS((call).tokens)
 
-/* Read machine and model. Then, when they are as the options want them, see
- * that the call can be simulated, and fill in the rest; the call must stay
- * where it is. */
+/* Read machine and model. Then, once the options have changed them as they ask,
+ * check that the call can be simulated, and fill in the rest; the address of
+ * the call must not change. */
 cp_status cp_command_call_read(cp_command_call *call);
 cp_status cp_command_call_check(cp_command_call *call);
 
-/* Take a step, and tell a terminal meanwhile what is simulated. */
+/* Take a step, and meanwhile show on a terminal what is simulated. */
 cp_status cp_command_simulating(const cp_command_call *call,
                                 cp_command_step step, void *context);
 
-/* What is made of a model's file, each when it is asked for; NULL before. */
+/* A model's file and what is made from it on demand; NULL until then. */
 typedef struct {
-    const char *path; /* which an option says */
+    const char *path; /* given by an option */
     cp_gguf *file;
     cp_tokenizer *tokenizer;
     cp_model *weights;
@@ -281,26 +285,24 @@ cp_status cp_opened_words(cp_opened *model);
 cp_status cp_opened_weights(cp_opened *model, const cp_command_ring *ring);
 void cp_opened_close(cp_opened *model);
 
-/* The logits of count tokens of a session's last call, from the first-th on;
- * the first is at that position of its sequence. Fails with CP_INVALID where
- * one is no number, as cp_session_logits otherwise. */
+/* The logits of count tokens of a session's last call, from index first on;
+ * that token is at `position` of its sequence. Fails with CP_INVALID where a
+ * logit is NaN, and as cp_session_logits does. */
 cp_status cp_scores_read(const cp_session *session, int64_t first,
                          int64_t count, int64_t position, int64_t vocabulary,
                          float *logits);
 
-/* All that the file at path, or standard input if path is NULL, has to give,
- * and a zero byte after it. A byte order mark at the start of a file is left
- * out. The caller frees *text, whatever the result. Fails
- * with CP_FILE, CP_MEMORY, or CP_CAPACITY where it has more than 2^28 bytes, as
- * devices do that never end. */
+/* Read the whole file at path, or standard input if path is NULL, and append a
+ * zero byte. A byte order mark at the start of a file is left out. The caller
+ * frees *text, whatever the result. Fails with CP_FILE, CP_MEMORY, or with
+ * CP_CAPACITY at more than 2^28 bytes, such as from a device without end. */
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes);
 
-/* Say so if operations found no room in a trace. */
+/* Report how many operations found no room in a trace, if any. */
 void cp_command_lost(int64_t lost);
 
-/* A page of text in memory, as write writes it; *text is the caller's to
- * free. And such a page in the file at path, or on standard output if path is
- * NULL. */
+/* Make a page of text in memory with write; the caller frees *text. Save such a
+ * page to the file at path, or print it if path is NULL. */
 typedef cp_status (*cp_page_writer)(void *context, FILE *out);
 cp_status cp_page_make(cp_page_writer write, void *context, char **text);
 cp_status cp_page_keep(const char *path, const char *text);
@@ -308,16 +310,16 @@ cp_status cp_page_keep(const char *path, const char *text);
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);
 
-/* The turns of one sequence, as the option of that name spells them:
- * "500+d20+64", up to the next comma or the end. An empty history is "0".
- * *turns is allocated; the caller frees it, whatever the result. */
+/* Parse the turns of one sequence, spelled "500+d20+64" in the option of that
+ * name, up to the next comma or the end. An empty history is "0". *turns is
+ * allocated; the caller frees it, whatever the result. */
 cp_status cp_history_parse(const char *name, const char *text, cp_turn **turns,
                            int64_t *count);
 
 /* The tokens of all turns. */
 int64_t cp_history_tokens(const cp_turn *turns, int64_t count);
 
-/* The program but for main: the exit status for these arguments. */
+/* The program without main: the exit status for these arguments. */
 int cp_command_line(int count, char *const *arguments);
 
 int cp_command_attend(int count, char *const *arguments);

@@ -19,24 +19,24 @@
 typedef struct {
     const char *q, *k, *v, *indexer, *out, *lse, *partials, *history, *cached;
     cp_counts lengths;
-    int64_t value_dim; /* 0: as many numbers as --v says */
+    int64_t value_dim; /* 0: as --v has */
     cp_command_ring ring;
-    /* What they come to. */
+    /* Derived from the options. */
     int64_t top_k;  /* below 0: attention to all keys */
-    int64_t pages;  /* of so many rows; 0: none */
-    char *paths[3]; /* of the indexer: its queries, keys, weights */
+    int64_t pages;  /* rows of a page; 0: no pages */
+    char *paths[3]; /* the indexer's queries, keys, weights */
     cp_npy queries, keys, values, index[3];
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
-    cp_loss loss;      /* where numbers are sent in fewer bits */
-    int64_t outputs;   /* numbers of the output */
-    cp_status failure; /* the first of writing partials */
+    cp_loss loss;      /* if numbers are sent in fewer bits */
+    int64_t outputs;   /* length of the output */
+    cp_status failure; /* the first failure in writing partials */
     char why[512];
 } attend_run;
 
-/* Read the past of each sequence from the value of the option of that name;
- * text may be NULL: there is none. */
+/* Parse the past of each sequence from the option of that name; text NULL: not
+ * given. */
 static cp_status pasts_read(attend_run *run, const char *name,
                             const char *text) {
     const int64_t sequences = cp_max(1, run->lengths.count);
@@ -44,8 +44,8 @@ static cp_status pasts_read(attend_run *run, const char *name,
     for (const char *c = text; c != NULL && *c != '\0'; c++)
         pasts += *c == ',';
     if (pasts > 0 && pasts != sequences)
-        return cp_refuse("--%s is of %ld sequences, and the new tokens are of "
-                         "%ld; --lengths says how many each has",
+        return cp_refuse("--%s has %ld sequences, the new tokens have %ld; "
+                         "--lengths gives the new tokens of each",
                          name, pasts, sequences);
     run->sequences = sequences;
     CP_TRY(cp_allocate(&run->turns, sequences, sizeof(int64_t), "turns"));
@@ -57,15 +57,15 @@ static cp_status pasts_read(attend_run *run, const char *name,
     return CP_OK;
 }
 
-/* The three names of files that --indexer has. */
+/* Parse the three file names of --indexer. */
 static cp_status paths_take(attend_run *run) {
     const char *text = run->indexer;
     for (int n = 0; n < 3; n++) {
         const size_t length = strcspn(text, ",");
         if (length == 0 || (text[length] == ',') != (n < 2))
-            return cp_refuse("--indexer %.200s: three files are needed, "
-                             "Q.npy,K.npy,W.npy",
-                             run->indexer);
+            return cp_refuse(
+                "--indexer %.200s: expected three files, Q.npy,K.npy,W.npy",
+                run->indexer);
         CP_TRY(cp_allocate(&run->paths[n], (int64_t)length + 1, 1, "a name"));
         memcpy(run->paths[n], text, length);
         text += length + 1;
@@ -80,7 +80,7 @@ static bool is_same_file(const char *a, const char *b) {
            one.st_ino == other.st_ino;
 }
 
-/* Outputs must not be files of the indexer. */
+/* Check that no output is a file of the indexer. */
 static cp_status outputs_check(const attend_run *run) {
     for (int n = 0; n < 3; n++) {
         if (is_same_file(run->out, run->paths[n]))
@@ -95,8 +95,8 @@ static cp_status outputs_check(const attend_run *run) {
 
 static cp_status sparse_check(attend_run *run) {
     if ((run->indexer != NULL) != (run->top_k >= 0))
-        return cp_refuse("--indexer and --top-k need each other: whose scores, "
-                         "and how many keys");
+        return cp_refuse("--indexer and --top-k need each other: the one gives "
+                         "scores, the other the number of keys");
     if (run->indexer == NULL)
         return CP_OK;
     CP_TRY(cp_option_range("top-k", run->top_k, 1, INT32_MAX));
@@ -108,8 +108,8 @@ static cp_status attend_check(void *context) {
     attend_run *run = context;
     CP_TRY(sparse_check(run));
     if (run->v == NULL && run->value_dim == 0)
-        return cp_refuse("attend needs --v V.npy, or --value-dim where values "
-                         "are the first numbers of their keys");
+        return cp_refuse("attend needs --v V.npy, or --value-dim if values are "
+                         "the first numbers of their keys");
     if (run->history != NULL && run->cached != NULL)
         return cp_refuse("--history and --cached exclude each other");
     if (run->cached != NULL && strpbrk(run->cached, "d+") != NULL)
@@ -118,7 +118,7 @@ static cp_status attend_check(void *context) {
             run->cached);
     if (run->partials != NULL && cp_crew_mine()->ranks > 1)
         return cp_refuse(
-            "--partials: the ranks of one process alone can write them");
+            "--partials: only ranks of one process can write them");
     CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
                                 : pasts_read(run, "cached", run->cached));
     CP_TRY(cp_option_range("pages", run->pages, 0, INT32_MAX));
@@ -129,39 +129,39 @@ static cp_status tensor_read(const char *path, cp_npy *tensor) {
     CP_TRY(cp_command_array(path, tensor));
     if (tensor->dims != 3)
         return cp_refuse(
-            "%s: %d dimension%s; [tokens][heads][head dimension] is needed",
+            "%s: %d dimension%s; expected [tokens][heads][head dimension]",
             path, tensor->dims, cp_plural(tensor->dims));
     return cp_npy_to_float32(tensor, path);
 }
 
-/* See that each key has a value, and how many numbers that has. */
+/* Check that each key has a value, and set the values' dimension. */
 static cp_status values_take(const attend_run *run, cp_shape *shape) {
     const int64_t *k = run->keys.shape, *v = run->values.shape;
     if (k[0] != v[0] || k[1] != v[1])
-        return cp_refuse("%s is [%ld][%ld][%ld], and %s [%ld][%ld][%ld]; keys "
-                         "and values have as many rows and heads",
+        return cp_refuse("%s is [%ld][%ld][%ld], %s is [%ld][%ld][%ld]; keys "
+                         "and values must have equal rows and heads",
                          run->k, k[0], k[1], k[2], run->v, v[0], v[1], v[2]);
     if (run->value_dim != 0 && run->value_dim != v[2])
-        return cp_refuse("%s has values of %ld numbers, and --value-dim says "
-                         "%ld",
-                         run->v, v[2], run->value_dim);
+        return cp_refuse(
+            "%s has values of dimension %ld, but --value-dim is %ld", run->v,
+            v[2], run->value_dim);
     shape->value_dim = v[2];
     return CP_OK;
 }
 
-/* Find out the heads, of which all tensors must be. */
+/* Set the shape, which all tensors must share. */
 static cp_status shape_take(const attend_run *run, cp_shape *shape) {
     const int64_t *q = run->queries.shape, *k = run->keys.shape;
     if (q[2] != k[2])
-        return cp_refuse("%s has heads of %ld, and %s of %ld", run->q, q[2],
-                         run->k, k[2]);
+        return cp_refuse("%s has heads of dimension %ld, %s of %ld", run->q,
+                         q[2], run->k, k[2]);
     *shape = (cp_shape){q[1], k[1], q[2], run->value_dim, run->v == NULL};
     if (!shape->latent)
         CP_TRY(values_take(run, shape));
     return cp_shape_check(shape);
 }
 
-/* Compare the tokens that are said to be there with the tensors' rows. */
+/* Compare the token counts that the options give with the tensors' rows. */
 static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
     const int64_t rows = run->queries.shape[0], key_rows = run->keys.shape[0];
     int64_t fresh = 0, all = 0;
@@ -170,10 +170,10 @@ static cp_status rows_check(const attend_run *run, const int64_t *lengths) {
         if (!cp_add(fresh, lengths[s], &fresh) || !cp_add(all, past, &all) ||
             !cp_add(all, lengths[s], &all))
             return cp_refuse(
-                "--lengths or --cached: more tokens than can be counted");
+                "--lengths or --cached: the sum of tokens overflows");
     }
     if (fresh != rows)
-        return cp_refuse("%s has %ld rows, and --lengths %ld new tokens",
+        return cp_refuse("%s has %ld rows, but --lengths has %ld new tokens",
                          run->q, rows, fresh);
     if (fresh < 1)
         return cp_refuse("%s has 0 rows: no new token", run->q);
@@ -189,12 +189,12 @@ static cp_status index_read(attend_run *run, int n, int dims,
     cp_npy *tensor = &run->index[n];
     CP_TRY(cp_command_array(run->paths[n], tensor));
     if (tensor->dims != dims)
-        return cp_refuse("%s: %d dimension%s; %s is needed", run->paths[n],
+        return cp_refuse("%s: %d dimension%s; expected %s", run->paths[n],
                          tensor->dims, cp_plural(tensor->dims), shape);
     return cp_npy_to_float32(tensor, run->paths[n]);
 }
 
-/* The indexer's three tensors, which must fit each other and the call. */
+/* Load the indexer's three tensors; they must fit each other and the call. */
 static cp_status indexer_load(attend_run *run) {
     CP_TRY(index_read(run, 0, 3, "[new tokens][heads][dimension]"));
     CP_TRY(index_read(run, 1, 2, "[cached and new tokens][dimension]"));
@@ -207,8 +207,8 @@ static cp_status indexer_load(attend_run *run) {
                          "%s and %s have %ld and %ld rows",
                          q[0], k[0], w[0], run->q, run->k, rows, keys);
     if (q[1] != w[1] || q[2] != k[1] || q[1] < 1 || q[2] < 1)
-        return cp_refuse("--indexer: queries of %ld heads of %ld, keys of %ld, "
-                         "weights of %ld heads",
+        return cp_refuse("--indexer: queries have %ld heads of dimension %ld, "
+                         "keys dimension %ld, weights %ld heads",
                          q[1], q[2], k[1], w[1]);
     run->job.indexer = (cp_indexer){q[1], q[2], run->top_k};
     run->job.index_queries = run->index[0].data;
@@ -252,8 +252,8 @@ static cp_status attend_load(attend_run *run) {
                        sizeof(float), "LSE");
 }
 
-/* Write a row for each token that the pieces hold: of rows [heads][dim],
- * without padding, or, where rows is NULL, its sequence and position. */
+/* Write a row for each token in the pieces: its row of rows [heads][dim],
+ * without padding; or, if rows is NULL, its sequence and position. */
 static cp_status rows_write(const char *path, const cp_pieces *pieces,
                             const float *rows, int dims, int64_t heads,
                             int64_t dim) {
@@ -333,8 +333,8 @@ static cp_status partials_clear(const char *directory) {
         if (status == CP_OK &&
             fnmatch(ours, entry->d_name, FNM_EXTMATCH) == 0 &&
             unlinkat(dirfd(files), entry->d_name, 0) != 0)
-            status = cp_fail(CP_FILE, "%s/%s: an old file stays: %s", directory,
-                             entry->d_name, strerror(errno));
+            status = cp_fail(CP_FILE, "%s/%s: cannot remove an old file: %s",
+                             directory, entry->d_name, strerror(errno));
     closedir(files);
     return status;
 }
@@ -344,14 +344,14 @@ static cp_status overflow_check(const attend_run *run) {
     const int64_t dim = cp_value_dim(&run->job.shape);
     for (int64_t i = 0; i < run->outputs; i++)
         if (!isfinite(run->job.output[i]) || !isfinite(run->job.lse[i / dim]))
-            return cp_refuse("%s: row %ld, head %ld: its scores overflow fp32 "
-                             "(LSE %g); scale queries or keys down",
+            return cp_refuse("%s: row %ld, head %ld: scores overflow fp32 (LSE "
+                             "%g); scale queries or keys down",
                              run->q, i / dim / heads, i / dim % heads,
                              (double)run->job.lse[i / dim]);
     return CP_OK;
 }
 
-/* Compute, look at what came out, and write it. */
+/* Compute, check the result, and write it. */
 static cp_status attend_compute(attend_run *run) {
     const int64_t shape[] = {run->queries.shape[0], run->job.shape.query_heads,
                              cp_value_dim(&run->job.shape)};
@@ -375,7 +375,7 @@ static cp_status attend_compute(attend_run *run) {
     return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
 }
 
-/* The same, or leave nothing behind. */
+/* The same; after a failure leave no files behind. */
 static cp_status attend_answer(attend_run *run) {
     const cp_status status = attend_compute(run);
     if (status == CP_OK || run->partials == NULL)
@@ -394,7 +394,7 @@ static void chosen_print(const cp_attend_call *call) {
            cp_plural(all), all == 1 ? "is" : "are");
 }
 
-/* Lay the call out again, as it was made, and print what it took in a line. */
+/* Lay the call out again, as it was made, and print its cost in a line. */
 static cp_status attend_summary(const attend_run *run) {
     cp_attend_job job = run->job;
     cp_attend_call call;
@@ -429,7 +429,7 @@ static double difference(int64_t count, const float *a, const float *b) {
     return (double)most;
 }
 
-/* How far the numbers are from those of a call that sends what it holds. */
+/* The difference from a call that sends its numbers exactly. */
 static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
     const int64_t rows = run->queries.shape[0] * run->job.shape.query_heads;
     cp_attend_job plain = run->job;
@@ -469,8 +469,8 @@ static cp_status attend_work(void *context) {
     before = cp_loss_before(&run->loss);
     after = cp_loss_after(&run->loss);
     CP_TRY(wire_compare(run, &error));
-    printf("sent in fewer bits: output off by at most %.3g, LSE by %.3g, as "
-           "was known before",
+    printf("sent in fewer bits: error bounds known before the call: output "
+           "%.3g, LSE %.3g",
            before.output, before.lse);
     if (run->job.partial != NULL)
         printf("; by the LSE of partials %.3g and %.3g", after.output,
@@ -488,21 +488,21 @@ int cp_command_attend(int count, char *const *arguments) {
         {"k", CP_INPUT, &run.k, "K.npy",
          "keys [cached and new tokens][kv heads][dimension]"},
         {"v", CP_INPUT, &run.v, "V.npy",
-         "values, as the keys, but of any dimension"},
+         "values, shaped as the keys, but of any dimension"},
         {"value-dim", CP_COUNT, &run.value_dim, "D",
          "without --v: the values are the first D numbers of each key (a "
-         "latent), and keys alone are kept and sent"},
+         "latent); only keys are stored and sent"},
         {"indexer", CP_WORD, &run.indexer, "Q.npy,K.npy,W.npy",
          "sparse attention: the queries [new tokens][heads][dimension], keys "
          "[cached and new tokens][dimension] and weights [new tokens][heads] "
          "by which a token chooses keys. The score of a key is the sum over "
          "the heads of weight x max(0, query . key)"},
         {"pages", CP_COUNT, &run.pages, "N",
-         "keep the cache in pages of N tokens, which lie in any order; what "
-         "comes out must not change (default 0: as they come)"},
+         "store the cache in pages of N tokens, in any order; the result must "
+         "not change (default 0: no pages)"},
         {"top-k", CP_COUNT, &run.top_k, "K",
-         "with --indexer: attend to the K visible keys of the largest scores "
-         "alone, of equal scores to the smaller position first; by pass-kv, "
+         "with --indexer: attend only to the K visible keys with the largest "
+         "scores; of equal scores, the smaller position wins; for pass-kv, "
          "pass-q, decode or all-gather (auto: the fewest bytes)"},
         {"lengths", CP_COUNTS, &run.lengths, "T,T,...",
          "new tokens of each sequence (default: one sequence, all rows of "
@@ -511,24 +511,26 @@ int cp_command_attend(int count, char *const *arguments) {
          "cached tokens of each sequence, put there by one prefill (default: "
          "none)"},
         {"history", CP_WORD, &run.history, "H,H,...",
-         "how the cached tokens came to be, turn by turn: 500+d20+64,0 is a "
-         "prefill of 500, 20 decode steps and a prefill of 64; and nothing"},
+         "how the cached tokens were made, turn by turn; 500+d20+64,0: a "
+         "prefill of 500, 20 decode steps and a prefill of 64 for the first "
+         "sequence, nothing for the second"},
         CP_COMMAND_RING_OPTIONS(run.ring),
         {"out", CP_OUTPUT, &run.out, "O.npy",
          "the output [new tokens][heads][dimension of values]"},
         {"lse", CP_OUTPUT, &run.lse, "LSE.npy",
          "log-sum-exp of the scores [new tokens][heads], natural base"},
         {"partials", CP_WORD, &run.partials, "DIR",
-         "also write what each attend of each rank computed, before merging"},
+         "also write the partial of each attend of each rank, before merging"},
         {0}};
     const cp_usage usage = {
         "attend",
         "--q Q.npy --k K.npy [--v V.npy | --value-dim D] [--out O.npy] [--lse "
         "LSE.npy] [options]",
-        "Exact causal attention of new tokens over cached and new ones, cut "
+        "Exact causal attention of new tokens over cached and new ones, split "
         "over N ranks. float32 or float64 in, float32 out, C order. Sequences "
-        "follow one another; in --k and --v each has its cached tokens before "
-        "its new ones. Scores are divided by the root of the keys' dimension.",
+        "follow one another; in --k and --v the cached tokens of each come "
+        "before its new ones. Scores are divided by the square root of the "
+        "keys' dimension.",
         options};
     const int result = cp_command_run(&usage, count, arguments, attend_check,
                                       attend_work, &run);

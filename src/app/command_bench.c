@@ -12,12 +12,12 @@
 typedef struct {
     const char *only, *model;
     cp_counts heads;
-    int64_t threads, rounds; /* below 0: not given; nor bench.generate */
+    int64_t threads, rounds; /* below 0: not given; so for bench.generate */
     int kernel;              /* 1: chapter 1's */
     bool csv;
-    cp_command_ring ring; /* place, patience and order */
-    /* What they come to. */
-    int count; /* of arguments, for the head of the file */
+    cp_command_ring ring; /* runner, timeout and order */
+    /* Derived from the options. */
+    int count; /* of arguments, for the file's header */
     char *const *arguments;
     cp_opened opened;
     cp_bench bench;
@@ -25,8 +25,8 @@ typedef struct {
 
 enum { MOST_THREADS = 1024, MOST_TOKENS = INT32_MAX / 2 };
 
-/* What can be measured: on a crew of processes the ring alone; on a GPU, beside
- * what it can do, attention and rings of ranks that share it. */
+/* What can be measured: on a process group only the ring; on a GPU attention
+ * and rings of ranks that share it, beside the GPU's own ceilings. */
 static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
 static const char gpu_parts[] = "full,causal,decode,merge,ring";
 
@@ -50,7 +50,7 @@ static cp_status parts_take(bench_run *run, bool joined) {
             return cp_refuse("--only %s: on a GPU there are %s",
                              cp_bench_names[p], gpu_parts);
         if (joined && p != CP_BENCH_RING)
-            return cp_refuse("--only %s: on mpi the ring alone is measured",
+            return cp_refuse("--only %s: on mpi only ring can be measured",
                              cp_bench_names[p]);
         run->bench.parts[p] = true;
         text = text[length] == ',' ? text + length + 1 : NULL;
@@ -70,8 +70,8 @@ static cp_status meaning_check(const bench_run *run, bool joined) {
         {model && joined, "model", "with --on mpi"},
         {run->kernel == 1 && on_gpu(run), "kernel", "on a GPU; all are timed"},
         {model && bench->tokens.count > 0, "tokens",
-         "with --model; --prompt has"},
-        {model && bench->keys.count > 0, "keys", "with --model; --prompt has"},
+         "with --model; use --prompt"},
+        {model && bench->keys.count > 0, "keys", "with --model; use --prompt"},
         {model && run->heads.count > 0, "heads", "with --model"},
         {!model && bench->prompts.count > 0, "prompt", "without --model"},
         {!model && bench->generate >= 0, "generate", "without --model"},
@@ -88,7 +88,7 @@ static cp_status lists_take(bench_run *run, bool joined) {
     cp_bench *bench = &run->bench;
     const bool model = run->model != NULL, gpu = on_gpu(run);
     const struct {
-        const char *name, *otherwise; /* NULL: stays empty */
+        const char *name, *otherwise; /* NULL: stay empty */
         int64_t most;
         cp_counts *list;
     } lists[] = {
@@ -141,7 +141,7 @@ static cp_status bench_check(void *context) {
     bench->dealing = ring->placement.dealing;
     bench->place = cp_meter_cores(ring->backend);
     if (joined && on_gpu(run))
-        return cp_refuse("--on %s: one process measures a GPU",
+        return cp_refuse("--on %s: a single process measures a GPU",
                          ring->backend->name);
     CP_TRY(parts_take(run, joined));
     CP_TRY(meaning_check(run, joined));
@@ -216,8 +216,8 @@ static cp_status weights_load(bench_run *run) {
     for (int64_t i = 0; i < bench->prompts.count; i++)
         if (bench->prompts.items[i] + bench->generate > room)
             return cp_fail(CP_CAPACITY,
-                           "--prompt %ld: with %ld generated more than the "
-                           "model's %ld positions",
+                           "--prompt %ld: with %ld generated tokens it exceeds "
+                           "the model's %ld positions",
                            bench->prompts.items[i], bench->generate, room);
     return CP_OK;
 }
@@ -260,13 +260,12 @@ int cp_command_bench(int count, char *const *arguments) {
         {"ranks", CP_COUNTS, &run.bench.ranks, "N,N,...",
          "sizes of the ring (default 4; with --model 1,4; on a GPU 4,8)"},
         {"threads", CP_COUNT, &run.threads, "N",
-         "threads of everything together (default: one for each core)"},
+         "threads in total (default: one for each core)"},
         {"kernel", CP_ONE_OF, &run.kernel, "fast|first",
          "which attention kernel: the fast one, or chapter 1's (default fast)"},
         {"rounds", CP_COUNT, &run.rounds, "N",
-         "how often each is measured, in turn (default 5; with --model 3; on a "
-         "GPU "
-         "21)"},
+         "rounds, in each of which everything is measured in turn (default 5; "
+         "with --model 3; on a GPU 21)"},
         {"model", CP_INPUT, &run.model, "FILE.gguf",
          "measure a model instead: prompts (pp) and generation (tg)"},
         {"prompt", CP_COUNTS, &run.bench.prompts, "T,T,...",
@@ -274,23 +273,21 @@ int cp_command_bench(int count, char *const *arguments) {
         {"generate", CP_COUNT, &run.bench.generate, "K",
          "tokens generated after each (default 32)"},
         {"exact-order", CP_FLAG, &run.ring.exact, NULL,
-         "of a model, sum up in one order whatever the ranks"},
+         "with --model: sum in one order, whatever the ranks"},
         {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"timeout", CP_NUMBER, &run.ring.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},
         {"csv", CP_FLAG, &run.csv, NULL,
-         "for programs, with machine, date, commit and command in the head"},
+         "for programs; the header has machine, date, commit and command"},
         {0}};
-    const cp_usage usage = {"bench", "[options]",
-                            "Attention and ring on this machine, as fractions "
-                            "of what the machine can do: "
-                            "multiply-adds in registers (fma) and reading "
-                            "memory (read), measured in turn "
-                            "with what is held against them. On a GPU: a "
-                            "matrix product and a copy, and every kernel "
-                            "that it has.",
-                            options};
+    const cp_usage usage = {
+        "bench", "[options]",
+        "Attention and ring on this machine, as fractions of what the machine "
+        "can do: multiply-adds in registers (fma) and reading memory (read), "
+        "measured in alternation with what is compared with them. On a GPU: "
+        "every kernel that it has, compared with a matrix product and a copy.",
+        options};
     const int result =
         cp_command_run(&usage, count, arguments, bench_check, bench_work, &run);
     cp_opened_close(&run.opened);

@@ -16,12 +16,12 @@ typedef struct {
     cp_counts heads;
     const char *out, *name;
     double timeout;
-    /* What they come to. */
+    /* Derived from the options. */
     const cp_backend *backend;
     cp_hardware hardware;
     cp_calibration wanted;
     cp_progress progress;
-    int64_t rounds; /* that are over */
+    int64_t rounds; /* completed */
 } calibrate_run;
 
 static void round_end(void *context) {
@@ -29,7 +29,7 @@ static void round_end(void *context) {
     cp_progress_show(&run->progress, ++run->rounds, run->wanted.rounds);
 }
 
-/* One word that a description can begin with? */
+/* Is it one word that a description can begin with? */
 static bool is_name(const char *name) {
     for (const char *c = name; *c != '\0'; c++)
         if (*c == ' ' || cp_is_control(c, 2))
@@ -49,8 +49,9 @@ static cp_status calibrate_check(void *context) {
         {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes},
     };
     if (!is_name(run->name))
-        return cp_refuse("--name \"%.60s\": one word of less than %d letters",
-                         run->name, CP_NAME_BYTES);
+        return cp_refuse(
+            "--name \"%.60s\": expected one word of less than %d letters",
+            run->name, CP_NAME_BYTES);
     strcpy(run->hardware.name, run->name);
     CP_TRY(cp_command_ranks(&wanted->ranks, 1));
     CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
@@ -64,7 +65,7 @@ static cp_status calibrate_check(void *context) {
     return cp_command_backend(run->on, run->timeout, &run->backend);
 }
 
-/* Write the description under what it was measured of and by. */
+/* Write the description below a header that says how it was measured. */
 static cp_status description_write(void *context, FILE *out) {
     const calibrate_run *run = context;
     const cp_calibration *wanted = &run->wanted;
@@ -114,10 +115,11 @@ int cp_command_calibrate(int count, char *const *arguments) {
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
         {"ranks", CP_COUNT, &run.wanted.ranks, "N",
-         "how many ranks work at once (default 4)"},
+         "how many ranks work at the same time (default 4)"},
         {"out", CP_OUTPUT, &run.out, "FILE",
          "where the description goes (default: standard output)"},
-        {"name", CP_WORD, &run.name, "WORD", "of the machine (default here)"},
+        {"name", CP_WORD, &run.name, "WORD",
+         "name of the machine (default here)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 9,3,64)"},
         {"rows", CP_COUNTS, &run.wanted.rows, "R,R,...",
@@ -129,15 +131,15 @@ int cp_command_calibrate(int count, char *const *arguments) {
         {"cores", CP_COUNT, &run.wanted.cores, "N",
          "cores that the ranks share (default: all of this machine)"},
         {"rounds", CP_COUNT, &run.wanted.rounds, "N",
-         "how often each is measured, in turn (default 5)"},
+         "rounds, in each of which everything is measured in turn (default 5)"},
         {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},
         {0}};
     const cp_usage usage = {
         "calibrate", "[options]",
-        "Measure this machine with all ranks at work: attention by queries and "
+        "Measure this machine with all ranks working: attention by queries and "
         "keys, linear layers, messages, memory. Writes a description that "
-        "simulate, choose and chat take as --machine FILE.",
+        "simulate, choose and chat accept as --machine FILE.",
         options};
     return cp_command_run(&usage, count, arguments, calibrate_check,
                           calibrate_work, &run);

@@ -1,4 +1,4 @@
-/* longring chat: a conversation whose context is cut over N ranks. */
+/* longring chat: a conversation with its context split over N ranks. */
 #define _GNU_SOURCE
 #include "app/chat.h"
 #include "app/edit.h"
@@ -19,12 +19,12 @@ typedef struct {
     int64_t capacity, rows, seed;
     double temperature;
     cp_command_ring ring;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_chat chat;
     char *batch_text;
-    double *seconds; /* of each call by pass-KV, then by pass-Q */
-    bool prompts;    /* both ends are a terminal */
-    bool edits;      /* and lines can be edited */
+    double *seconds; /* each call's by pass-KV, then by pass-Q */
+    bool prompts;    /* input and output are a terminal */
+    bool edits;      /* lines can be edited, too */
 } chat_run;
 
 static volatile sig_atomic_t stop, interrupts;
@@ -40,8 +40,8 @@ static void on_interrupt(int signal) {
     }
 }
 
-/* The time that templates may ask for: at the beginning of a day, or now. All
- * processes take that of the one that leads, or their tokens would differ. */
+/* The time that templates may ask for: the beginning of a day, or now. All
+ * processes use the reporting process's time, or their tokens would differ. */
 static cp_status date_set(const char *date, struct tm *now) {
     const time_t clock = time(NULL);
     *now = (struct tm){0};
@@ -55,7 +55,7 @@ static cp_status date_set(const char *date, struct tm *now) {
     if (end != NULL && *end == '\0' && timegm(now) != -1 &&
         now->tm_mday == wanted.tm_mday)
         return CP_OK;
-    return cp_refuse("--date %s is no day: expected YYYY-MM-DD", date);
+    return cp_refuse("--date %s: not a day; expected YYYY-MM-DD", date);
 }
 
 static cp_status chat_check(void *context) {
@@ -67,28 +67,29 @@ static cp_status chat_check(void *context) {
     if (run->batch != NULL && run->asks.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
     if (run->load != NULL && run->system != NULL)
-        return cp_refuse("--load and --system exclude each other: a "
-                         "conversation has begun with its system message");
+        return cp_refuse("--load and --system exclude each other: a saved "
+                         "conversation already has its system message");
     if (run->batch != NULL && (run->load != NULL || run->save != NULL))
-        return cp_refuse("--batch: one conversation is saved and loaded, not "
-                         "many");
+        return cp_refuse("--batch excludes --save and --load, which take only "
+                         "one conversation");
     if (run->load != NULL && run->chat.tape.keeps)
-        return cp_refuse("--compare and --load exclude each other: what was "
-                         "said before cannot be said again");
+        return cp_refuse("--compare and --load exclude each other: a loaded "
+                         "conversation cannot be repeated");
     for (int64_t i = 0; i < run->asks.count; i++)
         if (cp_is_blank(run->asks.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
     if (run->chat.draft > CP_DRAFT_MOST)
-        return cp_refuse("--draft %ld: at most %d tokens", run->chat.draft,
-                         CP_DRAFT_MOST);
+        return cp_refuse("--draft %ld: expected at most %d tokens",
+                         run->chat.draft, CP_DRAFT_MOST);
     if (run->chat.most < 1)
-        return cp_refuse("--most %ld: at least 1 token", run->chat.most);
+        return cp_refuse("--most %ld: expected at least 1 token",
+                         run->chat.most);
     if (run->rows != 0)
         CP_TRY(cp_option_range("rows", run->rows, 64, INT32_MAX));
     if (run->chat.tape.keeps && ring->tensor > 1)
-        return cp_refuse(
-            "--compare: one rank of %ld GPUs is nothing to compare with",
-            ring->tensor);
+        return cp_refuse("--compare has no meaning with --tensor %ld: one rank "
+                         "cannot run alone to compare with",
+                         ring->tensor);
     CP_TRY(cp_sampler_start(run->temperature, (uint64_t)run->seed,
                             &run->chat.sampler));
     return cp_command_ring_check(&run->ring);
@@ -116,7 +117,8 @@ static cp_status batch_open(chat_run *run) {
     return CP_OK;
 }
 
-/* Begin anew, over so many ranks, with each prefill by that variant. */
+/* Open a new session over this many ranks, with each prefill by that
+ * variant. */
 static cp_status session_open(chat_run *run, int64_t ranks,
                               cp_variant variant) {
     cp_chat *chat = &run->chat;
@@ -150,14 +152,14 @@ static cp_status load(chat_run *run, const char *path) {
     return CP_OK;
 }
 
-/* The conversation that goes on is closed when the other one is there. */
+/* The current conversation is closed only after the other one is loaded. */
 static cp_status load_instead(chat_run *run, const char *path) {
     cp_session *before = run->chat.session;
     run->chat.session = NULL;
     cp_status status =
         run->chat.tape.keeps
-            ? cp_refuse("/load: --compare could not say again "
-                        "what was said before")
+            ? cp_refuse("/load: not with --compare, which cannot repeat a "
+                        "loaded conversation")
             : session_open(run, run->ring.ranks, run->ring.variant);
     if (status == CP_OK)
         status = load(run, path);
@@ -194,7 +196,7 @@ static cp_status run_open(chat_run *run) {
     if (run->file != NULL) {
         CP_TRY(cp_file_read(run->file, &chat->document, &chat->document_bytes));
         if (cp_is_blank(chat->document))
-            return cp_refuse("%s: %ld bytes, and no text", run->file,
+            return cp_refuse("%s: no text in its %ld bytes", run->file,
                              chat->document_bytes);
     }
     if (run->batch != NULL)
@@ -232,21 +234,17 @@ static cp_status asks_answer(chat_run *run) {
 }
 
 static void help_show(const chat_run *run) {
-    printf("Ask a question, or:\n"
-           "  /help             this page\n"
-           "  /plan             draw what the last turn did\n"
-           "  /file TEXT        put a document before the next question, or "
-           "none\n"
-           "  /clear            forget the conversation, but not the document\n"
-           "  /variant pass-q   choose the ring: auto, pass-kv, pass-q, "
-           "all-gather\n"
-           "                    (now %s)\n"
-           "  /ranks 6          go on over so many ranks (now %ld)\n"
-           "  /save FILE        keep the conversation in a file\n"
-           "  /load FILE        go on with the one in a file instead\n"
-           "  /quit             leave (or end of input)\n"
-           "Ctrl-C stops an answer; a second one leaves.\n",
-           cp_variant_name(run->ring.variant), run->ring.ranks);
+    printf(
+        "Ask a question, or:\n  /help             this page\n  /plan           "
+        "  draw what the last turn did\n  /file TEXT        put a document "
+        "before the next question, or none\n  /clear            forget the "
+        "conversation, but not the document\n  /variant pass-q   choose the "
+        "ring: auto, pass-kv, pass-q, all-gather\n                    (now "
+        "%s)\n  /ranks 6          continue over 6 ranks (now %ld)\n  /save "
+        "FILE        save the conversation to a file\n  /load FILE        "
+        "continue a saved conversation instead\n  /quit             quit (so "
+        "does the end of input)\nCtrl-C stops an answer; a second one quits.\n",
+        cp_variant_name(run->ring.variant), run->ring.ranks);
 }
 
 static cp_status variant_set(chat_run *run, const char *name) {
@@ -277,7 +275,7 @@ static cp_status document_set(chat_run *run, const char *path) {
     }
     cp_status status = cp_file_read(path, &text, &bytes);
     if (status == CP_OK && cp_is_blank(text))
-        status = cp_refuse("/file %s: %ld bytes, and no text", path, bytes);
+        status = cp_refuse("/file %s: no text in its %ld bytes", path, bytes);
     if (status != CP_OK) {
         free(text);
         return status;
@@ -294,7 +292,8 @@ static cp_status document_set(chat_run *run, const char *path) {
 
 static cp_status conversation_clear(chat_run *run) {
     if (run->chat.tape.keeps)
-        return cp_refuse("/clear: --compare repeats one whole conversation");
+        return cp_refuse(
+            "/clear: not with --compare, which repeats one whole conversation");
     CP_TRY(cp_chat_clear(&run->chat));
     puts("Forgotten.");
     return CP_OK;
@@ -307,9 +306,9 @@ static cp_status ranks_set(chat_run *run, const char *text) {
     CP_TRY(cp_option_range("ranks", ranks, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_session_ranks(run->chat.session, (int)ranks, &report));
     run->ring.ranks = ranks;
-    printf("%d rank%s, not %d: %s of %s cached tokens moved, %s bytes, %s a "
-           "rank\nat most; most tokens of a rank over their mean %.3f, not "
-           "%.3f; %.3f s\n",
+    printf("%d rank%s instead of %d: %s of %s cached tokens moved, %s bytes, "
+           "at most %s\na rank; balance of tokens (largest over mean) %.3f, "
+           "before %.3f; %.3f s\n",
            report.to, cp_plural(report.to), report.from,
            cp_group(report.moved).text, cp_group(report.tokens).text,
            cp_group(report.bytes).text, cp_group(report.most).text,
@@ -317,7 +316,8 @@ static cp_status ranks_set(chat_run *run, const char *text) {
     return CP_OK;
 }
 
-/* What follows a command's name, or NULL if the line has another, or no more. */
+/* The argument after a command's name; NULL if the line has another command, or
+ * no argument. */
 static const char *behind(const char *line, const char *command) {
     const size_t length = strlen(command);
     if (strncmp(line, command, length) != 0 || line[length] != ' ')
@@ -329,7 +329,7 @@ static const char *behind(const char *line, const char *command) {
 static cp_status plan_show(const cp_chat *chat) {
     const cp_cost *cost = &chat->cost;
     if (cost->drawing == NULL)
-        return cp_refuse("/plan: nothing was asked yet");
+        return cp_refuse("/plan: no question was asked yet");
     printf("The question, by %s:\n%s", cp_variant_name(cost->prefill.variant),
            cost->drawing);
     if (cost->steps == 0)
@@ -341,7 +341,7 @@ static cp_status plan_show(const cp_chat *chat) {
 /* A line of input, without its end. */
 typedef struct {
     char *text;
-    size_t size; /* of the memory, where it is read */
+    size_t size; /* of the buffer */
     int64_t length;
 } input_line;
 
@@ -351,8 +351,8 @@ static ssize_t plain_read(bool prompts, input_line *line) {
     return getline(&line->text, &line->size, stdin);
 }
 
-/* The process that leads reads the next line, for all of them; no more at the
- * end of the input. Fails if the line cannot be shared. */
+/* The reporting process reads the next line for all processes; *more becomes
+ * false at the end of the input. Fails if the line cannot be shared. */
 static cp_status line_read(chat_run *run, input_line *line, bool *more) {
     const bool prompts = run->prompts;
     ssize_t read = -1;
@@ -373,7 +373,7 @@ static cp_status line_read(chat_run *run, input_line *line, bool *more) {
             break;
         clearerr(stdin);
         if (prompts)
-            fputs("\n(Ctrl-C again, or /quit, leaves)", stdout);
+            fputs("\n(Ctrl-C again, or /quit, quits)", stdout);
     }
     *more = read >= 0;
     line->length = cp_max(read, 0);
@@ -415,16 +415,16 @@ static cp_status line_answer(chat_run *run, const char *line) {
     return CP_OK;
 }
 
-/* Answer line n, or say why not; that is remembered as the status of the
- * conversation if nobody is there to see it. */
+/* Answer line n, or print why not. If the input is no terminal, that failure
+ * becomes the conversation's exit status. */
 enum { TERMINAL_BYTES = 4095 };
 
 static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
     const int64_t length = (int64_t)strlen(line->text);
     cp_status status;
     if (run->prompts && !run->edits && line->length >= TERMINAL_BYTES)
-        status = cp_refuse("the terminal cuts lines at %d bytes: /file takes a "
-                           "long text, and libedit, where it is, a long line",
+        status = cp_refuse("the terminal cuts lines at %d bytes: use /file for "
+                           "a long text, or install libedit for long lines",
                            TERMINAL_BYTES);
     else if (length < line->length)
         status = cp_refuse("standard input: line %ld: byte %ld is zero; a "
@@ -466,7 +466,7 @@ static cp_status converse(chat_run *run) {
     return told == CP_OK ? status : cp_fail(told, "%s", "");
 }
 
-/* Make all calls again, over so many ranks by that variant. */
+/* Make all calls again, over this many ranks, by that variant. */
 static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
                         double *seconds, cp_tape_difference *difference) {
     CP_TRY(session_open(run, ranks, variant));
@@ -482,7 +482,7 @@ static cp_status agreement(const cp_tape_difference *difference,
                            const char *with) {
     if (difference->disagreed == 0)
         return CP_OK;
-    return cp_fail(CP_BROKEN, "%ld of %ld tokens are not those of %s",
+    return cp_fail(CP_BROKEN, "%ld of %ld tokens differ from %s",
                    difference->disagreed, difference->tokens, with);
 }
 
@@ -500,12 +500,12 @@ static void regret_show(const cp_tape *tape, const double *kv,
         printf("  %4ld   pass-kv %9.3f s   pass-q %9.3f s   %s was chosen\n",
                ++turn, kv[i], q[i], cp_variant_name(variant));
     }
-    printf("Regret %.1f %%: the rings that were chosen take %.3f s, the faster "
-           "ones\n%.3f s.\n",
+    printf("Regret %.1f %%: the chosen rings take %.3f s, the faster ones %.3f "
+           "s.\n",
            best > 0 ? 100 * (chosen / best - 1) : 0.0, chosen, best);
 }
 
-/* What it costs not to have taken the faster ring. */
+/* The cost of not having taken the faster ring. */
 static cp_status regret(chat_run *run) {
     static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q};
     const int64_t count = run->chat.tape.count;
@@ -579,7 +579,7 @@ static cp_status chat_work(void *context) {
     cp_chat *chat = &run->chat;
     const bool given = run->asks.count > 0 || run->batch != NULL;
     if (run->batch == NULL)
-        chat->budget = 0; /* nobody waits */
+        chat->budget = 0; /* no answer waits for it */
     const bool terminal = isatty(STDOUT_FILENO);
     run->prompts = isatty(STDIN_FILENO) && terminal && !given;
     run->edits = run->prompts && cp_edit_open();
@@ -612,48 +612,48 @@ int cp_command_chat(int count, char *const *arguments) {
         CP_COMMAND_RING_OPTIONS(run.ring),
         CP_COMMAND_TENSOR_OPTION(run.ring),
         {"file", CP_INPUT, &run.file, "TEXT",
-         "a document to put before the first question: its bytes as they are, "
-         "but for a byte order mark; of CRLF the CR is text"},
+         "a document to put before the first question; its bytes are unchanged "
+         "(CRs, too), except that a byte order mark is left out"},
         {"ask", CP_WORDS, &run.asks, "QUESTION",
-         "ask this; several times for several turns"},
+         "ask this; repeat it for several turns"},
         {"batch", CP_INPUT, &run.batch, "FILE",
-         "a question to a line, each its own conversation, decoded together"},
+         "one question per line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.system, "TEXT",
          "the system message (default: the model's own)"},
         {"date", CP_WORD, &run.date, "YYYY-MM-DD",
-         "what the model's template takes for today (default: today)"},
+         "the date that the model's template sees (default: today)"},
         {"load", CP_WORD, &run.load, "FILE",
-         "go on with a conversation that was saved, over any number of ranks"},
+         "continue a saved conversation, over any number of ranks"},
         {"save", CP_OUTPUT, &run.save, "FILE",
-         "afterwards keep the conversation in a file"},
+         "afterwards save the conversation to a file"},
         {"compare", CP_FLAG, &run.chat.tape.keeps, NULL,
-         "afterwards do the same on one rank, and say whether every token "
+         "afterwards repeat all on one rank, and report whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what ran when, for ui.perfetto.dev"},
         {"temperature", CP_NUMBER, &run.temperature, "X",
-         "draw tokens by chance; 0 takes the most likely (default 0)"},
-        {"seed", CP_COUNT, &run.seed, "N", "of that chance (default 1)"},
+         "draw tokens at random; 0 takes the most likely (default 0)"},
+        {"seed", CP_COUNT, &run.seed, "N", "of the random numbers (default 1)"},
         {"most", CP_COUNT, &run.chat.most, "N",
-         "most tokens of an answer (default 128)"},
+         "at most N tokens in an answer (default 128)"},
         {"draft", CP_COUNT, &run.chat.draft, "K",
-         "guess K tokens for each step by what was said before, and verify "
-         "them in one call (default 0)"},
+         "guess K tokens for each step from the earlier text, and verify them "
+         "in one call (default 0)"},
         {"budget", CP_COUNT, &run.chat.budget, "N",
          "with --batch, read N tokens at a time while others answer; 0: "
          "all at once (default 512)"},
         {"rows", CP_COUNT, &run.rows, "N",
-         "cache rows on each rank, for all conversations together, in pages of "
-         "64; a batch waits until enough are free (default: for each at its "
+         "cache rows on each rank, shared by all conversations in pages of 64; "
+         "a batch waits until enough are free (default: enough for all at full "
          "capacity)"},
         {"capacity", CP_COUNT, &run.capacity, "N",
          "positions of a conversation (default: the model's)"},
         {0}};
     const cp_usage usage = {
         "chat", "--model FILE.gguf [options]",
-        "Converse with a model whose context is cut over N ranks. Without "
-        "--ask or --batch the questions are read from standard input, a line "
-        "each; /help there lists commands.",
+        "Converse with a model, its context split over N ranks. Without --ask "
+        "or --batch, questions are read from standard input, one per line; "
+        "/help there lists commands.",
         options};
     const int result =
         cp_command_run(&usage, count, arguments, chat_check, chat_work, &run);

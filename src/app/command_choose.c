@@ -1,4 +1,5 @@
-/* longring choose: which ring by each rule, and where it turns. */
+/* longring choose: which ring each rule chooses, and where its choice
+ * changes. */
 #include "app/command.h"
 
 #include <math.h>
@@ -12,13 +13,13 @@ typedef struct {
     double flops, bandwidth; /* NAN: the machine's */
     int speeds;
     bool csv, all;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_setting setting;
     cp_load load;
     cp_verdict says[CP_RULES];
     int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
     cp_forecast pass_kv, pass_q, alone;
-    int64_t together; /* the least prompt that the ring reads sooner */
+    int64_t together; /* the shortest prompt that the ring reads faster */
     cp_entrant entrants[CP_ENTRANTS];
     int count;
 } choose_run;
@@ -43,13 +44,14 @@ static cp_status choose_check(void *context) {
     CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
     if (scenario->indexer.top_k > 0 && !run->all)
-        return cp_refuse("--top-k: the rules know nothing of chosen keys; "
-                         "--all simulates");
+        return cp_refuse("--top-k: the rules do not cover sparse attention; "
+                         "--all simulates it");
     if (run->csv && !run->all && scenario->sequences != 1)
-        return cp_refuse("--csv is for one sequence of --new");
+        return cp_refuse("--csv: expected one sequence in --new");
     if (run->all && call->ranks * scenario->tensor > CP_COMMAND_RANKS)
-        return cp_refuse("--all: %ld ranks of %ld GPUs: at most %d GPUs",
-                         call->ranks, scenario->tensor, CP_COMMAND_RANKS);
+        return cp_refuse(
+            "--all: %ld ranks of %ld GPUs; expected at most %d GPUs",
+            call->ranks, scenario->tensor, CP_COMMAND_RANKS);
     CP_TRY(cp_load_of(scenario->sequences, scenario->new_tokens,
                       scenario->cached_tokens, &run->load));
     run->setting =
@@ -60,7 +62,7 @@ static cp_status choose_check(void *context) {
     return speed_take("bandwidth", run->bandwidth, &machine->bytes_per_second);
 }
 
-/* The empirical rule knows no batches. */
+/* The empirical rule does not cover batches. */
 static bool is_asked(const choose_run *run, const cp_rule *rule) {
     return run->load.sequences == 1 || rule->kind != CP_RULE_EMPIRICAL;
 }
@@ -134,7 +136,7 @@ static void thresholds_print(const cp_setting *setting) {
            cp_new_tokens_least(setting), cp_context_least(setting));
 }
 
-/* One line of who says what, when it turns if one sequence is asked about, and
+/* One line: a rule, its choice, where that changes (for one sequence), and
  * why. */
 static void row_print(bool single, const char *name, cp_variant says,
                       const char *turns, const char *because) {
@@ -146,7 +148,7 @@ static void row_print(bool single, const char *name, cp_variant says,
     cp_write_wrapped(stdout, column, column, because);
 }
 
-/* The simulation is no inequality and turns nowhere. */
+/* The simulation is no inequality: it has no turning point. */
 static void verdicts_print(const choose_run *run) {
     const bool single = run->load.sequences == 1;
     char text[80];
@@ -206,7 +208,7 @@ static void entrant_write(const cp_entrant *it) {
                f->weights + f->cache + f->buffers, it->fits, it->limit);
 }
 
-/* By how much the best is faster than another, or than nobody. */
+/* By how much the best is faster than another, as text; "" without another. */
 typedef struct {
     char text[80];
 } lead;
@@ -224,7 +226,7 @@ static lead lead_of(const cp_entrant *best, const cp_entrant *other,
     return lead;
 }
 
-/* Who is fastest; than the next, and than the best that the paper has. */
+/* Print the fastest, and its lead over the next and over the paper's best. */
 static void winner_print(const cp_entrant *all, int count) {
     const cp_entrant *best = &all[0], *next = NULL, *paper = NULL;
     char text[240];
@@ -232,7 +234,7 @@ static void winner_print(const cp_entrant *all, int count) {
     while (able < count && all[able].runs && all[able].fits)
         able++;
     if (able == 0) {
-        printf("\nNobody has the memory for it.\n");
+        printf("\nNone fits in memory.\n");
         return;
     }
     if (able > 1)
@@ -253,19 +255,18 @@ static void contest_print(const choose_run *run) {
     const int count = run->count;
     const int64_t gpus = run->call.ranks * run->call.scenario.tensor;
     call_print(run);
-    printf("%ld GPU%s, split as each likes\n\n"
-           "  builder       split    seconds   times    MB sent       GB   "
-           "limited by\n",
+    printf("%ld GPU%s, each builder with its fastest split\n\n  builder       "
+           "split    seconds   times    MB sent       GB   limited by\n",
            gpus, cp_plural(gpus));
     for (int n = 0; n < count; n++)
         entrant_print(&all[n], all[0].forecast.seconds);
     winner_print(all, count);
     cp_write_wrapped(
         stdout, 0, 0,
-        "\nsplit: ranks, or stages of a pipeline, x GPUs that share a rank's "
-        "heads, the fastest of all splits. MB sent: by a GPU in a layer's "
-        "attention; by a stage to the next. GB: of a GPU; !: more than it has. "
-        "Speeds are those that the machine's description says are reached.");
+        "\nsplit: ranks, or pipeline stages, x GPUs that share a rank's heads; "
+        "the fastest of all splits. MB sent: by a GPU in a layer's attention; "
+        "by a stage to the next. GB: memory of a GPU; !: more than it has. "
+        "Speeds are the reached ones in the machine's description.");
 }
 
 static void contest_write(const choose_run *run) {
@@ -307,23 +308,23 @@ int cp_command_choose(int count, char *const *arguments) {
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
         {"batch", CP_COUNT, &run.call.batch, "B",
-         "take these sequences B times"},
+         "repeat these sequences B times"},
         {"speeds", CP_ONE_OF, &run.speeds, "peak|reached",
-         "the machine's data sheet, or what attention and exchanges reach "
-         "(default peak, as in the paper)"},
+         "speeds of the data sheet, or those that attention and exchanges "
+         "reach (default peak, as in the paper)"},
         {"flops", CP_NUMBER, &run.flops, "X",
-         "of attention, per second and GPU, instead: 504e12"},
+         "FLOPs of attention per second and GPU instead: 504e12"},
         {"bandwidth", CP_NUMBER, &run.bandwidth, "X",
-         "of an exchange, bytes per second and GPU, instead: 26.1e9"},
+         "bytes of an exchange per second and GPU instead: 26.1e9"},
         {"all", CP_FLAG, &run.all, NULL,
-         "instead, every builder over every split of the GPUs, as simulated"},
+         "instead, simulate every builder over every split of the GPUs"},
         {"csv", CP_FLAG, &run.csv, NULL,
-         "a row for each rule, or builder, for programs"},
+         "for programs: a row for each rule, or builder"},
         {0}};
     const cp_usage usage = {
         "choose", "--new T,T,... [options]",
-        "Which ring, pass-kv or pass-q, by each rule that the paper has and "
-        "some that it has not, and where each rule turns. Ties of the paper's "
+        "Which ring, pass-kv or pass-q, each rule of the paper and some others "
+        "choose, and where each choice changes. Ties in the paper's "
         "inequalities are exact.",
         options};
     return cp_command_run(&usage, count, arguments, choose_check, choose_work,

@@ -13,18 +13,18 @@ typedef struct {
     const char *tokens, *history, *positions, *out;
     int64_t generate;
     cp_command_ring ring;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_npy ids;
-    int32_t *words; /* of the ids, in their own memory */
+    int32_t *words; /* the ids, in the same memory */
     cp_turn *turns; /* of --history */
     int64_t turn_count;
-    cp_counts wanted; /* without items: the last ones */
+    cp_counts wanted; /* no items: the last ones */
     cp_opened opened;
     int64_t vocabulary;
     cp_session *session;
-    float *rows, *kept; /* a few rows of logits; the wanted ones */
-    double sum;         /* of negative log-likelihoods */
-    int32_t next;       /* the likeliest after the last */
+    float *rows, *kept; /* a few rows of logits; the requested ones */
+    double sum;         /* negative log-likelihoods */
+    int32_t next;       /* likeliest id after the last one */
     cp_progress progress;
 } logits_run;
 
@@ -32,7 +32,7 @@ static cp_status logits_check(void *context) {
     logits_run *run = context;
     CP_TRY(cp_option_range("generate", run->generate, 0, INT32_MAX));
     if (run->history != NULL && strchr(run->history, ',') != NULL)
-        return cp_refuse("--history %s: one sequence is needed", run->history);
+        return cp_refuse("--history %s: expected one sequence", run->history);
     if (run->history != NULL)
         CP_TRY(cp_history_parse("history", run->history, &run->turns,
                                 &run->turn_count));
@@ -42,14 +42,15 @@ static cp_status logits_check(void *context) {
     return cp_command_ring_check(&run->ring);
 }
 
-/* Read the ids, and see that the options are about so many. */
+/* Read the ids, and check the options against their number. */
 static cp_status ids_load(logits_run *run) {
     CP_TRY(cp_command_array(run->tokens, &run->ids));
     if (run->ids.type != CP_NPY_INT32 && run->ids.type != CP_NPY_INT64)
-        return cp_refuse("%s: floats; int32 or int64 is needed", run->tokens);
+        return cp_refuse("%s: has floats; expected int32 or int64",
+                         run->tokens);
     if (run->ids.dims != 1 || run->ids.count < 1)
         return cp_refuse(
-            "%s: %ld ids in %d dimension%s; [T] with T >= 1 is needed",
+            "%s: %ld ids in %d dimension%s; expected [T] with T >= 1",
             run->tokens, run->ids.count, run->ids.dims,
             cp_plural(run->ids.dims));
     const int64_t walked = cp_history_tokens(run->turns, run->turn_count);
@@ -66,15 +67,15 @@ static cp_status ids_load(logits_run *run) {
     return CP_OK;
 }
 
-/* See that the model knows the ids. */
+/* Check that the ids are in the model's vocabulary. */
 static cp_status words_take(logits_run *run) {
     run->words = run->ids.data;
     for (int64_t i = 0; i < run->ids.count; i++) {
         const int64_t id = cp_npy_integer(&run->ids, i);
         if (id < 0 || id >= run->vocabulary)
-            return cp_refuse("%s: token %ld is id %ld; the vocabulary has %ld",
+            return cp_refuse("%s: token %ld has id %ld; the vocabulary has %ld",
                              run->tokens, i, id, run->vocabulary);
-        run->words[i] = (int32_t)id; /* never beyond what was read */
+        run->words[i] = (int32_t)id; /* never writes past what was read */
     }
     return CP_OK;
 }
@@ -125,8 +126,8 @@ static void row_take(logits_run *run, int64_t position, const float *row) {
                    (size_t)vocabulary * sizeof(float));
 }
 
-/* Score and keep the logits of count tokens of the last call, the first of
- * which is at position first. */
+/* Score count tokens of the last call, the first at position first, and keep
+ * their logits. */
 static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
     run->progress.doing = count > 1 ? "scoring" : NULL;
     for (int64_t done = 0; done < count; done += ROWS_AT_ONCE) {
@@ -207,18 +208,18 @@ int cp_command_logits(int count, char *const *arguments) {
          "how the tokens are fed: 500+d20+64 is a prefill of 500, 20 decode "
          "steps, a prefill of 64 (default: one prefill)"},
         {"positions", CP_WORD, &run.positions, "last|all|I,J,...",
-         "whose logits --out gets (default last)"},
+         "the positions whose logits go to --out (default last)"},
         {"out", CP_OUTPUT, &run.out, "LOGITS.npy",
          "float32 logits [positions][vocabulary]"},
         {"generate", CP_COUNT, &run.generate, "K",
-         "also print K ids that follow, greedily"},
+         "also print the K ids that follow by greedy choice"},
         {0}};
-    const cp_usage usage = {"logits",
-                            "--model FILE.gguf --tokens IDS.npy [options]",
-                            "Run a model on given tokens, its context cut over "
-                            "N ranks. Prints the mean negative log-likelihood "
-                            "of each next token in nats (\"nll 3.691632\").",
-                            options};
+    const cp_usage usage = {
+        "logits", "--model FILE.gguf --tokens IDS.npy [options]",
+        "Run a model on given tokens, its context split over N ranks. Prints "
+        "the mean negative log-likelihood of each next token in nats (\"nll "
+        "3.691632\").",
+        options};
     const int result = cp_command_run(&usage, count, arguments, logits_check,
                                       logits_work, &run);
     cp_progress_end(&run.progress);

@@ -1,4 +1,5 @@
-/* longring plan: who holds what, every hop, bytes and balance of a call. */
+/* longring plan: which rank holds what, and a call's hops, bytes and
+ * balance. */
 #include "app/command.h"
 
 #include <stdlib.h>
@@ -19,17 +20,17 @@ typedef struct {
     int scan;         /* 1 + a cp_scan; 0: attention */
     cp_counts states; /* heads, dimensions of keys and of values */
     int64_t state[3];
-    int64_t move; /* the ranks to which the cache then moves; -1: it stays */
+    int64_t move; /* number of ranks that the cache then moves to; -1: stays */
     cp_command_placement placement;
     cp_command_sparse sparse;
     cp_wire wire;
-    int64_t value_dim; /* of a latent; 0: it is none */
+    int64_t value_dim; /* values of a latent; 0: no latent */
     int draw;          /* 0: nothing */
-    int64_t buffers;  /* for blocks of the ring: the one here, and spare ones */
-    const char *drop; /* "RANK:NUMBER", or NULL */
+    int64_t buffers;   /* for ring blocks: the current one, and spares */
+    const char *drop;  /* "RANK:NUMBER", or NULL */
     bool check, csv;
     const char *out;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_shape shape;
     cp_choice choice;
     cp_cache *cache, *moved;
@@ -49,7 +50,7 @@ static cp_status plan_check(void *context) {
     if (run->check + run->csv + (run->draw != CP_DRAW_NOTHING) > 1)
         return cp_refuse("--check, --csv and --draw exclude each other");
     if (run->element_bytes != 2 && run->element_bytes != 4)
-        return cp_refuse("--bytes %ld: 2 or 4 bytes a number",
+        return cp_refuse("--bytes %ld: expected 2 or 4 bytes a number",
                          run->element_bytes);
     CP_TRY(cp_command_ranks(&run->ranks, 1));
     if (run->move != -1)
@@ -59,7 +60,8 @@ static cp_status plan_check(void *context) {
     CP_TRY(cp_option_range("buffers", run->buffers, 1, CP_COMMAND_RANKS));
     CP_TRY(cp_command_placement_check(&run->placement, run->ranks));
     if (run->move > 0 && run->placement.dealing.weights != NULL)
-        return cp_refuse("--move: shares are for %ld ranks", run->ranks);
+        return cp_refuse("--move: the shares of --placement are for %ld ranks",
+                         run->ranks);
     CP_TRY(cp_command_sparse_check(&run->sparse));
     CP_TRY(cp_command_heads(&run->heads, run->value_dim == 0, &run->shape));
     if (run->value_dim != 0) {
@@ -68,8 +70,8 @@ static cp_status plan_check(void *context) {
         CP_TRY(cp_command_about(cp_shape_check(&run->shape), "--value-dim"));
     }
     if (run->states.count != 0 && run->states.count != 3)
-        return cp_refuse("--state: three counts are needed: heads, dimension "
-                         "of keys, of values");
+        return cp_refuse("--state: expected three counts: heads, dimension of "
+                         "keys, of values");
     for (int n = 0; n < run->states.count; n++)
         CP_TRY(cp_option_range("state", run->state[n] = run->states.items[n], 1,
                                65536));
@@ -89,7 +91,7 @@ static cp_status layout_new(const plan_run *run, const cp_counts *counts,
     return cp_layout_new(&call, layout);
 }
 
-/* A cache with room for all, that holds the cached tokens. */
+/* Make a cache with room for the call that holds the cached tokens. */
 static cp_status cache_fill(plan_run *run) {
     const cp_counts *cached = &run->tokens.cached;
     int64_t fresh_sum = 0, cached_sum = 0;
@@ -106,7 +108,7 @@ static cp_status cache_fill(plan_run *run) {
     return status;
 }
 
-/* Make the plan wrong where that was asked for. */
+/* Break the plan if --drop or --buffers 1 asks for that. */
 static cp_status plan_spoil(const plan_run *run) {
     cp_program *program = run->plan->programs;
     unsigned rank = 0, n;
@@ -136,9 +138,9 @@ static cp_status scan_build(plan_run *run) {
     return cp_plan_check(run->plan, &run->report);
 }
 
-enum { PAGE = 64 }; /* of a conversation's cache */
+enum { PAGE = 64 }; /* rows, as in a conversation's cache */
 
-/* As if all that the call asks for had been read. */
+/* Plan the migration as if the call's tokens had been read. */
 static cp_status move_build(plan_run *run) {
     cp_cache *from = run->cache;
     CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
@@ -189,7 +191,7 @@ static cp_status plan_build(plan_run *run) {
     return cp_plan_check(run->plan, &run->report);
 }
 
-/* Print the spans as far as they fit so many columns, and what follows. */
+/* Print the spans that fit in this many columns, and how many more follow. */
 static void pieces_print(FILE *out, const cp_pieces *pieces, bool numbered,
                          int columns, const char *then) {
     int width = 6;
@@ -245,8 +247,8 @@ static void move_print(FILE *out, const plan_run *run) {
     const cp_migration *it = run->migration;
     fprintf(out,
             "from %d rank%s to %ld: %s of %s tokens move\n%ld key and value "
-            "head%s of %s; %ld bytes a number; of one layer:\n\n"
-            "rank  tokens before   tokens after         bytes sent\n",
+            "head%s of %s; %ld bytes a number; for one layer:\n\nrank  tokens "
+            "before   tokens after         bytes sent\n",
             run->cache->ranks, cp_plural(run->cache->ranks), run->move,
             cp_group(it->moved).text, cp_group(it->tokens).text,
             run->shape.kv_heads, cp_plural(run->shape.kv_heads),
@@ -324,9 +326,9 @@ static const char *kind_name(const cp_plan *plan, int slot) {
 
 enum { SHOWN = 6, KINDS = CP_SLOT_LIST + 1 };
 
-/* What all ranks send of a kind at a hop. */
+/* What all ranks send of one kind at a hop. */
 typedef struct {
-    int64_t most, bytes; /* of the busiest rank, and of rank */
+    int64_t most, bytes; /* by the busiest rank, and by rank */
     int rank;
     int64_t count;
     struct {
@@ -349,7 +351,7 @@ static void hop_add(hop_line *line, const cp_plan *plan, int rank,
     line->count++;
 }
 
-/* *head is the kind that the table's head names. */
+/* *head is the kind in the table's current header. */
 static void hop_print(FILE *out, const cp_plan *plan, int hop,
                       const hop_line *line, const char **head) {
     const char *name = kind_name(plan, line->first[0].op->in.slot);
@@ -370,7 +372,7 @@ static void hop_print(FILE *out, const cp_plan *plan, int hop,
             *head == name ? "" : "  ", *head == name ? "" : name);
 }
 
-/* Every operation is looked at once: of many ranks there are many. */
+/* Visits every operation only once: many ranks have very many. */
 static cp_status hops_print(FILE *out, const plan_run *run) {
     const cp_plan *plan = run->plan;
     const cp_program *program = &plan->programs[0];
@@ -425,11 +427,11 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
         cp_indexer_chosen(&run->layout->everybody.pieces, INT64_MAX);
     int64_t states = 0;
     if (run->move > 0)
-        fprintf(out, "\nchecked: each token goes from where it was to where it "
-                     "is due, once,\n");
+        fprintf(out, "\nchecked: each token moves from its old slot to its new "
+                     "one, once,\n");
     else if (run->scan > 0)
-        fprintf(out, "\nchecked: each chunk gets what all before it do, in "
-                     "their order, once,\n");
+        fprintf(out, "\nchecked: each chunk gets the effect of all before it, "
+                     "in order, once,\n");
     else if (run->sparse.indexer.top_k > 0)
         sparse_proof_print(out, run, causal);
     else
@@ -485,39 +487,41 @@ int cp_command_plan(int count, char *const *arguments) {
         {"variant", CP_ONE_OF, &run.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1)"},
         {"scan", CP_ONE_OF, &run.scan, "none|gather|ring|steps",
-         "not attention, but what a layer with a state sends, and how"},
+         "instead of attention, plan a layer with a state, with this scan"},
         {"state", CP_COUNTS, &run.states, "H,K,V",
-         "of that layer: heads, dimension of keys, of values (default "
+         "that layer's heads, dimension of keys, of values (default "
          "48,128,128)"},
         {"move", CP_COUNT, &run.move, "M",
-         "instead, all that is then in the cache moves to M ranks"},
+         "instead, migrate the cache, with the new tokens, to M ranks"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D[,V]",
          "query heads, key and value heads, head dimension, and that of values "
-         "if it is another (default 128,8,128: Llama 3 405B)"},
+         "if it differs (default 128,8,128: Llama 3 405B)"},
         {"value-dim", CP_COUNT, &run.value_dim, "V",
-         "instead, values are the first V numbers of each key (a latent), and "
-         "keys alone are sent"},
+         "values are the first V numbers of each key (a latent); only keys are "
+         "sent"},
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
         CP_COMMAND_PLACEMENT_OPTION(run.placement),
         CP_COMMAND_SPARSE_OPTIONS(run.sparse),
         CP_COMMAND_WIRE_OPTION(run.wire),
         {"buffers", CP_COUNT, &run.buffers, "n",
-         "for blocks of the ring on a rank (default 2; 1 overwrites)"},
+         "buffers for ring blocks on a rank (default 2; 1 is overwritten)"},
         {"drop", CP_WORD, &run.drop, "RANK:NUMBER",
-         "leave out that operation, from 0 on, and see what is said of it"},
-        {"check", CP_FLAG, &run.check, NULL, "say what was proved of the plan"},
-        {"csv", CP_FLAG, &run.csv, NULL, "a row for each rank, for programs"},
+         "drop this operation (counted from 0), to see how the checker reports "
+         "it"},
+        {"check", CP_FLAG, &run.check, NULL,
+         "print what was proved about the plan"},
+        {"csv", CP_FLAG, &run.csv, NULL, "for programs: a row for each rank"},
         {"draw", CP_ONE_OF, &run.draw, "none|ascii|svg|perfetto|csv",
-         "draw it over time instead; csv: a row for each operation"},
+         "draw the plan over time instead; csv: a row for each operation"},
         {"out", CP_OUTPUT, &run.out, "FILE",
-         "write there, not to standard output"},
+         "write to FILE instead of standard output"},
         {0}};
     const cp_usage usage = {
         "plan", "--new T,T,... [options]",
-        "What a call over N ranks would do: who holds what, every hop, the "
-        "bytes of each rank and the balance of its work. Nothing is computed, "
-        "so a million tokens over 128 ranks are welcome.",
+        "What a call over N ranks would do: which rank holds what, every hop, "
+        "the bytes of each rank and the balance of the work. Nothing is "
+        "computed, so a million tokens over 128 ranks are no problem.",
         options};
     const int result =
         cp_command_run(&usage, count, arguments, plan_check, plan_work, &run);

@@ -11,13 +11,13 @@ typedef struct {
     cp_command_call call;
     const char *trace;
     cp_words set;
-    int64_t piece; /* of a pipeline; -1: there is none */
+    int64_t piece; /* for a pipeline; -1: no pipeline */
     bool csv;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_choice choice;
     cp_forecast forecast;
-    double step;  /* seconds of a step of decode after the call */
-    int64_t lost; /* of the trace */
+    double step;  /* seconds of the decode step after the call */
+    int64_t lost; /* operations without room in the trace */
 } simulate_run;
 
 static cp_status constant_set(cp_hardware *hardware, const char *text) {
@@ -28,7 +28,7 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     snprintf(field, sizeof(field), "%.*s", length < 63 ? length : 63, text);
     const int n = cp_description_field(&description, field);
     if (n < 0 || equals[1] == '\0')
-        return cp_refuse("--set %.80s: FIELD=VALUE is due, with a field of a "
+        return cp_refuse("--set %.80s: expected FIELD=VALUE, with a field of a "
                          "machine description",
                          text);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
@@ -40,22 +40,22 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     return cp_fail(status, "--set%s", cp_message() + strlen(label));
 }
 
-/* A pipeline passes rows, so what it may be told is less. */
+/* A pipeline passes rows, so it has fewer options. */
 static cp_status pipeline_check(simulate_run *run) {
     cp_scenario *scenario = &run->call.scenario;
     if (scenario->variant != CP_AUTO && scenario->variant != CP_DECODE)
-        return cp_refuse("--pipeline, --variant %s: a pipeline has none but "
-                         "decode",
+        return cp_refuse("--pipeline: --variant %s has no meaning; only decode",
                          cp_variant_name(scenario->variant));
     if (run->trace != NULL)
-        return cp_refuse("--pipeline, --trace: only rings are traced");
+        return cp_refuse(
+            "--pipeline and --trace exclude each other: only rings are traced");
     if (scenario->variant == CP_AUTO)
         scenario->variant = CP_PASS_KV;
     return cp_option_range("ranks of a --pipeline", run->call.ranks, 1,
                            run->call.sizes.layers);
 }
 
-/* What cannot be simulated is bad use, and known before any work. */
+/* Reject what cannot be simulated before any work, as bad use. */
 static cp_status simulate_check(void *context) {
     simulate_run *run = context;
     cp_command_call *call = &run->call;
@@ -64,7 +64,7 @@ static cp_status simulate_check(void *context) {
     for (int64_t n = 0; n < run->set.count; n++)
         CP_TRY(constant_set(&call->hardware, run->set.items[n]));
     if (partial_bytes >= 0 && partial_bytes != 2 && partial_bytes != 4)
-        return cp_refuse("--partials %ld: 2 or 4 bytes a number",
+        return cp_refuse("--partials %ld: expected 2 or 4 bytes a number",
                          partial_bytes);
     CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
@@ -136,7 +136,7 @@ static void pipe_print(const cp_forecast *f) {
            cp_plural(f->pieces));
 }
 
-/* What a layer spends its time on, and a GPU its memory. */
+/* Print what takes a layer's time, and a GPU's memory. */
 static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
     const double all = f->weights + f->cache + f->buffers;
     printf("\na layer%-11s microseconds\n"
@@ -155,7 +155,7 @@ static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
            all > hardware->memory ? ": DOES NOT FIT" : "");
 }
 
-/* Which of the two forms a layer of latents takes, and what that costs. */
+/* Print which of its two forms a latent layer uses, and what that costs. */
 static void form_print(const cp_forecast *f) {
     printf("%s: %s FLOPs a pair", f->made > 0 ? "expanded" : "absorbed",
            cp_group((int64_t)f->pair).text);
@@ -173,8 +173,9 @@ static void forecast_print(const simulate_run *run) {
         form_print(f);
     printf("\n%s %17.6g s\n", decode ? "TTIT" : "TTFT", f->seconds);
     if (run->call.scenario.kept && run->call.hardware.call > 0)
-        printf("     %17.6g s  of it once, for a call over a kept cache\n",
-               run->call.hardware.call);
+        printf(
+            "     %17.6g s  of this once, for a call over an existing cache\n",
+            run->call.hardware.call);
     if (!decode)
         printf("TTIT %17.6g s  (the step after it)\n", run->step);
     printf("busy %17.1f %%  of the time, each compute queue\n"
@@ -221,15 +222,15 @@ static cp_status call_simulate(simulate_run *run) {
         !cp_variant_decodes(scenario->variant) && run->call.cached > 0;
     CP_TRY(foresee(run, scenario, &run->forecast));
     if (!isfinite(run->forecast.seconds))
-        return cp_refuse("machine %s is too slow for a time",
+        return cp_refuse("machine %s: too slow, its time is not finite",
                          run->call.hardware.name);
     return run->trace == NULL
                ? CP_OK
                : cp_history_write(scenario->trace, run->trace, &run->lost);
 }
 
-/* Simulate the step of decode that follows the call, in which all its tokens
- * are cached. */
+/* Simulate the decode step that follows the call; all the call's tokens are
+ * then cached. */
 static cp_status step_simulate(simulate_run *run) {
     cp_command_tokens *tokens = &run->call.tokens;
     cp_scenario next = run->call.scenario;
@@ -266,20 +267,19 @@ int cp_command_simulate(int count, char *const *arguments) {
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
         {"batch", CP_COUNT, &run.call.batch, "B",
-         "take these sequences B times"},
+         "repeat these sequences B times"},
         {"variant", CP_ONE_OF, &run.call.scenario.variant, cp_variant_names(),
-         "which ring (default auto: by Algorithm 1); decode: a step"},
+         "which ring (default auto: by Algorithm 1); decode: one step"},
         {"pipeline", CP_COUNT, &run.piece, "P",
-         "instead, layers and not tokens over the ranks, prompts in pieces of "
-         "P "
-         "tokens; 0: of the fastest size"},
+         "instead, split layers, not tokens, over the ranks, and prompts into "
+         "pieces of P tokens; 0: the fastest size"},
         {"partials", CP_COUNT, &run.call.scenario.partial_bytes, "4|2",
-         "bytes of a number of the partials that travel (default: as of the "
+         "bytes of a number in partials that are sent (default: as in the "
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
          "change a constant of the machine; may be repeated"},
         {"seed", CP_COUNT, &run.call.scenario.seed, "S",
-         "of the jitter (default 0)"},
+         "seed of the jitter (default 0)"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",
          "write what runs when in one call, for Perfetto"},
         {"csv", CP_FLAG, &run.csv, NULL, "for programs"},
@@ -287,8 +287,8 @@ int cp_command_simulate(int count, char *const *arguments) {
     const cp_usage usage = {
         "simulate", "--new T,T,... [options]",
         "What a call would take on a described machine: time to the first "
-        "token and of a step, what of the communication shows, and memory. "
-        "Nothing is computed, so a million tokens on 128 GPUs are welcome.",
+        "token and for a step, exposed communication, and memory. Nothing is "
+        "computed, so a million tokens on 128 GPUs are no problem.",
         options};
     const int result = cp_command_run(&usage, count, arguments, simulate_check,
                                       simulate_work, &run);

@@ -1,4 +1,4 @@
-/* longring state: a layer with a state, of .npy tensors, over N ranks. */
+/* longring state: a layer with a state, on .npy tensors, over N ranks. */
 #include "app/command.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ typedef struct {
     const char *paths[TENSORS], *out, *after;
     int64_t ranks, cores;
     int scan;
-    /* What they come to. */
+    /* Derived from the options. */
     cp_npy tensors[TENSORS];
     cp_state_job job;
 } state_run;
@@ -31,7 +31,7 @@ static cp_status tensor_check(const state_run *run, int which, int dims,
         snprintf(last, sizeof(last), "[%ld]", shape[2]);
     for (int d = 0; d < dims; d++)
         if (it->dims != dims || it->shape[d] != shape[d])
-            return cp_refuse("%s: [%ld][%ld]%s is needed", run->paths[which],
+            return cp_refuse("%s: expected [%ld][%ld]%s", run->paths[which],
                              shape[0], shape[1], last);
     return CP_OK;
 }
@@ -41,7 +41,7 @@ static cp_status range_check(const state_run *run, int which, float least,
     const float *numbers = run->tensors[which].data;
     for (int64_t n = 0; n < run->tensors[which].count; n++)
         if (!(numbers[n] >= least && numbers[n] <= most))
-            return cp_refuse("%s: number %ld is %g; %g to %g is possible",
+            return cp_refuse("%s: number %ld is %g; expected %g to %g",
                              run->paths[which], n, (double)numbers[n],
                              (double)least, (double)most);
     return CP_OK;
@@ -56,7 +56,7 @@ static cp_status state_load(state_run *run) {
                               : cp_npy_to_float32(&t[n], run->paths[n]));
         }
     if (t[KEYS].dims != 3 || t[VALUES].dims != 3)
-        return cp_refuse("%s, %s: [tokens][heads][dimension] is needed",
+        return cp_refuse("%s, %s: expected [tokens][heads][dimension]",
                          run->paths[KEYS], run->paths[VALUES]);
     const int64_t *k = t[KEYS].shape;
     const int64_t values[] = {k[0], k[1], t[VALUES].shape[2]};
@@ -99,7 +99,7 @@ static cp_status state_work(void *context) {
     for (int64_t n = 0; n < run->tensors[VALUES].count; n++)
         if (!isfinite(job->output[n]))
             return cp_refuse("%s: the state of token %ld overflows fp32; keys "
-                             "are of length 1 at most",
+                             "must have length 1 at most",
                              run->paths[KEYS], n / (s->heads * s->value_dim));
     const int64_t state[] = {s->heads, s->key_dim, s->value_dim};
     const cp_npy_file files[] = {
@@ -132,12 +132,12 @@ int cp_command_state(int count, char *const *arguments) {
         {"rate", CP_INPUT, &run.paths[RATE], "B.npy",
          "how far a token moves the state [tokens][heads], 0 to 2"},
         {"before", CP_INPUT, &run.paths[BEFORE], "H.npy",
-         "the state of the turns before [heads][key dimension][value "
+         "the state after earlier turns [heads][key dimension][value "
          "dimension] (default: 0)"},
         {"ranks", CP_COUNT, &run.ranks, "N", "how many ranks (default 4)"},
         CP_COMMAND_CORES_OPTION(run.cores),
         {"scan", CP_ONE_OF, &run.scan, cp_scan_names(),
-         "how what chunks do gets to later chunks (default gather)"},
+         "how the effect of a chunk reaches later chunks (default gather)"},
         {"out", CP_OUTPUT, &run.out, "O.npy", "answers, shaped as the values"},
         {"after", CP_OUTPUT, &run.after, "H.npy",
          "the state after the last token, for --before of the next turn"},

@@ -21,8 +21,7 @@ static cp_status text_to_ids(tokenize_run *run) {
         cp_tokenizer_lost(run->opened.tokenizer, run->text, run->bytes);
     if (lost > 0)
         fprintf(stderr,
-                "longring: %ld byte%s of the text have no token, and are left "
-                "out\n",
+                "longring: %ld byte%s of the text without a token left out\n",
                 lost, cp_plural(lost));
     for (int64_t i = 0; i < run->ids.count; i++)
         printf(i > 0 ? " %d" : "%d", run->ids.items[i]);
@@ -38,8 +37,9 @@ static cp_status ids_read(tokenize_run *run) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)
-            return cp_refuse("standard input: word %ld is '%.40s', not an id",
-                             run->ids.count, word);
+            return cp_refuse(
+                "standard input: word %ld is '%.40s'; expected an id",
+                run->ids.count, word);
         CP_TRY(cp_ids_append(&run->ids, (int32_t)id));
     }
     return CP_OK;

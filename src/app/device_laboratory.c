@@ -1,4 +1,4 @@
-/* What a calibration times on GPUs: one thing at a time, on all ranks at
+/* What a calibration times on GPUs: one case at a time, on all ranks at
  * once. */
 #include "app/device_laboratory.h"
 #include "app/meter.h"
@@ -17,14 +17,14 @@ typedef struct {
     cp_piece keys, tiles[];
 } tile_lists;
 
-/* What a rank has on the device: inputs, among them messages; and the rest. A
- * linear layer takes queries, and makes outputs. */
+/* A rank's memory on the device: inputs, messages among them, then the rest. A
+ * linear layer reads queries and writes outputs. */
 enum { QUERIES, KEYS, VALUES, WEIGHTS, SCALES, FROM, TO, INPUTS };
 enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
 
 typedef struct {
     cp_queues queues;
-    cudaEvent_t begun, sent, over; /* sent: without a time */
+    cudaEvent_t begun, sent, over; /* sent has no timestamp */
     cp_multiplier *multiplier;
     char *memory[TENSORS];
 } desk;
@@ -32,14 +32,14 @@ typedef struct {
 typedef struct {
     const cp_device_place *place;
     const cp_calibration *wanted;
-    const cp_subject *subject; /* under way */
+    const cp_subject *subject; /* the current case */
     cp_numbers numbers;
     cp_element element;
     int64_t width;           /* of all query heads */
-    int blocks;              /* that should be at work */
-    cp_attend_kernel kernel; /* for the subject */
+    int blocks;              /* that should be running */
+    cp_attend_kernel kernel; /* for the current case */
     int first, end;          /* ranks of this process */
-    tile_lists *lists;       /* what is sent to desks */
+    tile_lists *lists;       /* sent to each workspace */
     int64_t bytes[TENSORS];
     desk desks[CP_CALIBRATE_RANKS];
 } laboratory;
@@ -50,7 +50,7 @@ static cp_status choose_kernel(laboratory *it, int64_t rows) {
         "choosing a kernel");
 }
 
-/* Lists have no more than a tile for each query. */
+/* The lists have at most one tile for each query. */
 static cp_status measure_memory(laboratory *it) {
     const cp_calibration *wanted = it->wanted;
     const cp_shape *shape = &wanted->shape;
@@ -58,7 +58,7 @@ static cp_status measure_memory(laboratory *it) {
     const int64_t keys = cp_largest(&wanted->keys);
     const int64_t wider = CP_CALIBRATE_WIDER * it->width;
     const int64_t element = cp_element_bytes(it->element);
-    int64_t left = 0; /* rows of partials, behind splits */
+    int64_t left = 0; /* rows of partials, over all splits */
     for (int64_t n = 0; n < wanted->rows.count; n++) {
         const int64_t some = wanted->rows.items[n];
         CP_TRY(choose_kernel(it, some));
@@ -83,8 +83,8 @@ static cp_status measure_memory(laboratory *it) {
 
 enum { PATTERN = 1 << 15 };
 
-/* The upper byte of two or four makes them 0.5 to 2, and no byte alone is a
- * NaN. */
+/* The upper byte of each two or four gives magnitudes of 0.5 to 2, and no
+ * single byte is a NaN. */
 cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream) {
     uint64_t pattern[PATTERN], state = 1;
     for (int n = 0; n < PATTERN; n++)
@@ -129,7 +129,7 @@ static void desk_clear(desk *mine) {
     cp_queues_free(&mine->queues);
 }
 
-/* An attention needs its tiles on the device. A walker too sends them once a
+/* Attention needs its tiles on the device. A walker also sends them once a
  * call. */
 static cp_status send_lists(const laboratory *it) {
     const int64_t rows = it->subject->rows, keys = it->subject->keys;
@@ -178,8 +178,8 @@ static cp_status attend(const laboratory *it, const desk *mine) {
                    subject->keys);
 }
 
-/* The product alone: what makes rows of eight bits is memory traffic. There is
- * no loop of registers here, so the peak is what the library reaches. */
+/* Only the product: quantizing rows to eight bits counts as memory traffic.
+ * There is no register loop here, so the peak is what the library reaches. */
 static cp_status multiply(const laboratory *it, const desk *mine) {
     const float *scales =
         it->numbers == CP_NUMBERS_F8 ? (float *)mine->memory[SCALES] : NULL;
@@ -191,9 +191,9 @@ static cp_status multiply(const laboratory *it, const desk *mine) {
         scales, false, (float *)mine->memory[OUTPUT], mine->queues.compute);
 }
 
-/* An exchange with the neighbours, or parts for all others: the n-th message
- * goes to the n-th rank ahead and comes from the n-th behind, from part n of a
- * buffer into part n. */
+/* Exchange with the neighbours, or all-to-all: the n-th message goes to the
+ * n-th rank ahead and comes from the n-th rank behind, from part n of one
+ * buffer into part n of the other. */
 static cp_status trade(const laboratory *it, int rank) {
     const cp_subject *subject = it->subject;
     const int ranks = (int)it->wanted->ranks;
@@ -211,7 +211,7 @@ static cp_status trade(const laboratory *it, int rank) {
         halves[2 * n] = (cp_message_half){to, false, out, each};
         halves[2 * n + 1] =
             (cp_message_half){from, true, mine->memory[TO] + at, each};
-        if (link == NULL) /* and all desks are here */
+        if (link == NULL) /* so all workspaces are here */
             CP_TRY(cp_bytes_copy(it->desks[to].memory[TO] + at, out, each,
                                  queue, "a message"));
     }
@@ -219,14 +219,14 @@ static cp_status trade(const laboratory *it, int rank) {
                         : link->trade(link->context, halves, 2 * count, queue);
 }
 
-/* What follows on the one queue waits for what is on the other by now. */
+/* Later work on the queue behind waits for what is now on the queue before. */
 static cp_status join(cudaStream_t behind, cudaStream_t before,
                       cudaEvent_t event) {
     CP_TRY(cp_event_record(event, before));
     return cp_event_wait(behind, event);
 }
 
-/* A hop begins on both queues together, and is over when both are. */
+/* A hop begins on both queues together, and ends when both have finished. */
 static cp_status once(const laboratory *it, int rank) {
     const cp_subject *subject = it->subject;
     const desk *mine = &it->desks[rank];
@@ -245,9 +245,9 @@ static cp_status once(const laboratory *it, int rank) {
                 : CP_OK;
 }
 
-/* Put a subject on the queues of all ranks here, in turns, so that none is
- * through before the last has begun. Note when the queue comes by on which it
- * begins and ends. */
+/* Enqueue a case on the queues of all local ranks, in turns, so that no rank
+ * finishes before the last has begun. Events record the begin and the end on
+ * the queue that the case runs on. */
 static cp_status enqueue(const laboratory *it, int64_t times) {
     const cp_subject *subject = it->subject;
     const bool talks = subject->kind >= CP_TIME_EXCHANGE && subject->keys == 0;
@@ -267,8 +267,8 @@ static cudaError_t ask_event(const void *event) {
     return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
-/* From the first rank's beginning to each one's end. A peer may be dead: nobody
- * waits longer than the place's patience. */
+/* Take the time from the first rank's begin to each rank's end. A peer may be
+ * dead, so no wait exceeds the timeout. */
 static cp_status await_all(const laboratory *it, double *times) {
     const double patience = it->place->patience;
     for (int r = it->first; r < it->end; r++) {
@@ -279,21 +279,19 @@ static cp_status await_all(const laboratory *it, double *times) {
             cp_await(ask_event, &mine->over, it->place->link, patience, &late));
         if (late)
             return cp_fail(CP_BROKEN,
-                           "a subject of a calibration did not finish within "
-                           "%g s",
+                           "calibration: a case timed out after %g s",
                            patience);
         CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds,
                                             it->desks[it->first].begun,
                                             mine->over),
-                       "the time of a subject"));
+                       "the time of a case"));
         times[r] = 1e-3 * (double)milliseconds;
     }
     return CP_OK;
 }
 
-/* Before processes tell each other their times, all say whether they have one:
- * a process whose messages have all arrived does not know that another gave
- * up. */
+/* Before processes exchange times, all agree that each has one: a process whose
+ * messages have all arrived does not know that another one aborted. */
 static cp_status time_subject(void *context, const cp_subject *subject,
                               double *seconds) {
     laboratory *it = context;
@@ -331,7 +329,7 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                      .width = cp_calibration_width(wanted),
                      .first = shared ? 0 : place->only,
                      .end = shared ? (int)wanted->ranks : place->only + 1};
-    /* Ranks on one GPU share its one core. */
+    /* Ranks that share a GPU share one core. */
     cp_laboratory timed = {.time = time_subject,
                            .context = &it,
                            .cores = shared ? 1 : 0,
@@ -341,8 +339,8 @@ cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
     int devices;
     cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "asking for blocks"));
-    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "asking for its memory"));
+    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "querying the blocks"));
+    CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "querying its memory"));
     timed.memory = (double)total;
     CP_TRY(measure_memory(&it));
     CP_TRY(cp_allocate(&it.lists, 1, it.bytes[LISTS], "tiles"));

@@ -1,4 +1,4 @@
-/* Calibration of ranks on GPUs, and what a bench of them shares with it. */
+/* Calibration of ranks on GPUs, and what their benchmark shares with it. */
 #ifndef CP_DEVICE_LABORATORY_H
 #define CP_DEVICE_LABORATORY_H
 
@@ -8,21 +8,22 @@
 #include "cuda/model/device_engine.h"
 #include "cuda/kernels/multiply.h"
 
-/* Measure ranks on GPUs at a place, with matrices of such numbers; keys and
+/* Measure the ranks on GPUs at place, with matrices of these numbers; keys and
  * values are fp32 with fp32 matrices, and bf16 otherwise. Fills in the
- * description of wanted, which was checked. Every process of the place's crew
- * calls it alike. Fails with CP_MEMORY, naming the bytes, or with CP_INVALID
- * where a matrix cannot be multiplied so; and with CP_BROKEN as CUDA and the
- * link do. */
+ * description of wanted, which must have been checked. Every process of the
+ * group calls it with the same arguments. Fails with CP_MEMORY, naming the
+ * bytes; with CP_INVALID if such matrices cannot be multiplied; and with
+ * CP_BROKEN as CUDA and the link do. */
 cp_status cp_device_calibrate(const cp_device_place *place, cp_numbers numbers,
                               const cp_calibration *wanted);
 
-/* Fill memory on the device with numbers in any format, of either sign: a GPU
- * that multiplies zeros runs cooler, and faster. */
+/* Fill device memory with numbers of both signs, valid in any format: a GPU
+ * that multiplies zeros runs cooler, and so faster. */
 cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream);
 
-/* Rows of rings of each of bench->ranks, all on this GPU, against one rank: a
- * prefill of the longest of bench->tokens. Fails as walks do. */
+/* Report rows that compare rings of each size in bench->ranks, all on this GPU,
+ * with one rank: a prefill of the largest of bench->tokens. Fails as walks
+ * do. */
 cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element);
 
 #endif

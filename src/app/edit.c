@@ -1,4 +1,4 @@
-/* Lines that a user types at a terminal, edited by libedit where it is. */
+/* Lines typed at a terminal, edited by libedit where it is installed. */
 #define _GNU_SOURCE
 #include "app/edit.h"
 
@@ -11,9 +11,9 @@
 static char *(*edit)(const char *prompt);
 static int (*remember)(const char *line);
 static struct termios before;
-static volatile bool changes; /* what before holds may be given back */
+static volatile bool changes; /* before is valid and may be restored */
 
-/* dlsym's answer is a function, which C has no cast for. */
+/* dlsym's result is a function, and C has no cast for that. */
 static bool find(void *library, const char *name, void *function) {
     void *const found = dlsym(library, name);
     memcpy(function, &found, sizeof(found));

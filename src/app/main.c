@@ -6,10 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Between two loops OpenMP's helpers spin, for milliseconds as long as there are
- * no more of them than cores: on a busy machine, and while ranks take turns, far
- * too long. GNU's library reads how long from these two variables before main;
- * so the program sets them and begins anew. What it starts does not see them. */
+/* OpenMP's helper threads spin between two loops, for milliseconds if there are
+ * no more of them than cores. That is far too long on a busy machine, and while
+ * ranks take turns. GNU's library reads the duration from these two variables
+ * before main, so the program sets them and executes itself again. Programs
+ * that it starts do not see them. */
 static void spin_less(char **arguments) {
     static const char policy[] = "OMP_WAIT_POLICY", turns[] = "GOMP_SPINCOUNT";
     static const char enough[] = "5000";

@@ -1,5 +1,5 @@
-/* How things are timed against each other, and against the machine. */
-#define _POSIX_C_SOURCE 200809L /* clocks of threads */
+/* How candidates are timed against each other, and against the machine. */
+#define _POSIX_C_SOURCE 200809L /* thread clocks */
 #include "app/measure.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants) {
     return CP_OK;
 }
 
-/* Of the values over those of base, which may be NULL, round by round. */
+/* The spread of values / base, round by round; base may be NULL. */
 static cp_spread spread_of(int rounds, const double *values,
                            const double *base) {
     double sorted[CP_BENCH_ROUNDS];
@@ -62,8 +62,8 @@ typedef float32x4_t lanes;
 typedef float lanes __attribute__((vector_size(16), may_alias));
 #endif
 
-/* As many chains as keep every unit busy, and no more than registers are:
- * AVX has 16, and ARM's widest cores four units of four cycles. */
+/* Enough chains to keep every unit busy, and no more than there are registers:
+ * AVX has 16; ARM's widest cores have four units of four cycles. */
 #ifdef __ARM_NEON
 enum { CHAINS = 16 };
 #else
@@ -71,8 +71,9 @@ enum { CHAINS = 12 };
 #endif
 enum { LANES = sizeof(lanes) / sizeof(float), STEPS = 20000 };
 
-/* One multiply-add of a chain, which goes through a factor; on ARM through the
- * addend, because ARM's instruction writes over that, and else needs a copy. */
+/* One multiply-add of a chain. The chain runs through a factor; on ARM it runs
+ * through the addend, which ARM's instruction overwrites, so as to need no
+ * copy. */
 static inline lanes go_on(lanes sum, lanes factor) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(sum, factor, factor);
@@ -101,7 +102,7 @@ static double multiply_adds_of_a_thread(double least) {
         steps += STEPS;
         seconds = cp_clock() - start;
     } while (seconds < least);
-    /* Keep what was computed. */
+    /* Use the results, so that the loop is not optimized away. */
     for (int c = 1; c < CHAINS; c++)
         sum[0] += sum[c];
     volatile float keep = sum[0][0];
@@ -198,7 +199,7 @@ static double busy_seconds(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* What a rank saw, in seconds: of a core, and from its start to the end. */
+/* What a rank measured, in seconds: core time, and time from start to end. */
 typedef struct {
     double busy, whole;
 } sight;

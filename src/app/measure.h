@@ -1,73 +1,74 @@
-/* How things are timed against each other, and against the machine. */
+/* How candidates are timed against each other, and against the machine. */
 #ifndef CP_MEASURE_H
 #define CP_MEASURE_H
 
 #include "app/bench.h"
 
-/* One of those that are compared. */
+/* One candidate of a comparison. */
 typedef struct {
     char what[64];    /* the name of its row */
     const char *unit; /* of its rates: "GFLOP/s" */
-    double scale;     /* work per second that is one of that unit */
-    double work;      /* of one run: operations, bytes */
-    /* Run it once. Where not all of the run counts, *seconds becomes what
-     * does; it is 0 before. */
+    double scale;     /* work per second that makes one unit */
+    double work;      /* of one run: operations or bytes */
+    /* Run it once. *seconds is 0 before; if only a part of the run counts, it
+     * becomes that part's time. */
     cp_status (*run)(void *context, double *seconds);
     void *context;
-    bool warm; /* leave out the first run, which is not measured */
+    bool warm;                     /* skip the first, unmeasured run */
     double rates[CP_BENCH_ROUNDS]; /* work per second, round by round */
 } cp_entrant;
 
-/* Run each entrant once, unmeasured, unless it is warm; then so many rounds of
- * all of them in turn. Fails as an entrant does. */
+/* Run each candidate once, unmeasured, unless it is warm; then run this many
+ * rounds, in each of which all run in turn. Fails as a candidate does. */
 cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants);
 
-/* Report a row: the rates of ours, and its quotients with base, which may be
- * NULL. */
+/* Report a row: the rates of ours, and their ratios to those of base, which may
+ * be NULL. */
 void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
                        const cp_entrant *base);
 
-/* The ceiling of multiply-adds, as an entrant; *threads must outlive it. */
+/* The ceiling of multiply-adds, as a candidate; *threads must outlive it. */
 cp_entrant cp_measure_fma(const int *threads);
 
-/* The ceiling of reading memory, as an entrant, which the memory must
- * outlive. Free numbers, even of a failure. Fails with CP_MEMORY. */
+/* The ceiling of reading memory, as a candidate, which the memory must outlive.
+ * The caller frees numbers, even after a failure. Fails with CP_MEMORY. */
 typedef struct {
     int threads;
     float *numbers;
 } cp_reading;
 cp_status cp_measure_read(cp_reading *memory, cp_entrant *out);
 
-/* cp_bench_model against these ceilings, of operations and of bytes, where a
- * number of keys and values has so many bytes. */
+/* cp_bench_model against these ceilings, of operations and of bytes; a number
+ * of keys and values has element_bytes bytes. */
 cp_status cp_measure_model(const cp_bench *bench, const cp_entrant ceilings[2],
                            int64_t element_bytes);
 
-/* Fill a tensor with numbers between -1 and 1, from seed and place alone;
- * tensor[0] is at place first. */
+/* Fill a tensor with numbers between -1 and 1 that depend only on seed and
+ * index; tensor[0] has index first. */
 void cp_measure_fill(float *tensor, int64_t first, int64_t count,
                      uint64_t seed);
 
-/* Tensors of so many floats each, in one stretch of memory, on lines of 64
- * bytes, and filled. The caller frees tensors[0]; NULL if it failed, with
- * CP_MEMORY. The sum of the sizes must fit. */
+/* Allocate and fill tensors of these many floats, in one block of memory, each
+ * aligned to a line of 64 bytes. The caller frees tensors[0], which is NULL
+ * after a failure. Fails with CP_MEMORY. The sum of the sizes must not
+ * overflow. */
 cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
                              float **tensors);
 
 enum { CP_MEASURE_RANKS = 1024 };
 
-/* What ranks at a place do together: all prepare, which may be NULL, then all
- * work, between two barriers. */
+/* What ranks do together: all run prepare, which may be NULL, then all run work
+ * between two barriers. */
 typedef struct {
     cp_rank_main prepare, work;
     void *context;
-    double *busy;   /* [ranks] grows by what each one's thread had of a core */
-    double seconds; /* out: how long the rank took that began first */
-    int teller;     /* the rank that says so */
+    double *busy;   /* [ranks] the core time of each rank's thread is added */
+    double seconds; /* out: time of the rank that began first */
+    int teller;     /* out: the rank that measured it */
 } cp_common_work;
 
-/* Do it; all processes are told the same. At most CP_MEASURE_RANKS ranks. Fails as they
- * do. */
+/* Run it; all processes get the same result. At most CP_MEASURE_RANKS ranks.
+ * Fails as they do. */
 cp_status cp_measure_ranks(const cp_place *place, int ranks,
                            cp_common_work *common);
 

@@ -1,4 +1,4 @@
-/* A conversation goes on without a rank that was lost. */
+/* A conversation continues without a rank that was lost. */
 #include "app/chat.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static cp_status take_back(const cp_chat *chat) {
     return CP_OK;
 }
 
-/* What a turn took so far is told without that rank. */
+/* Drop the lost rank from the figures of the turn so far. */
 static void figures_drop(cp_cost *cost, int lost) {
     const int ranks = cost->prefill.ranks;
     int64_t *to = cost->figures;
@@ -36,7 +36,7 @@ static const char *with_it(int lost) {
     return lost == 0 ? ", and standard input with it" : "";
 }
 
-/* All but one of those who are lost at once, the last first. */
+/* Drop all but one of the ranks that were lost at once, the last one first. */
 static cp_status lose_more(cp_chat *chat, int *lost) {
     char line[200];
     for (int next; cp_crew_mine()->mend(&next); *lost = next) {

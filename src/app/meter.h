@@ -1,5 +1,5 @@
-/* What `longring bench` and `longring calibrate` measure at a backend's place.
- * A backend itself only computes. */
+/* What `longring bench` and `longring calibrate` measure where a backend's
+ * ranks run. A backend itself only computes. */
 #ifndef CP_METER_H
 #define CP_METER_H
 
@@ -8,29 +8,29 @@
 #include "predict/calibrate.h"
 #include "reference/ring/place.h"
 
-/* Where the ranks of a backend run that computes on cores; NULL for GPUs. */
+/* Where the ranks run if the backend computes on cores; NULL for GPUs. */
 const cp_place *cp_meter_cores(const cp_backend *backend);
 
-/* What ranks at a place share; nothing is timed in it yet. */
+/* What the ranks at place share, for a calibration; its time function is not
+ * set. */
 cp_laboratory cp_place_laboratory(const cp_place *place,
                                   const cp_calibration *wanted);
 
-/* Measure what a calibration that was checked asks for where the ranks run on
- * cores, and fill in its description. Fails as the ranks do, or with
- * CP_MEMORY. */
+/* Measure ranks on cores as a checked calibration asks, and fill in its
+ * description. Fails as the ranks do, or with CP_MEMORY. */
 cp_status cp_calibrate_run(const cp_place *place, const cp_calibration *wanted);
 
-/* The same of any backend's ranks; fails also as cp_device_calibrate
+/* The same for any backend's ranks; also fails as cp_device_calibrate
  * (device_laboratory.h) does. */
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 
-/* Bench what bench asks for where that backend computes: attention and rings on
- * cores, or attention on a GPU. Fails as what is measured does, and with
- * CP_BROKEN if a GPU's answer is wrong. */
+/* Measure what bench asks for on that backend: attention and rings on cores, or
+ * attention on a GPU. Fails as what is measured does, and with CP_BROKEN if a
+ * GPU's result is wrong. */
 cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench);
 
-/* Of ranks on GPUs. */
+/* The same for ranks on GPUs. */
 cp_status cp_cuda_calibrate(const cp_backend *backend,
                             const cp_calibration *wanted);
 cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench);

@@ -32,16 +32,16 @@ static cp_status type_read(const char *at, const char *path, cp_npy *array) {
         if (strncmp(at, number_types[type].spelling, 5) == 0)
             return CP_OK;
     }
-    return cp_refuse("%s: numbers of type %.*s; little-endian float16, "
-                     "float32, float64, int32 or int64 is needed",
+    return cp_refuse("%s: numbers of type %.*s; expected little-endian "
+                     "float16, float32, float64, int32 or int64",
                      path, (int)strcspn(at, ","), at);
 }
 
 static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
-    int64_t bytes; /* if each number is of the largest type */
+    int64_t bytes; /* if each number has the largest type */
     array->count = 1;
     if (*at++ != '(')
-        return cp_refuse("%s: its header's shape is no tuple", path);
+        return cp_refuse("%s: the header's shape is not a tuple", path);
     while (*at != ')') {
         char *end;
         if (array->dims == CP_NPY_MOST_DIMS)
@@ -53,17 +53,17 @@ static cp_status shape_read(const char *at, const char *path, cp_npy *array) {
             !cp_multiply(array->count, size, &array->count) ||
             !cp_multiply(array->count, 8, &bytes))
             return cp_refuse(
-                "%s: dimension %d is no size, or more than memory can have",
-                path, array->dims);
+                "%s: dimension %d is not a size, or exceeds all memory", path,
+                array->dims);
         array->shape[array->dims++] = size;
         if (*end != ',' && *end != ')')
-            return cp_refuse("%s: its header's shape has no end", path);
+            return cp_refuse("%s: the header's shape has no end", path);
         at = *end == ',' ? end + 1 : end;
     }
     return CP_OK;
 }
 
-/* Read a dictionary of Python's, whose spaces mean nothing. */
+/* Parse a Python dictionary; spaces have no meaning. */
 static cp_status header_read(char *text, const char *path, cp_npy *array) {
     char *end = text;
     int keys = 0;
@@ -78,11 +78,11 @@ static cp_status header_read(char *text, const char *path, cp_npy *array) {
     const char *shape = strstr(text, "'shape':");
     if (text[0] != '{' || end[-1] != '}' || type == NULL || order == NULL ||
         shape == NULL || keys != 3)
-        return cp_refuse("%s: its header is not NumPy's: descr, fortran_order "
-                         "and shape, once each",
+        return cp_refuse("%s: not NumPy's header; expected descr, "
+                         "fortran_order and shape, once each",
                          path);
     if (strncmp(strchr(order, ':'), ":False", 6) != 0)
-        return cp_refuse("%s: its fortran_order is not False; save "
+        return cp_refuse("%s: fortran_order is not False; save "
                          "numpy.ascontiguousarray of it",
                          path);
     CP_TRY(type_read(strchr(type, ':') + 1, path, array));
@@ -95,7 +95,7 @@ static cp_status header_load(FILE *file, const char *path, cp_npy *array) {
     if (fread(start, 1, 10, file) != 10 || memcmp(start, "\x93NUMPY", 6) != 0)
         return cp_refuse("%s: not an .npy file", path);
     if (start[6] != 1 && start[6] != 2)
-        return cp_refuse("%s: .npy of version %d; 1 or 2 is needed", path,
+        return cp_refuse("%s: .npy version %d; expected 1 or 2", path,
                          start[6]);
     if (start[6] == 2 && fread(start + 10, 1, 2, file) != 2)
         return cp_refuse("%s: ends after 10 bytes", path);
@@ -118,9 +118,9 @@ static cp_status numbers_load(FILE *file, const char *path, cp_npy *array) {
     if (fstat(fileno(file), &entry) != 0 || !S_ISREG(entry.st_mode))
         return cp_fail(CP_FILE, "%s: not a regular file", path);
     if (entry.st_size - start != bytes)
-        return cp_refuse(
-            "%s: its header promises %ld bytes of numbers, and %ld are there",
-            path, bytes, entry.st_size - start);
+        return cp_refuse("%s: %ld bytes of numbers expected from the header, "
+                         "but the file has %ld",
+                         path, bytes, entry.st_size - start);
     CP_TRY(cp_allocate(&array->data, bytes, 1, path));
     if (fread(array->data, 1, (size_t)bytes, file) != (size_t)bytes)
         return cp_fail(CP_FILE, "%s: reading %ld numbers failed: %s", path,
@@ -147,7 +147,7 @@ void cp_npy_free(cp_npy *array) {
     *array = (cp_npy){0};
 }
 
-/* Name an element by where it lies: "[3, 0, 17]". */
+/* Refuse an element, naming its index: "[3, 0, 17]". */
 static cp_status refuse_element(const cp_npy *array, const char *path,
                                 int64_t element, double value,
                                 bool logarithms) {
@@ -159,12 +159,12 @@ static cp_status refuse_element(const cp_npy *array, const char *path,
         element %= stride;
     }
     *end = '\0';
-    return cp_refuse("%s: element [%s] is %g; finite float32 numbers%s are "
-                     "needed",
-                     path, index, value, logarithms ? " or -inf" : "");
+    return cp_refuse(
+        "%s: element [%s] is %g; expected finite float32 numbers%s", path,
+        index, value, logarithms ? " or -inf" : "");
 }
 
-/* Make float32 of float16, which takes more room. */
+/* Convert float16 to float32, which needs more memory. */
 static cp_status half_widen(cp_npy *array, const char *path) {
     const unsigned char *halves = array->data;
     float *numbers;
@@ -179,7 +179,7 @@ static cp_status half_widen(cp_npy *array, const char *path) {
 
 static cp_status to_float32(cp_npy *array, const char *path, bool logarithms) {
     if (array->type == CP_NPY_INT32 || array->type == CP_NPY_INT64)
-        return cp_refuse("%s: integers; floats are needed", path);
+        return cp_refuse("%s: has integers; expected floats", path);
     if (array->type == CP_NPY_FLOAT16)
         CP_TRY(half_widen(array, path));
     const bool wide = array->type == CP_NPY_FLOAT64;
@@ -191,7 +191,7 @@ static cp_status to_float32(cp_npy *array, const char *path, bool logarithms) {
         const bool none = logarithms && number == -INFINITY;
         if (!isfinite(number) && !none)
             return refuse_element(array, path, i, value, logarithms);
-        numbers[i] = number; /* never beyond what was read */
+        numbers[i] = number; /* never writes past what was read */
     }
     const size_t bytes = (size_t)array->count * sizeof(float);
     void *shorter = wide && bytes > 0 ? realloc(array->data, bytes) : NULL;
@@ -215,8 +215,8 @@ int64_t cp_npy_integer(const cp_npy *array, int64_t element) {
                : ((const int64_t *)array->data)[element];
 }
 
-/* Write the first bytes of the file, up to the numbers; return how many. The
- * most dimensions take less than 300. */
+/* Write the bytes of the file before its numbers; returns how many. The largest
+ * number of dimensions takes less than 300. */
 static int64_t header_write(const cp_npy_file *file, char text[512]) {
     char *end = text + 10;
     end += sprintf(end, "{'descr': %s, 'fortran_order': False, 'shape': (",
@@ -247,7 +247,7 @@ cp_status cp_npy_write_all(int64_t count, const cp_npy_file *files) {
         if (file->path == NULL)
             continue;
         for (int d = 0; d < file->dims; d++)
-            bytes *= file->shape[d]; /* which is memory's */
+            bytes *= file->shape[d]; /* fits: the data are in memory */
         saved[named++] = (cp_saved){
             file->path,
             {{header, header_write(file, header)}, {file->data, bytes}}};

@@ -1,4 +1,4 @@
-/* Arrays in NumPy's .npy files: five types of number, C order. Not .npz. */
+/* Arrays in NumPy's .npy files: five number types, C order. Not .npz. */
 #ifndef CP_NPY_H
 #define CP_NPY_H
 
@@ -22,23 +22,23 @@ typedef struct {
     void *data;    /* row-major; owned */
 } cp_npy;
 
-/* Read the array in the file at path: NumPy's format, versions 1 and 2,
- * float16, float32, float64, int32 or int64, little-endian, C order. The file must be
+/* Read the array in the file at path: NumPy's format, version 1 or 2, float16,
+ * float32, float64, int32 or int64, little-endian, C order. The file must be
  * exactly as long as its header says. The caller frees with cp_npy_free.
  * Fails with CP_FILE or CP_INVALID; *array is then empty. */
 cp_status cp_npy_read(const char *path, cp_npy *array);
 void cp_npy_free(cp_npy *array);
 
-/* How many bytes its data have. */
+/* The bytes of its data. */
 int64_t cp_npy_bytes(const cp_npy *array);
 
-/* Turn the numbers into float32. Fails with CP_INVALID, naming path, index and
- * value, if an element is NaN or infinite, or does not fit; or if they are
- * integers; or with CP_MEMORY. What the array then holds is of no use. */
+/* Convert the numbers to float32. Fails with CP_INVALID, naming path, index and
+ * value, if an element is NaN or infinite, or does not fit; with CP_INVALID for
+ * integers; or with CP_MEMORY. The array's contents are then undefined. */
 cp_status cp_npy_to_float32(cp_npy *array, const char *path);
 
-/* The same for logarithms of float32 numbers: -inf is that of 0, and a float64
- * below float32's least number becomes -inf. */
+/* The same for logarithms of float32 numbers: -inf, the logarithm of 0, is
+ * allowed, and a float64 below float32's least number becomes -inf. */
 cp_status cp_npy_to_logarithms(cp_npy *array, const char *path);
 
 /* An element of an array of int32 or int64. */
@@ -48,7 +48,7 @@ int64_t cp_npy_integer(const cp_npy *array, int64_t element);
 cp_status cp_npy_write(const char *path, cp_npy_type type, int dims,
                        const int64_t *shape, const void *data);
 
-/* Write up to four arrays (cp_save_all): if one fails, no file has changed. */
+/* Write up to four arrays (cp_save_all): if one fails, no file is changed. */
 typedef struct {
     const char *path; /* NULL: it is not written */
     cp_npy_type type;

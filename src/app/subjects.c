@@ -1,4 +1,4 @@
-/* What a calibration times on CPUs: one thing at a time, on all ranks at
+/* What a calibration times on CPUs: one case at a time, on all ranks at
  * once. */
 #define _GNU_SOURCE
 #include "app/meter.h"
@@ -13,28 +13,28 @@
 #include "reference/attend/fast.h"
 #include "reference/model/linear.h"
 
-/* A rank's memory. What a linear layer makes is not what the next one takes,
- * or it would grow from round to round. */
+/* A rank's memory. A linear layer's output is not the input of the next one, or
+ * the numbers would grow from round to round. */
 enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
 
 typedef struct {
     const cp_place *place;
     const cp_calibration *wanted;
-    int threads;  /* of each rank */
-    double cores; /* that all ranks can keep busy with a thread each */
-    float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of ranks of this process */
+    int threads;  /* threads of each rank */
+    double cores; /* cores that all ranks, with a thread each, can keep busy */
+    float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of this process's ranks */
     cp_matrix matrix;                           /* of the linear layer */
     void *tiles;
-    const cp_subject *subject; /* under way, */
-    int64_t times;             /* so often in a run */
-    double peak;               /* its seconds, where that is the subject */
+    const cp_subject *subject; /* the current case, */
+    int64_t times;             /* repetitions in a run */
+    double peak;               /* the peak's seconds, if that is timed */
 } stage;
 
 static void poke(void *comm) {
     cp_comm_poke(comm);
 }
 
-/* As a walker does it, which pokes its communicator. */
+/* Attend as a walker does, with progress calls to its communicator. */
 static cp_status attend(const stage *it, cp_comm *comm, float *const *memory) {
     const int64_t rows = it->subject->rows, seen = it->subject->keys;
     cp_piece query = {{0, seen, rows, 1}, 0};
@@ -55,7 +55,7 @@ static cp_status attend(const stage *it, cp_comm *comm, float *const *memory) {
     return cp_attend_fast(&call);
 }
 
-/* The n-th part goes to the n-th rank ahead, and its answer is the n-th. */
+/* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */
 static cp_status all_to_all(cp_comm *comm, int64_t bytes,
                             float *const *memory) {
     const int64_t each = cp_ceil_divide(bytes, comm->ranks - 1);
@@ -69,7 +69,7 @@ static cp_status all_to_all(cp_comm *comm, int64_t bytes,
     return cp_comm_all_to_all(comm, send, receive, each);
 }
 
-/* Each rank has a ceiling of its own, at the same time. */
+/* Each rank measures its own ceiling, all at the same time. */
 static cp_status peak(stage *it, cp_comm *comm) {
     const cp_entrant ceiling = cp_measure_fma(&it->threads);
     double seconds;
@@ -103,7 +103,7 @@ static cp_status once(stage *it, cp_comm *comm, float *const *memory) {
     return subject->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
 }
 
-/* Messages go from one buffer into the other, and the next time back, as the
+/* Messages go from one buffer into the other, and back the next time, as the
  * blocks of a ring do. */
 static cp_status rank_main(cp_comm *comm, void *context) {
     stage *it = context;
@@ -117,12 +117,12 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-/* A run should last some milliseconds. All ranks must agree how often a subject
- * is done in it, so what sizes should take decides, and no clock. If the ranks
- * had not nearly all of the cores that they can keep busy, it is done again. A
- * rank that waits for a message looks as if somebody else had one, and the
- * fastest of three would be a message that nobody has on average: these run
- * once. */
+/* A run should last some milliseconds. All ranks must agree on its number of
+ * repetitions, so an estimate from the sizes decides that, not a clock. If the
+ * ranks did not get nearly all of the cores that they can keep busy, the run is
+ * repeated. Messages run once: a rank that waits for a message looks as if it
+ * had no core, and the fastest of three runs would be faster than the average
+ * message. */
 static cp_status time_subject(void *context, const cp_subject *subject,
                               double *seconds) {
     stage *it = context;
@@ -155,7 +155,7 @@ static cp_status stage_set(stage *it) {
     const int64_t wider = CP_CALIBRATE_WIDER * width, layer = width * wider;
     const int64_t keys = cp_largest(&wanted->keys) * wanted->shape.kv_heads *
                          wanted->shape.head_dim;
-    /* A buffer can be cut for all the others of an all-to-all. */
+    /* A buffer can be cut into parts for all other ranks of an all-to-all. */
     const int64_t buffer =
         cp_ceil_divide(cp_largest(&wanted->bytes) + wanted->ranks, 4);
     const int64_t sizes[TENSORS] = {rows * width,

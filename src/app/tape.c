@@ -1,4 +1,4 @@
-/* Calls of a session: made, written down, and made again of another. */
+/* Calls of a session: made, recorded, and replayed on another. */
 #include "app/tape.h"
 
 #include <math.h>
@@ -76,7 +76,7 @@ cp_status cp_tape_run(const cp_tape *tape, cp_tape_call *call,
     return tape->keeps ? logits_read(tape, call, session) : CP_OK;
 }
 
-/* What the read-th token's logits say, if the tape keeps them. */
+/* Draw from the logits at index read, if the transcript keeps them. */
 static int32_t draw_again(const cp_tape *tape, const cp_tape_call *call,
                           int64_t read) {
     cp_sampler sampler = call->read[read].sampler;
@@ -128,7 +128,7 @@ cp_status cp_tape_clear(cp_tape_call *call, cp_session *session,
     return CP_OK;
 }
 
-/* Compare what two sessions said, and draw from what the second did. */
+/* Compare the logits of two sessions, and draw from those of the second. */
 static void call_compare(const cp_tape *tape, const cp_tape_call *call,
                          const cp_tape_call *again,
                          cp_tape_difference *difference) {
@@ -192,6 +192,6 @@ cp_status cp_tape_compare(const cp_tape *tape, cp_session *session,
             seconds[i] = report.seconds;
     }
     if (isnan(difference->largest))
-        return cp_fail(CP_BROKEN, "a logit is no number: nothing agrees");
+        return cp_fail(CP_BROKEN, "a logit is NaN: nothing agrees");
     return CP_OK;
 }

@@ -1,4 +1,4 @@
-/* How a function fails, sizes that do not overflow, memory, a median, and a
+/* How a function fails, overflow checks for sizes, memory, a median, and a
  * clock. */
 #define _POSIX_C_SOURCE 200809L /* monotonic clock */
 #include "ground/ground.h"
@@ -25,7 +25,8 @@ const char *cp_message(void) {
     return message;
 }
 
-/* Memory of count x size bytes, cleared, or aligned to a line and not. */
+/* Memory of count x size bytes: cleared, or aligned to a line and not
+ * cleared. */
 static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
                           const char *what) {
     void *memory = NULL;
@@ -33,8 +34,8 @@ static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
     int64_t bytes;
     if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
         bytes > PTRDIFF_MAX - 64)
-        return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is no size", what, count,
-                       size);
+        return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is not a valid size",
+                       what, count, size);
     memory = lines ? aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64)
                    : calloc(bytes > 0 ? (size_t)bytes : 1, 1);
     if (memory == NULL)

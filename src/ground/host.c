@@ -1,4 +1,4 @@
-/* What this machine is, in the words of the data files' first line. */
+/* A description of this machine, as in the data files' first line. */
 #define _GNU_SOURCE
 #include "ground/host.h"
 
@@ -55,8 +55,8 @@ static void processor_name(char text[160]) {
         snprintf(text, 160, "%s", name);
 }
 
-/* Cores, rounded up, that the quota of a directory allows; version 1 has quota
- * and period in two files. Without one: as many as there were. */
+/* The cores, rounded up, that a directory's quota allows; without a quota,
+ * `cores`. Version 1 has quota and period in two files. */
 static int64_t quota_of(const char *directory, bool first, int64_t cores) {
     char path[1200], text[2][128] = {"", ""};
     long quota, period;
@@ -74,8 +74,9 @@ static int64_t quota_of(const char *directory, bool first, int64_t cores) {
     return cp_min(cores, cp_ceil_divide(quota, period));
 }
 
-/* The smallest quota of a group and those around it. A container may see its
- * own group as the root: directories that are not there have none. */
+/* The smallest quota of a control group and its ancestors. A container may see
+ * its own group as the root, so directories may be missing; they have no
+ * quota. */
 static int64_t quotas_along(const char *mount, char *group, bool first,
                             int64_t cores) {
     char directory[1000];

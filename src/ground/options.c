@@ -1,4 +1,4 @@
-/* Reading a command line by a table of options. */
+/* Parses a command line by a table of options. */
 #include "ground/options.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ static cp_status choice_parse(const cp_option *option, const char *text) {
 static cp_status value_store(const cp_option *option, const char *text) {
     const bool file = option->kind == CP_INPUT || option->kind == CP_OUTPUT;
     if (file && text[0] == '\0')
-        return cp_refuse("--%s: a file without a name", option->name);
+        return cp_refuse("--%s: the file name is empty", option->name);
     switch (option->kind) {
     case CP_FLAG:
         *(bool *)option->value = true;
@@ -63,7 +63,7 @@ static cp_status value_store(const cp_option *option, const char *text) {
     return CP_OK;
 }
 
-/* What to say of an option that the table lacks. */
+/* Report an option that the table lacks. */
 static cp_status refuse_unknown(const cp_usage *usage, const char *text,
                                 int64_t length) {
     const cp_option *options = usage->options;
@@ -85,7 +85,7 @@ static bool is_named(const char *text, const char *name) {
     return strlen(name) == length && memcmp(name, text, length) == 0;
 }
 
-/* Read the option at arguments[*at], and leave *at at its last word. */
+/* Parse the option at arguments[*at], and leave *at at its last word. */
 static cp_status option_read(const cp_usage *usage, int count,
                              char *const *arguments, int *at) {
     const char *text = arguments[*at] + 2, *value = strchr(text, '=');
@@ -126,7 +126,7 @@ cp_status cp_options_parse(const cp_usage *usage, int count,
         if (*help)
             return CP_OK;
         if (strncmp(text, "--", 2) != 0 || text[2] == '\0')
-            return cp_refuse("%s: what is '%s'? options begin with --, and "
+            return cp_refuse("%s: unexpected '%s'; options begin with --, "
                              "longring %s --help lists them",
                              usage->command, text, usage->command);
         CP_TRY(option_read(usage, count, arguments, &at));
@@ -140,8 +140,7 @@ cp_status cp_option_range(const char *name, int64_t value, int64_t least,
                           int64_t most) {
     if (value >= least && value <= most)
         return CP_OK;
-    return cp_refuse("--%s %ld: between %ld and %ld are possible", name, value,
-                     least, most);
+    return cp_refuse("--%s %ld: expected %ld to %ld", name, value, least, most);
 }
 
 const char *cp_options_peek(const char *name, int count,
@@ -166,7 +165,7 @@ void cp_options_free(const cp_option *options) {
     }
 }
 
-/* Print what may follow an option, a long list of words in several lines;
+/* Print the argument of an option, a long list of words over several lines;
  * returns the column. */
 static int write_argument(FILE *out, int column, const char *argument) {
     enum { WIDEST = 78, INDENT = 8 };

@@ -1,4 +1,4 @@
-/* Reading a command line by a table of options. Not the commands. */
+/* Parses a command line by a table of options. Not the commands. */
 #ifndef CP_OPTIONS_H
 #define CP_OPTIONS_H
 
@@ -7,8 +7,8 @@
 
 typedef enum {
     CP_FLAG,   /* bool: takes no value */
-    CP_WORD,   /* const char *: one value, as it stands */
-    CP_INPUT,  /* the same: a file that is read, or may be */
+    CP_WORD,   /* const char *: one value, unchanged */
+    CP_INPUT,  /* the same: a file that may be read */
     CP_OUTPUT, /* the same: a file that is written */
     CP_WORDS,  /* cp_words: may be given several times */
     CP_COUNT,  /* int64_t: 5, 128K, 128Ki, 1M */
@@ -20,7 +20,7 @@ typedef enum {
 typedef struct {
     const char *name; /* without the dashes; NULL ends the table */
     cp_option_kind kind;
-    void *value;          /* where the value goes; kept if absent */
+    void *value;          /* where the value goes; unchanged if absent */
     const char *argument; /* how the help shows the value */
     const char *help;
 } cp_option;
@@ -32,16 +32,16 @@ typedef struct {
 
 typedef struct {
     const char *command;  /* "attend" */
-    const char *synopsis; /* what stands in it before a bracket is needed */
+    const char *synopsis; /* what is in it before the first bracket is
+                             required */
     const char *about;    /* one paragraph of help */
     const cp_option *options;
 } cp_usage;
 
-/* Read arguments[0 .. count) as usage->options say. A repeated option
- * counts once, the last time; CP_WORDS collects. *help becomes true, and
- * nothing more is read, at -h or --help. Fails with CP_INVALID and a message
- * fit for the user. Whatever the result, the caller ends with
- * cp_options_free, which frees the lists, once. */
+/* Parse arguments[0 .. count) by usage->options. The last of repeated options
+ * counts; CP_WORDS collects all. At -h or --help, *help becomes true and
+ * parsing stops. Fails with CP_INVALID and a message for the user. Whatever the
+ * result, the caller calls cp_options_free once, which frees the lists. */
 cp_status cp_options_parse(const cp_usage *usage, int count,
                            char *const *arguments, bool *help);
 void cp_options_free(const cp_option *options);
@@ -50,12 +50,12 @@ void cp_options_free(const cp_option *options);
 cp_status cp_option_range(const char *name, int64_t value, int64_t least,
                           int64_t most);
 
-/* The value that arguments give to the option of that name, whatever else is
- * among them; NULL: none. */
+/* The value of the option of that name in arguments, even if others are
+ * invalid; NULL: not given. */
 const char *cp_options_peek(const char *name, int count,
                             char *const *arguments);
 
-/* Write the page of help, at most 80 columns wide. */
+/* Write the help page, at most 80 columns wide. */
 void cp_options_help(const cp_usage *usage, FILE *out);
 
 /* Append a word to the list. Fails with CP_MEMORY. */

@@ -12,9 +12,9 @@
 
 typedef struct {
     int file;        /* -1: none */
-    bool device;     /* it is written to as it is */
-    char *target;    /* what path means once links are followed */
-    char *temporary; /* beside it; a file has this name if named */
+    bool device;     /* written to directly */
+    char *target;    /* path with links resolved */
+    char *temporary; /* in the same directory; exists if named */
     bool named;
 } saving;
 
@@ -24,15 +24,15 @@ static cp_status refuse(const cp_saved *saved, const char *what) {
                    strerror(errno));
 }
 
-/* What has no name to be put in the place of: also the file behind /dev/stdout
- * that was deleted since. */
+/* Is this something that no new file can replace by name? Also a deleted file
+ * behind /dev/stdout. */
 static bool is_device(const char *path, struct stat *old) {
     return stat(path, old) == 0 &&
            (!S_ISREG(old->st_mode) || old->st_nlink == 0);
 }
 
-/* Open a nameless file in the directory of the target, or one of that name
- * where the file system knows no other. */
+/* Open a nameless file in the target's directory, or, where the file system has
+ * none, one with the temporary name. */
 static int temporary_open(saving *save, int64_t directory_bytes) {
     char *end = save->temporary + directory_bytes;
     const char after = *end;
@@ -59,13 +59,13 @@ static cp_status saving_begin(saving *save, const char *path) {
         return cp_fail(CP_MEMORY, "%s: no memory for its name", path);
     const char *base = basename(save->target);
     const int before = (int)(base - save->target);
-    /* With its first dot the directory ends: "here/." */
+    /* The directory ends with the first dot: "here/." */
     if (asprintf(&save->temporary, "%.*s.%s.%ld.tmp", before, save->target,
                  base, (long)getpid()) < 0)
         return cp_fail(CP_MEMORY, "%s: no memory for its name", path);
     save->file = temporary_open(save, before + 1);
     return save->file >= 0 ? CP_OK
-                           : cp_fail(CP_FILE, "%s: cannot be made: %s", path,
+                           : cp_fail(CP_FILE, "%s: cannot be created: %s", path,
                                      strerror(errno));
 }
 
@@ -83,8 +83,7 @@ static bool write_all(int file, const char *data, int64_t bytes) {
     return true;
 }
 
-/* Open a device, or a file that has no name yet; file may be -1 all the
- * same. */
+/* Open a device, or a file that has no name yet; file may still be -1. */
 static cp_status saving_open(saving *save, const char *path) {
     struct stat old;
     save->device = is_device(path, &old);

@@ -41,8 +41,8 @@ static void character_write(cp_screen *screen, const char *bytes, int count) {
     screen->space = one_space;
 }
 
-/* Write count bytes that are a character; or none, and neither are control
- * characters but tabs and line ends. */
+/* Write count bytes; whole: they are one character. Invalid bytes, and control
+ * characters except tabs and line ends, become U+FFFD. */
 static void bytes_write(cp_screen *screen, int count, bool whole) {
     const char c = screen->held[0];
     if (!whole ||

@@ -15,7 +15,7 @@ static const struct {
 cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count) {
     char *end = NULL;
-    int64_t scale = 0; /* by what follows the digits */
+    int64_t scale = 0; /* from what follows the digits */
     errno = 0;
     int64_t value = strtoll(text, &end, 10);
     for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++)
@@ -116,8 +116,8 @@ int cp_character(const char *bytes, int64_t count) {
     if (lead < 0xC2 || lead > 0xF4)
         return -1;
     const int whole = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    /* The second byte: shorter forms exist below, surrogates and nothing
-     * above. */
+    /* Bounds of the second byte: below them a shorter form exists, above them
+     * are surrogates or nothing. */
     int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
     for (int i = 1; i < whole; i++) {

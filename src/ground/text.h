@@ -12,13 +12,13 @@ typedef struct {
     int64_t count;
 } cp_counts;
 
-/* The count that text[0 .. length) spells: digits, then nothing or K, M, G
- * (thousands) or Ki, Mi, Gi (1024s). name says whose value it is in the
- * message of failure. */
+/* Parse a count from text[0 .. length): digits, then nothing, or K, M, G
+ * (powers of 1000), or Ki, Mi, Gi (powers of 1024). name names the option in
+ * the message of a failure. */
 cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count);
 
-/* Counts with commas between them, in place of those that *counts has. */
+/* Parse counts with commas between them; they replace those in *counts. */
 cp_status cp_counts_parse(const char *name, const char *text,
                           cp_counts *counts);
 
@@ -31,21 +31,20 @@ cp_grouped cp_group(int64_t count);
 /* "1 token", "2 tokens". */
 const char *cp_plural(int64_t count);
 
-/* Is there nothing but white space in it? */
+/* Is it only white space? */
 bool cp_is_blank(const char *text);
 
-/* The one of count names, so many bytes apart, that text[0 .. length) most
- * likely meant; NULL if none is near. */
+/* The name, of count names that are `apart` bytes apart, that text[0 .. length)
+ * most likely means; NULL if none is near. */
 const char *cp_nearest(const char *text, int64_t length, int64_t count,
                        const char *const *names, size_t apart);
 
-/* The UTF-8 character at the beginning of count >= 1 bytes: how many bytes it
- * has; 0 if it is cut, and could go on; -n if the first n bytes are no part of
- * a character. */
+/* The length of the UTF-8 character at the beginning of count >= 1 bytes; 0 if
+ * it is incomplete; -n if the first n bytes are no part of a character. */
 int cp_character(const char *bytes, int64_t count);
 
-/* Might a terminal obey this character, of so many bytes, instead of showing
- * it? Line ends and tabs too. */
+/* Might a terminal obey this character, width bytes long, instead of showing
+ * it? True for line ends and tabs, too. */
 bool cp_is_control(const char *bytes, int width);
 
 #endif

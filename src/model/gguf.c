@@ -1,4 +1,4 @@
-/* Reading GGUF files that strangers wrote. Believes nothing in them. */
+/* Reads GGUF files that strangers wrote. Trusts nothing in them. */
 #define _POSIX_C_SOURCE 200809L
 #include "model/gguf.h"
 
@@ -20,7 +20,7 @@ typedef enum { INTEGER, FLOAT, BOOL, STRING, ARRAY } family;
 
 static const struct {
     const char *name;
-    int least; /* bytes: all, but of a string its length */
+    int least; /* bytes: all, or a string's length field */
     family family;
     bool is_signed;
 } kinds[VALUE_KINDS] = {
@@ -51,11 +51,11 @@ static const char *const type_names[] = {
     "TQ2_0", NULL,    NULL,      NULL,       "MXFP4",    "NVFP4",
 };
 
-/* Those that can be read. */
+/* The types that can be read. */
 typedef struct {
-    int values, bytes; /* of a block */
-    /* Where its floats lie that could be infinite or no number, how many, and
-     * their exponent: the sixteen bits that it is in. */
+    int values, bytes; /* in a block */
+    /* The floats in a block that could be infinite or NaN: their offset, their
+     * number, and the mask of their exponent in its sixteen bits. */
     int floats, count, exponent;
 } format;
 
@@ -83,7 +83,7 @@ struct cp_gguf {
     int64_t entry_count;
     cp_gguf_tensor *tensors; /* sorted by name */
     int64_t tensor_count;
-    cp_gguf *next; /* the part behind it, or NULL: of that, only the bytes */
+    cp_gguf *next; /* the next part, or NULL; only its bytes are used */
 };
 
 typedef struct {
@@ -176,7 +176,7 @@ static cp_status read_value(reader *reader, entry *entry) {
         CP_TRY(read_kind(reader, &entry->kind));
         if (entry->kind == VALUE_ARRAY)
             return cp_refuse(
-                "an array of arrays, which no key of a language model needs");
+                "an array of arrays, which no language model's key needs");
         CP_TRY(read_count(reader, kinds[entry->kind].least, "an array's length",
                           &entry->count));
     }
@@ -213,7 +213,7 @@ bool cp_gguf_type_block(int type, int64_t *values, int64_t *bytes) {
     return true;
 }
 
-/* Is the exponent of none of count floats, so many bytes apart, all ones? */
+/* Are none of the exponents of count floats, `bytes` apart, all ones? */
 static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
                                  int exponent) {
     bool finite = true;
@@ -229,7 +229,7 @@ bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
     const format *format = &formats[tensor->type];
     const int64_t bytes = format->bytes, blocks = tensor->bytes / bytes;
     const char *floats = (const char *)tensor->data + format->floats;
-    if (bytes == 2) /* a distance that the compiler knows makes vectors */
+    if (bytes == 2) /* a constant stride lets the compiler vectorize */
         return floats_finite(floats, blocks, 2, format->exponent);
     bool finite = true;
     for (int i = 0; i < format->count; i++)
@@ -242,8 +242,8 @@ static cp_status read_name(reader *reader, cp_gguf_string *name) {
     CP_TRY(read_string(reader, "a tensor's name", name));
     if (name->length < 1 || name->length > 64 ||
         memchr(name->bytes, '\0', (size_t)name->length) != NULL)
-        return cp_refuse("tensor name '%s' of %ld bytes: 1 to 64 and no zero "
-                         "byte are allowed",
+        return cp_refuse("tensor name '%s' of %ld bytes: expected 1 to 64, "
+                         "without a zero byte",
                          cp_gguf_show(*name).text, name->length);
     return CP_OK;
 }
@@ -268,10 +268,9 @@ static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
 static cp_status count_bytes(cp_gguf_tensor *tensor) {
     int64_t values, bytes, total;
     if (!cp_gguf_type_block(tensor->type, &values, &bytes))
-        return cp_refuse(
-            "has type %s (%d), which this program does not read; it reads F32, "
-            "F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K",
-            cp_gguf_type_name(tensor->type), tensor->type);
+        return cp_refuse("has type %s (%d); expected F32, F16, BF16, Q8_0, "
+                         "Q4_0, Q4_1, Q5_0, Q5_1 or Q2_K to Q6_K",
+                         cp_gguf_type_name(tensor->type), tensor->type);
     if (tensor->extent[0] % values != 0)
         return cp_refuse("rows of %ld values do not fill %s blocks of %ld",
                          tensor->extent[0], cp_gguf_type_name(tensor->type),
@@ -307,7 +306,7 @@ static cp_status read_tensor(reader *reader, cp_gguf_tensor *tensor) {
     return CP_OK;
 }
 
-/* Keys and tensors begin with their names. */
+/* Both entries and tensors begin with their names. */
 static int by_name(const void *a, const void *b) {
     const cp_gguf_string *left = a, *right = b;
     const int order = memcmp(left->bytes, right->bytes,
@@ -379,7 +378,7 @@ static cp_status read_version(reader *reader) {
     CP_TRY(take(reader, 4, "the magic word", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
         return cp_refuse(
-            "starts with '%s' and not with 'GGUF'",
+            "starts with '%s' instead of 'GGUF'",
             cp_gguf_show((cp_gguf_string){(const char *)magic, 4}).text);
     CP_TRY(read_number(reader, 4, "the version", &version));
     if (version == 2 || version == 3)
@@ -395,7 +394,7 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
     if (cp_gguf_has(file, "general.alignment"))
         CP_TRY(cp_gguf_integer(file, "general.alignment", &alignment));
     if (alignment < 1 || (alignment & (alignment - 1)) != 0)
-        return cp_refuse("general.alignment is %ld, which is no power of two",
+        return cp_refuse("general.alignment is %ld; expected a power of two",
                          alignment);
     if (file->tensor_count == 0)
         return CP_OK;
@@ -473,7 +472,8 @@ static cp_status open_file(const char *path, cp_gguf **out) {
     return status;
 }
 
-/* Parts count from 0 in the file, and from 1 in its name. Return the length. */
+/* Parts count from 0 in the file, and from 1 in its name. Returns the
+ * length. */
 static int64_t part_ending(int64_t number, int64_t count, char ending[64]) {
     return snprintf(ending, 64, "-%05lu-of-%05ld.gguf", (uint64_t)number + 1,
                     count);
@@ -485,12 +485,12 @@ static cp_status open_part(const char *path, int64_t number, int64_t count,
     CP_TRY(open_file(path, out));
     if (cp_gguf_integer(*out, "split.no", &is) != CP_OK || is != number ||
         cp_gguf_integer(*out, "split.count", &of) != CP_OK || of != count)
-        return cp_refuse("%s: its keys do not say part %ld of %ld", path,
+        return cp_refuse("%s: its keys do not make it part %ld of %ld", path,
                          number + 1, count);
     return CP_OK;
 }
 
-/* Open all parts, in their order, instead of the one at path. */
+/* Open all parts in order, instead of the one at path. */
 static cp_status open_parts(const char *path, int64_t count, cp_gguf **out) {
     int64_t number = 0;
     char ending[64], *name;
@@ -516,7 +516,7 @@ static cp_status open_parts(const char *path, int64_t count, cp_gguf **out) {
     return status;
 }
 
-/* The first part gets the tensors of all. */
+/* Move the tensors of all parts to the first. */
 static cp_status join_parts(cp_gguf *first) {
     int64_t due, count = 0, room = 0;
     cp_gguf_tensor *all = NULL;
@@ -524,7 +524,7 @@ static cp_status join_parts(cp_gguf *first) {
         room += part->tensor_count;
     CP_TRY(cp_gguf_integer(first, "split.tensors.count", &due));
     if (room != due)
-        return cp_refuse("its parts have %ld tensors and not %ld", room, due);
+        return cp_refuse("its parts have %ld tensors; expected %ld", room, due);
     CP_TRY(cp_allocate(&all, room, sizeof(*all), "the tensors"));
     for (const cp_gguf *part = first; part != NULL; part = part->next)
         for (int64_t n = 0; n < part->tensor_count; n++)
@@ -565,9 +565,9 @@ static const entry *find_entry(const cp_gguf *file, const char *key) {
     return find(file->entries, file->entry_count, sizeof(entry), key);
 }
 
-/* Four words of 8 bytes at a time, each in a lane of its own, so that products
- * need not wait for each other. A step can be undone, so no change of one word
- * is lost. */
+/* Four words of 8 bytes at a time, each in its own lane, so that products need
+ * not wait for each other. Each step is invertible, so a change in one word
+ * always changes the hash. */
 static uint64_t hash_bytes(const cp_gguf *file) {
     enum { LANES = 4, STEP = LANES * 8 };
     uint64_t lanes[LANES] = {1, 2, 3, 4}, words[LANES];
@@ -604,7 +604,7 @@ static cp_status wrong_type(const entry *entry, bool array, family wanted) {
         [BOOL] = {"a bool of 0 or 1"},
         [STRING] = {"a string", "an array of strings"},
     };
-    return cp_refuse("key '%s' holds %s%s and not %s",
+    return cp_refuse("key '%s' holds %s%s; expected %s",
                      cp_gguf_show(entry->key).text,
                      entry->array ? "an array of " : "",
                      kinds[entry->kind].name, names[wanted][array]);

@@ -1,5 +1,5 @@
-/* Runs a chat template: the tree of its program over the messages, with bounds
- * for memory, steps and nesting, because strangers write templates. */
+/* Runs a chat template: executes its tree on the messages, with limits on
+ * memory, steps and nesting, because strangers write templates. */
 #define _GNU_SOURCE
 #include "model/jinja_own.h"
 
@@ -12,7 +12,7 @@
 
 struct jinja_block {
     struct jinja_block *before;
-    int64_t size; /* bytes; those that are free are the last */
+    int64_t size; /* bytes; the free ones are the last */
     char bytes[];
 };
 
@@ -42,8 +42,8 @@ void jinja_fail(jinja *run, const char *format, ...) {
 void jinja_spend(jinja *run, int64_t fuel) {
     run->fuel -= fuel;
     if (run->fuel < 0)
-        jinja_fail(run, "it takes more steps or memory than a chat template "
-                        "should");
+        jinja_fail(run,
+                   "it takes more steps or memory than a chat template may");
 }
 
 void jinja_enter(jinja *run) {
@@ -54,7 +54,7 @@ void jinja_enter(jinja *run) {
 void *jinja_room(jinja *run, int64_t count, size_t size) {
     int64_t bytes = 0;
     if (!cp_multiply(count, (int64_t)size, &bytes) || bytes > run->fuel)
-        bytes = run->fuel; /* more than there is left: spending it fails */
+        bytes = run->fuel; /* more than is left: spending it fails */
     bytes = (bytes + 16) & ~INT64_C(15);
     jinja_spend(run, bytes);
     if (bytes > run->block_left) {
@@ -99,7 +99,7 @@ static jinja_value look_up(jinja *run, jinja_text name) {
     return (jinja_value){.kind = UNDEFINED, .text = name};
 }
 
-/* A scope inside of an outer one; the caller puts the one before back. */
+/* Push a scope inside an outer one; the caller restores the previous one. */
 static jinja_scope *push_scope(jinja *run, const jinja_scope *outer) {
     jinja_scope *before = run->scope;
     run->scope = jinja_room(run, 1, sizeof(jinja_scope));
@@ -114,12 +114,12 @@ typedef enum { GO_ON, BREAK, CONTINUE } flow;
 static jinja_value evaluate(jinja *run, const jinja_node *node);
 static flow execute(jinja *run, const jinja_node *statement);
 
-/* What the statements write, as a text. They may not leave a loop outside. */
+/* The output of the statements, as a text. They may not leave an outer loop. */
 static jinja_value capture(jinja *run, const jinja_node *body) {
     jinja_sink sink = {0}, *before = run->sink;
     run->sink = &sink;
     if (execute(run, body) != GO_ON)
-        jinja_fail(run, "break and continue belong into a loop");
+        jinja_fail(run, "break and continue must be inside a loop");
     run->sink = before;
     return jinja_of_text(jinja_sunk(&sink));
 }
@@ -142,7 +142,7 @@ static int parameter_count(const char *parameters) {
     return count;
 }
 
-/* Call what a table has, with the arguments of a node. */
+/* Call an entry of a table with the arguments of a node. */
 static jinja_value call(jinja *run, const jinja_callable *callable,
                         jinja_value self, const jinja_node *arguments) {
     jinja_value given[1 + JINJA_ARGUMENTS] = {self};
@@ -193,7 +193,7 @@ static jinja_value make_namespace(jinja *run, const jinja_node *arguments) {
     return made;
 }
 
-/* The argument of a macro's parameter: by its name, or its place. */
+/* The argument for a macro's parameter: by name, or by position. */
 static const jinja_node *argument_find(const jinja_node *arguments,
                                        jinja_text name, int64_t place) {
     for (; arguments != NULL; arguments = arguments->next)
@@ -218,7 +218,7 @@ static jinja_value call_macro(jinja *run, const jinja_node *macro,
         if (from != NULL && from->kind == NODE_KEYWORD)
             from = from->a;
         else if (from == NULL)
-            from = each->a; /* what it is by default; a bare name has none */
+            from = each->a; /* its default; a bare name has none */
         jinja_enter_key(run, &names->names, jinja_of_text(each->text),
                         from != NULL ? evaluate(run, from)
                                      : (jinja_value){.kind = UNDEFINED,
@@ -414,7 +414,7 @@ static jinja_value evaluate_node(jinja *run, const jinja_node *node) {
                    : (jinja_value){.kind = UNDEFINED,
                                    .text = jinja_literal("a missing else")};
     default:
-        jinja_fail(run, "a name with '=' is no expression");
+        jinja_fail(run, "a name with '=' is not an expression");
     }
 }
 
@@ -437,12 +437,12 @@ static void assign_one(jinja *run, const jinja_node *target,
     }
     const jinja_value of = look_up(run, target->a->text);
     if (of.kind != NAMESPACE)
-        jinja_fail(run, "'%s' is no namespace: its attributes stay",
+        jinja_fail(run, "'%s' is not a namespace: its attributes cannot be set",
                    jinja_show(target->a->text).text);
     jinja_enter_key(run, of.dict, jinja_of_text(target->text), value);
 }
 
-/* Give targets a value; several share out its items. */
+/* Assign a value to targets; several targets get its items. */
 static void assign(jinja *run, const jinja_node *targets, jinja_value value) {
     if (targets->next == NULL) {
         assign_one(run, targets, value);
@@ -521,11 +521,11 @@ static flow execute_one(jinja *run, const jinja_node *node) {
     case NODE_CONTINUE:
         return CONTINUE;
     default:
-        jinja_fail(run, "an expression is no statement");
+        jinja_fail(run, "an expression is not a statement");
     }
 }
 
-/* All statements of a list, which may be empty, until one leaves it. */
+/* Execute the statements of a list, which may be empty, until one leaves it. */
 static flow execute(jinja *run, const jinja_node *statement) {
     flow flow = GO_ON;
     jinja_enter(run);
@@ -538,7 +538,7 @@ static flow execute(jinja *run, const jinja_node *statement) {
     return flow;
 }
 
-/* ---- the whole of it ---- */
+/* ---- a whole run ---- */
 
 static jinja_value message_value(jinja *run, const cp_jinja_message *message) {
     const int64_t length = message->content.length;

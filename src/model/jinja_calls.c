@@ -1,5 +1,5 @@
 /* The filters, tests, methods and functions that templates call by name. A name
- * that stands in no table is refused. */
+ * in no table is refused. */
 #define _GNU_SOURCE
 #include "model/jinja_own.h"
 
@@ -88,8 +88,8 @@ static jinja_value replace(jinja *run, const jinja_value *given) {
     return jinja_of_text(jinja_sunk(&sink));
 }
 
-/* Put the pieces between separators, most of them and the rest, into items,
- * or count them where that is NULL. */
+/* Store the pieces between separators in items, after `most` separators the
+ * rest as one piece; or only count them if items is NULL. */
 static int64_t split_at(jinja *run, jinja_text text, jinja_text separator,
                         int64_t most, jinja_value *items) {
     int64_t count = 0, from = 0, at = 0;
@@ -103,7 +103,7 @@ static int64_t split_at(jinja *run, jinja_text text, jinja_text separator,
     return count;
 }
 
-/* The same of words, which have white space between them. */
+/* The same for words, which white space separates. */
 static int64_t split_words(jinja_text text, jinja_value *items) {
     int64_t count = 0, from = 0;
     for (int64_t at = 0, width = 1; at <= text.length; at += cp_max(1, width)) {
@@ -211,8 +211,8 @@ static jinja_value reverse(jinja *run, const jinja_value *given) {
                        missing, jinja_of_integer(-1));
 }
 
-/* Those whose attribute passes the test, or fails it; without a test, whose
- * attribute is true. */
+/* The items whose attribute passes (or fails) the test; without a test, those
+ * whose attribute is true. */
 static jinja_value select_by(jinja *run, const jinja_value *given,
                              bool wanted) {
     const jinja_list *all = jinja_truth(given[0]) ? jinja_to_list(run, given[0])
@@ -450,14 +450,15 @@ static jinja_value range(jinja *run, const jinja_value *given) {
     const int64_t by = given[3].kind == UNDEFINED
                            ? 1
                            : jinja_to_integer(run, given[3], "range");
-    const int64_t most = 100000; /* jinja2's sandbox has this bound too */
+    const int64_t most = 100000; /* jinja2's sandbox has the same limit */
     if (by == 0 || cp_max(cp_max(from, to), by) > INT32_MAX ||
         cp_min(cp_min(from, to), by) < -INT32_MAX)
         jinja_fail(run, "range from %ld to %ld by %ld", from, to, by);
     const int64_t way = by > 0 ? to - from : from - to;
     const int64_t count = cp_ceil_divide(cp_max(0, way), by > 0 ? by : -by);
     if (count > most)
-        jinja_fail(run, "range of %ld numbers, of at most %ld", count, most);
+        jinja_fail(run, "range of %ld numbers; expected at most %ld", count,
+                   most);
     jinja_value numbers = jinja_new_list(run, count);
     for (int64_t n = 0; n < count; n++)
         numbers.list->items[n] = jinja_of_integer(from + n * by);
@@ -479,5 +480,6 @@ const jinja_callable jinja_functions[] = {
     {"raise_exception", "message", 1, raise_exception},
     {"range", "start stop step", 1, range},
     {"strftime_now", "format", 1, strftime_now},
-    {"namespace", NULL, 0, NULL}, /* takes any names: the run knows it */
+    {"namespace", NULL, 0, NULL}, /* takes any names; handled by the
+                                     interpreter */
     {0}};

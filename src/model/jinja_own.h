@@ -1,6 +1,6 @@
 /* What the parts of the template interpreter share: memory and failure of a
- * run, texts whose bytes carry marks, values, and a program's tree. Not for
- * others: they have jinja.h. */
+ * run, texts whose bytes carry marks, values, and a program's tree. Private;
+ * others include jinja.h. */
 #ifndef CP_JINJA_OWN_H
 #define CP_JINJA_OWN_H
 
@@ -8,7 +8,7 @@
 
 #include "model/jinja.h"
 
-/* Bytes in UTF-8, as a rule; what a user wrote may be anything. */
+/* Normally UTF-8, but a user's text may be any bytes. */
 typedef struct {
     const char *bytes;
     const char *marks; /* [length]; NULL: all are 0 */
@@ -51,7 +51,7 @@ typedef struct {
 struct jinja_value {
     jinja_kind kind;
     union {
-        int64_t integer; /* a boolean's and a function's too */
+        int64_t integer; /* also a boolean's and a function's */
         double number;
         jinja_text text;
         jinja_list *list;
@@ -69,7 +69,7 @@ typedef enum {
     NODE_DICT,      /* a: key, value, key, value, ... */
     NODE_ATTRIBUTE, /* a.text */
     NODE_INDEX,     /* a[b] */
-    NODE_SLICE,     /* a[b:c:body], each of them may be NULL */
+    NODE_SLICE,     /* a[b:c:body], each of which may be NULL */
     NODE_CALL,      /* a(b, ...) */
     NODE_FILTER,    /* a | text(b, ...) */
     NODE_TEST,      /* a is text(b, ...) */
@@ -81,11 +81,11 @@ typedef enum {
     NODE_MINUS,
     NODE_CHOICE, /* b if a else c */
     /* Statements. */
-    NODE_DATA,  /* text, as it stands */
+    NODE_DATA,  /* text, unchanged */
     NODE_PRINT, /* a */
-    NODE_IF,    /* a: condition; body; c: what else */
+    NODE_IF,    /* a: condition; body; c: else branch */
     NODE_FOR,   /* a: targets; b: iterable; c: filter; body; otherwise */
-    NODE_SET,   /* a: targets; b, or body: what they become */
+    NODE_SET,   /* a: targets; b or body: the new value */
     NODE_MACRO, /* text; a: parameters, each a keyword or a name; body */
     NODE_BREAK,
     NODE_CONTINUE
@@ -97,10 +97,10 @@ struct jinja_node {
     jinja_text text;
     jinja_value value;
     jinja_node *a, *b, *c, *body, *otherwise;
-    jinja_node *next; /* in the list that this is an element of */
+    jinja_node *next; /* in the list that contains this */
 };
 
-/* Names in reach: those of an inner scope hide those of the outer ones. */
+/* Visible names: those of an inner scope hide those of outer ones. */
 typedef struct jinja_scope {
     jinja_dict names;
     const struct jinja_scope *outer;
@@ -112,16 +112,16 @@ typedef struct {
     int64_t length, room;
 } jinja_sink;
 
-/* One run of one template. Whatever fails leaves it by longjmp, and all of its
- * memory is freed at once at the end: nothing else may be owned on the way. */
+/* One run of one template. A failure leaves it by longjmp, and all its memory
+ * is freed together at the end, so nothing else may be owned in between. */
 typedef struct {
     jmp_buf failed;
     cp_status status;
-    struct jinja_block *blocks; /* the memory, the latest first */
+    struct jinja_block *blocks; /* its memory, newest first */
     int64_t block_left;
-    int64_t fuel; /* steps, and bytes allocated or looked at, that are left */
+    int64_t fuel; /* remaining steps, and bytes to allocate or read */
     int depth;
-    int line; /* of what is being read or run */
+    int line; /* of the code being parsed or run */
     const cp_jinja_input *input;
     jinja_scope *scope;
     jinja_sink *sink;
@@ -131,20 +131,20 @@ typedef struct {
 _Noreturn void jinja_fail(jinja *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* A text made fit for a message. */
+/* A text for a message. */
 typedef struct {
     char text[160];
 } jinja_shown;
 
 jinja_shown jinja_show(jinja_text text);
 
-/* Take from the fuel, which may be the end. */
+/* Use up fuel; the run fails if too little is left. */
 void jinja_spend(jinja *run, int64_t fuel);
 
-/* Zeros, until the run ends. */
+/* Zeroed memory that lasts until the run ends. */
 void *jinja_room(jinja *run, int64_t count, size_t size);
 
-/* Count a nesting that begins, or goes on after, to keep the stack small:
+/* Enter a level of nesting, or fail if there are too many for the stack;
  * --run->depth leaves it. */
 void jinja_enter(jinja *run);
 
@@ -161,20 +161,20 @@ void jinja_put(jinja *run, jinja_sink *sink, jinja_text text);
 jinja_text jinja_sunk(const jinja_sink *sink);
 jinja_text jinja_sum(jinja *run, jinja_text a, jinja_text b);
 
-/* Where wanted begins at or behind byte from; -1: nowhere. */
+/* Where wanted begins at or after byte from; -1: nowhere. */
 int64_t jinja_search(jinja *run, jinja_text text, jinja_text wanted,
                      int64_t from);
 
-/* Without white space, as Python has it, or without the characters of a set,
+/* The text without white space (Python's), or without the characters of a set,
  * at one or both ends. */
 jinja_text jinja_strip(jinja *run, jinja_text text, const jinja_text *set,
                        bool left, bool right);
 
-/* How many bytes the white space at the beginning has; 0: there is none. */
+/* The bytes of white space at the beginning; 0: none. */
 int jinja_space(jinja_text text);
 
-/* Bytes of the first character, at least 1: bytes that are none count as one
- * each. The text is not empty. */
+/* Bytes of the first character of a text that is not empty. An invalid byte
+ * counts as a character. */
 int64_t jinja_character(jinja_text text);
 
 /* ---- values ---- */
@@ -186,10 +186,10 @@ jinja_value jinja_new_list(jinja *run, int64_t count);
 const char *jinja_kind_name(jinja_value value);
 bool jinja_truth(jinja_value value);
 bool jinja_equal(jinja *run, jinja_value a, jinja_value b);
-bool jinja_is_integer(jinja_value value); /* a boolean is one too */
+bool jinja_is_integer(jinja_value value); /* true for booleans, too */
 
-/* The value as an integer, text, or list of what it iterates over; or the run
- * fails, naming what takes it. */
+/* The value as an integer, as text, or as the list that it iterates over.
+ * Otherwise the run fails, naming what takes it. */
 int64_t jinja_to_integer(jinja *run, jinja_value value, const char *what);
 jinja_text jinja_to_text(jinja *run, jinja_value value);
 jinja_text jinja_expect_text(jinja *run, jinja_value value, const char *what);
@@ -212,19 +212,20 @@ jinja_value jinja_index(jinja *run, jinja_value container, jinja_value index);
 jinja_value jinja_binary(jinja *run, jinja_text symbol, jinja_value a,
                          jinja_value b);
 
-/* ---- what is called by name ---- */
+/* ---- callables ---- */
 
 typedef struct {
     const char *name;
     const char *parameters; /* their names, with spaces between */
     int required;           /* of them */
-    /* given[0] is what it is called on, and UNDEFINED what is not given. */
+    /* given[0] is the object it is called on; missing arguments are
+     * UNDEFINED. */
     jinja_value (*call)(jinja *run, const jinja_value *given);
 } jinja_callable;
 
-enum { JINJA_ARGUMENTS = 4 }; /* at most, of a callable */
+enum { JINJA_ARGUMENTS = 4 }; /* the most of any callable */
 
-/* Each ends with a name of NULL. */
+/* Each ends with a NULL name. */
 extern const jinja_callable jinja_filters[], jinja_tests[],
     jinja_text_methods[], jinja_dict_methods[], jinja_functions[];
 

@@ -1,4 +1,4 @@
-/* A chat template's text to its tree. Knows the language's form, not what its
+/* Parses a chat template's text into its tree. Knows the syntax, not what
  * filters, tests and functions do. */
 #define _GNU_SOURCE
 #include "model/jinja_own.h"
@@ -11,7 +11,7 @@
 
 typedef enum {
     TOKEN_END,
-    TOKEN_DATA,       /* text outside of tags */
+    TOKEN_DATA,       /* text outside tags */
     TOKEN_PRINT_OPEN, /* {{ */
     TOKEN_TAG_OPEN,   /* {% */
     TOKEN_CLOSE,      /* of either */
@@ -22,7 +22,7 @@ typedef enum {
 
 typedef struct {
     token_kind kind;
-    jinja_text text; /* as it stands, or data without white space cut off */
+    jinja_text text; /* verbatim, or data with white space stripped */
     jinja_value value;
 } token;
 
@@ -30,8 +30,8 @@ typedef struct {
     jinja *run;
     jinja_text source;
     int64_t at;
-    char inside;  /* '{' or '%', of the tag that at is in; 0: outside */
-    int brackets; /* that are open inside */
+    char inside;  /* '{' or '%' of the current tag; 0: outside */
+    int brackets; /* open within the tag */
     token token;  /* the next one to be taken */
 } parser;
 
@@ -60,7 +60,7 @@ static void skip_space(parser *parser) {
         skip(parser, width);
 }
 
-/* Behind a tag: "-" before its end takes all white space, and a block takes
+/* After a tag: a "-" before its end strips all white space, and a block strips
  * the line end (trim_blocks) unless it has a "+". */
 static void skip_behind(parser *parser, char sign, bool block) {
     if (sign == '-')
@@ -78,7 +78,7 @@ static void skip_comment(parser *parser) {
     while (!looks_at(parser, "#}")) {
         if (parser->at == parser->source.length) {
             parser->run->line = line;
-            jinja_fail(parser->run, "a comment has no end");
+            jinja_fail(parser->run, "unterminated comment");
         }
         skip(parser, 1);
     }
@@ -87,7 +87,8 @@ static void skip_comment(parser *parser) {
     skip_behind(parser, sign, true);
 }
 
-/* Data up to the next tag, which decides what white space before it stays. */
+/* Take data up to the next tag, which decides what white space before it
+ * stays. */
 static jinja_text take_data(parser *parser) {
     const jinja_text source = parser->source;
     const int64_t from = parser->at;
@@ -104,7 +105,8 @@ static jinja_text take_data(parser *parser) {
         return jinja_strip(parser->run, data, NULL, false, true);
     if (sign == '+' || source.bytes[end + 1] == '{')
         return data;
-    /* lstrip_blocks: a block that begins its line takes the space before. */
+    /* lstrip_blocks: a block that begins its line strips the space before
+     * it. */
     int64_t blank = end;
     while (blank > from && source.bytes[blank - 1] != '\n' &&
            jinja_space(jinja_part(source, blank - 1, blank)) > 0)
@@ -138,7 +140,7 @@ static token take_outside(parser *parser) {
     }
 }
 
-/* Is this the end of the tag? Then go behind it. */
+/* Skip the end of the tag if it is here; returns whether it was. */
 static bool take_close(parser *parser) {
     const char close[3] = {parser->inside == '{' ? '}' : '%', '}', '\0'};
     const char sign = character(parser, parser->at);
@@ -158,7 +160,7 @@ static void put_code_point(jinja *run, jinja_sink *sink, unsigned code) {
     char bytes[4];
     int count = 0;
     if (code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
-        jinja_fail(run, "\\u%04x is no character", code);
+        jinja_fail(run, "\\u%04x is not a character", code);
     if (code < 0x80)
         bytes[count++] = (char)code;
     else {
@@ -170,7 +172,7 @@ static void put_code_point(jinja *run, jinja_sink *sink, unsigned code) {
     jinja_put(run, sink, (jinja_text){bytes, NULL, count});
 }
 
-/* What stands behind a backslash, with Python's meaning. */
+/* Take the escape after a backslash, with Python's meaning. */
 static void take_escape(parser *parser, jinja_sink *sink) {
     static const char names[] = "ntrabfv\\'\"", bytes[] = "\n\t\r\a\b\f\v\\'\"";
     const char name = character(parser, parser->at);
@@ -191,7 +193,7 @@ static void take_escape(parser *parser, jinja_sink *sink) {
         jinja_fail(parser->run, "the escape \\%c is not known", name);
     } else if (name != '\n') {
         jinja_put(parser->run, sink, jinja_literal("\\"));
-        return; /* and the character itself, as any other */
+        return; /* then the character itself, like any other */
     }
     skip(parser, 1);
 }
@@ -210,7 +212,7 @@ static token take_string(parser *parser) {
                   jinja_part(parser->source, from, parser->at));
         if (parser->at == parser->source.length) {
             parser->run->line = line;
-            jinja_fail(parser->run, "a text has no end");
+            jinja_fail(parser->run, "unterminated text");
         }
         if (*skip(parser, 1).bytes == quote)
             break;
@@ -243,7 +245,7 @@ static token take_number(parser *parser) {
     }
     digits[count] = '\0';
     if (begins_name(character(parser, at)))
-        jinja_fail(parser->run, "'%s%c' is no number", digits,
+        jinja_fail(parser->run, "'%s%c' is not a number", digits,
                    character(parser, at));
     skip(parser, count);
     if (point)
@@ -280,7 +282,7 @@ static token take_inside(parser *parser) {
     skip_space(parser);
     const char next = character(parser, parser->at);
     if (parser->at == parser->source.length)
-        jinja_fail(parser->run, "a tag has no end");
+        jinja_fail(parser->run, "unterminated tag");
     if (take_close(parser))
         return (token){.kind = TOKEN_CLOSE,
                        .text = jinja_literal("end of tag")};
@@ -305,7 +307,7 @@ static token advance(parser *parser) {
     return taken;
 }
 
-/* ---- the grammar's small change ---- */
+/* ---- helpers of the grammar ---- */
 
 _Noreturn static void unexpected(parser *parser, const char *wanted) {
     const token *token = &parser->token;
@@ -354,7 +356,7 @@ static jinja_node *make(parser *parser, jinja_node_kind kind, jinja_node *a,
     return node;
 }
 
-/* ---- expressions, the loosest first ---- */
+/* ---- expressions, loosest binding first ---- */
 
 static jinja_node *parse_expression(parser *parser);
 
@@ -464,7 +466,7 @@ static jinja_node *parse_subscript(parser *parser, jinja_node *container) {
 
 static jinja_node *parse_postfix(parser *parser, jinja_node *node) {
     for (;;) {
-        jinja_enter(parser->run); /* a chain nests when it is run */
+        jinja_enter(parser->run); /* a chain nests when it runs */
         if (takes(parser, ".")) {
             if (parser->token.kind == TOKEN_LITERAL &&
                 parser->token.value.kind == INTEGER) {
@@ -538,7 +540,7 @@ static jinja_node *parse_unary(parser *parser, bool filters) {
     return node;
 }
 
-/* Operators that take both sides, from the loosest level to the tightest. */
+/* Binary operators, from the loosest level to the tightest. */
 static jinja_node *parse_binary(parser *parser, int level) {
     static const char *const levels[3][4] = {
         {"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
@@ -553,13 +555,13 @@ static jinja_node *parse_binary(parser *parser, int level) {
             left = make(parser, NODE_BINARY, left,
                         parse_binary(parser, level + 1));
             left->text = symbol;
-            n = -1; /* and once more, from the left */
+            n = -1; /* and again, from the left */
         }
     parser->run->depth = depth;
     return left;
 }
 
-/* The comparison that comes next; false if none does. */
+/* Take a comparison operator; false if there is none. */
 static bool take_comparison(parser *parser, jinja_text *symbol) {
     static const char *const symbols[] = {
         "==", "!=", "<=", ">=", "<", ">", "in"};
@@ -636,7 +638,8 @@ static jinja_node *parse_expression(parser *parser) {
 
 /* ---- statements ---- */
 
-/* Statements up to a tag that begins with one of the words, which stays. */
+/* Statements up to a tag that begins with one of the words; that tag is not
+ * consumed. */
 static jinja_node *parse_body(parser *parser, const char *const *ends);
 
 static jinja_node *parse_until(parser *parser, const char *end) {
@@ -651,7 +654,7 @@ static jinja_node *parse_if(parser *parser) {
     jinja_node *node = make(parser, NODE_IF, parse_expression(parser), NULL);
     expect_close(parser);
     node->body = parse_body(parser, ends);
-    jinja_enter(parser->run); /* an elif is run inside of its if */
+    jinja_enter(parser->run); /* an elif runs inside its if */
     if (takes(parser, "elif"))
         node->c = parse_if(parser);
     else if (takes(parser, "else")) {
@@ -663,7 +666,7 @@ static jinja_node *parse_if(parser *parser) {
     return node;
 }
 
-/* One name, or several to be unpacked; each may be an attribute of one. */
+/* One name, or several for unpacking; each may be an attribute of a name. */
 static jinja_node *parse_targets(parser *parser) {
     jinja_node *first = NULL, **last = &first;
     const bool parentheses = takes(parser, "(");
@@ -726,14 +729,14 @@ static jinja_node *parse_macro(parser *parser) {
     node->a = parse_items(parser, ")", true);
     for (jinja_node *each = node->a; each != NULL; each = each->next)
         if (each->kind != NODE_NAME && each->kind != NODE_KEYWORD)
-            jinja_fail(parser->run, "a parameter is a name");
+            jinja_fail(parser->run, "a parameter must be a name");
     expect_close(parser);
     node->body = parse_until(parser, "endmacro");
     return node;
 }
 
-/* The statement of a tag, up to its end; NULL for one that only trainers need.
- */
+/* The statement of a tag, up to its end; NULL for one that only training needs.
+ * */
 static jinja_node *parse_statement(parser *parser) {
     const jinja_text name = expect_name(parser);
     if (jinja_is(name, "if"))
@@ -784,7 +787,7 @@ static jinja_node *parse_body(parser *parser, const char *const *ends) {
     return first;
 }
 
-/* Any line end becomes "\n", and the last one is none. */
+/* Convert line ends to "\n", and drop the last one. */
 static jinja_text same_lines(jinja *run, cp_gguf_string source) {
     char *bytes = jinja_room(run, source.length + 1, 1);
     int64_t count = 0;

@@ -1,5 +1,5 @@
 /* What templates compute with: texts that carry marks, lists, dicts, and their
- * operators, as Python has them. */
+ * operators, with Python's semantics. */
 #define _GNU_SOURCE
 #include "model/jinja_own.h"
 
@@ -103,7 +103,7 @@ int jinja_space(jinja_text text) {
     return 0;
 }
 
-/* May the first character be stripped? Then its bytes; else 0. */
+/* The bytes of the first character if it may be stripped; otherwise 0. */
 static int64_t strippable(jinja *run, jinja_text text, const jinja_text *set) {
     if (text.length == 0)
         return 0;
@@ -161,9 +161,9 @@ jinja_value jinja_new_list(jinja *run, int64_t count) {
 
 const char *jinja_kind_name(jinja_value value) {
     static const char *const names[] = {
-        "what is undefined", "none",   "a boolean", "an integer",
-        "a number",          "a text", "a list",    "a dict",
-        "a namespace",       "a loop", "a macro",   "a function"};
+        "an undefined value", "none",   "a boolean", "an integer",
+        "a number",           "a text", "a list",    "a dict",
+        "a namespace",        "a loop", "a macro",   "a function"};
     return names[value.kind];
 }
 
@@ -243,7 +243,7 @@ bool jinja_equal(jinja *run, jinja_value a, jinja_value b) {
         return dicts_equal(run, a.dict, b.dict);
     case FUNCTION:
         return a.integer == b.integer;
-    default: /* the very same */
+    default: /* identity */
         return a.dict == b.dict;
     }
 }
@@ -268,7 +268,7 @@ static jinja_text copy(jinja *run, const char *bytes) {
     return jinja_sunk(&sink);
 }
 
-/* As Python writes it: as few digits as give the same number again. */
+/* As Python prints it: the fewest digits that give the same number again. */
 static jinja_text number_text(jinja *run, double value) {
     char text[64];
     int digits = 0, exponent = 0;
@@ -385,7 +385,7 @@ static jinja_list *sequence(jinja *run, jinja_value container) {
     return jinja_to_list(run, container);
 }
 
-/* A bound of a slice, brought into least..most. */
+/* A bound of a slice, clamped to least..most. */
 static int64_t bound(jinja *run, jinja_value value, int64_t otherwise,
                      int64_t count, int64_t least, int64_t most) {
     if (value.kind == UNDEFINED || value.kind == NONE)
@@ -404,7 +404,7 @@ jinja_value jinja_slice(jinja *run, jinja_value container, jinja_value from,
     int64_t at = bound(run, from, back ? most : least, count, least, most);
     const int64_t end = bound(run, to, back ? least : most, count, least, most);
     if (by == 0)
-        jinja_fail(run, "a slice by steps of 0");
+        jinja_fail(run, "a slice with a step of 0");
     const int64_t taken =
         cp_max(0, cp_ceil_divide(cp_max(0, back ? at - end : end - at),
                                  back ? -by : by));
@@ -461,7 +461,7 @@ static jinja_value integers(jinja *run, jinja_text symbol, int64_t a,
         fits = cp_multiply(a, b, &result);
     else if (b == 0)
         jinja_fail(run, "division by 0");
-    else if (b == -1) { /* where the system's division may trap */
+    else if (b == -1) { /* where the processor's division may trap */
         result = 0;
         fits = name == '%' || !__builtin_sub_overflow(0, a, &result);
     } else { /* rounded down, as Python does */

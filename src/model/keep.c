@@ -1,4 +1,4 @@
-/* A conversation in a file. */
+/* A saved conversation. */
 #define _POSIX_C_SOURCE 200809L
 #include "model/keep.h"
 
@@ -17,7 +17,7 @@ enum { VERSION = 2, STRETCH = 1024 }; /* tokens of a block of rows */
 static_assert(sizeof(cp_keep_head) == 144, "a head has no gaps");
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "as files are");
 
-/* Bytes of lengths, chances and ids, and of the sum behind them. */
+/* Bytes of lengths, chances and ids, and of the checksum after them. */
 static int64_t words_bytes(const cp_keep_head *head) {
     return 16 * head->sequences + cp_ceil_divide(4 * head->tokens, 8) * 8 + 8;
 }
@@ -73,8 +73,9 @@ void cp_keep_free(cp_keep *keep) {
     *keep = (cp_keep){0};
 }
 
-/* Rows on their way between a session and a file, which who leads has: one that
- * is read, by its path, or one that is written. */
+/* A transfer of rows between a session and a file, which only the reporting
+ * process has: either one that is read, with its path, or one that is
+ * written. */
 typedef struct {
     const cp_keep *keep;
     cp_session *session;
@@ -82,16 +83,16 @@ typedef struct {
     FILE *from;
     const char *path;
     cp_sink *to;
-    void *data; /* of a block, and the sum behind it */
+    void *data; /* of a block, and the checksum after it */
 } passage;
 
-/* The next bytes of a file. */
+/* Read the next bytes of a file. */
 static cp_status take(FILE *file, const char *path, void *data, int64_t bytes) {
     if (fread(data, 1, (size_t)bytes, file) == (size_t)bytes)
         return CP_OK;
     if (ferror(file))
         return cp_fail(CP_FILE, "%s: cannot read: %s", path, strerror(errno));
-    return cp_refuse("%s: the conversation is cut short", path);
+    return cp_refuse("%s: the conversation is truncated", path);
 }
 
 static cp_status block_take(const passage *it, const cp_row_copy *rows,
@@ -162,42 +163,43 @@ cp_status cp_keep_write(const char *path, cp_keep *keep, cp_session *session) {
 static cp_status head_check(const char *path, const cp_keep_head *head,
                             const cp_keep_head *due) {
     if (memcmp(head->magic, magic, sizeof(magic)) != 0)
-        return cp_refuse("%s: no conversation that longring has saved", path);
+        return cp_refuse("%s: not a conversation saved by longring", path);
     if (head->version != VERSION)
-        return cp_refuse("%s: version %ld, where %d is known", path,
-                         head->version, VERSION);
+        return cp_refuse("%s: version %ld; expected %d", path, head->version,
+                         VERSION);
     if (head->sum != cp_hash(0, head, offsetof(cp_keep_head, sum)))
-        return cp_refuse("%s: the head is damaged", path);
+        return cp_refuse("%s: the header is damaged", path);
     if (head->model != due->model ||
         memcmp(&head->layers, &due->layers,
                offsetof(cp_keep_head, sequences) -
                    offsetof(cp_keep_head, layers)) != 0) {
         const cp_gguf_string name = {head->name,
                                      (int64_t)strnlen(head->name, 64)};
-        return cp_refuse("%s: a conversation with %s, not with %s", path,
+        return cp_refuse("%s: a conversation with %s; expected %s", path,
                          cp_gguf_show(name).text, due->name);
     }
     if (head->sequences != due->sequences)
-        return cp_refuse("%s: %ld conversations; %ld can go on here", path,
+        return cp_refuse("%s: %ld conversations; expected %ld", path,
                          head->sequences, due->sequences);
     return CP_OK;
 }
 
-/* Before anything is allocated: is there as much as the head says? */
+/* Check the file's size against the header before allocating anything. */
 static cp_status size_check(FILE *file, const char *path,
                             const cp_keep_head *head, int64_t most) {
     if (head->tokens < 0 || head->tokens > head->sequences * most)
-        return cp_fail(CP_CAPACITY,
-                       "%s: %ld tokens, and %ld positions for each of %ld "
-                       "conversations",
-                       path, head->tokens, most, head->sequences);
+        return cp_fail(
+            CP_CAPACITY,
+            "%s: %ld tokens exceed %ld positions for each of %ld conversations",
+            path, head->tokens, most, head->sequences);
     const int64_t due = cp_keep_bytes(head);
     if (due < 0)
-        return cp_refuse("%s: %ld tokens overflow", path, head->tokens);
+        return cp_refuse("%s: the size of %ld tokens overflows", path,
+                         head->tokens);
     if (fseeko(file, 0, SEEK_END) != 0 || ftello(file) < 0)
         return cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     if (ftello(file) != due)
-        return cp_refuse("%s: %ld bytes, where %ld are due", path,
+        return cp_refuse("%s: %ld bytes; expected %ld", path,
                          (int64_t)ftello(file), due);
     fseeko(file, sizeof(*head), SEEK_SET);
     return CP_OK;
@@ -210,23 +212,23 @@ static cp_status words_check(const char *path, const cp_keep *keep,
     const uint64_t due = cp_hash(0, keep->words, bytes);
     int64_t tokens = 0;
     if (memcmp(keep->words + bytes, &due, 8) != 0)
-        return cp_refuse("%s: what was said is damaged", path);
+        return cp_refuse("%s: the tokens are damaged", path);
     for (int64_t s = 0; s < head->sequences; s++) {
         const int64_t length = keep->lengths[s];
         if (length < 0 || length > most)
             return cp_fail(CP_CAPACITY,
-                           "%s: conversation %ld has %ld tokens; %ld positions "
-                           "are there",
+                           "%s: conversation %ld has %ld tokens; expected at "
+                           "most %ld, the positions",
                            path, s, length, most);
         tokens += length;
     }
     if (tokens != head->tokens)
-        return cp_refuse("%s: %ld tokens, where %ld are due", path, tokens,
+        return cp_refuse("%s: %ld tokens; expected %ld", path, tokens,
                          head->tokens);
     for (int64_t t = 0; t < tokens; t++)
         if (keep->ids[t] < 0 || keep->ids[t] >= head->vocabulary)
-            return cp_refuse("%s: token %ld is id %d of %ld", path, t,
-                             keep->ids[t], head->vocabulary);
+            return cp_refuse("%s: token %ld has id %d; the vocabulary has %ld",
+                             path, t, keep->ids[t], head->vocabulary);
     return CP_OK;
 }
 
@@ -253,7 +255,7 @@ cp_status cp_keep_read(FILE *file, const char *path, const cp_keep *wanted,
     if (file != NULL)
         status = begin_read(file, path, &wanted->head,
                             cp_session_capacity(session), keep);
-    /* All processes get what the one that leads has read. */
+    /* All processes get what the reporting process has read. */
     int64_t bytes = status == CP_OK ? words_bytes(&keep->head) : 0;
     void *words = keep->words;
     status =

@@ -1,5 +1,5 @@
-/* A conversation in a file: what was said, and keys and values in the order of
- * positions, whatever ranks had them. Not a place that knows ranks. */
+/* A saved conversation: its tokens, and keys and values in the order of
+ * positions, whichever ranks had them. Knows nothing of ranks. */
 #ifndef CP_KEEP_H
 #define CP_KEEP_H
 
@@ -8,50 +8,50 @@
 #include "model/gguf.h"
 #include "model/session.h"
 
-/* How a file begins: little-endian, without gaps. Behind it come lengths,
- * chances and ids, then their sum; then for each layer and each 1,024 tokens,
+/* The header of a file: little-endian, without gaps. Then come lengths, chances
+ * and ids, and their checksum; then for each layer and each 1,024 tokens,
  * sequence by sequence, their keys [tokens][N_KV][D_H] and their values, fp32,
- * and the sum of both. */
+ * and the checksum of both. */
 typedef struct {
     char magic[8];
     int64_t version;
-    uint64_t model; /* cp_gguf_fingerprint of its file */
+    uint64_t model; /* cp_gguf_fingerprint of the model's file */
     char name[64];  /* for messages */
     int64_t layers, key_width, value_width, vocabulary;
     int64_t sequences, tokens;
-    uint64_t sum; /* of all before it */
+    uint64_t sum; /* checksum of all before it */
 } cp_keep_head;
 
 typedef struct {
     cp_keep_head head;
     int64_t *lengths;  /* [sequences] */
-    uint64_t *chances; /* [sequences] where the randomness stands */
+    uint64_t *chances; /* [sequences] states of the samplers */
     int32_t *ids;      /* [tokens] */
-    char *words;       /* the three of them; owned */
+    char *words;       /* these three; owned */
 } cp_keep;
 
-/* Room for sequences of so many tokens together, of that model; lengths,
- * chances and ids are for the caller to fill in. Fails with CP_MEMORY; free
+/* Make one for that model, with room for sequences of this many tokens in all.
+ * The caller fills in lengths, chances and ids. Fails with CP_MEMORY; free it
  * even then. */
 cp_status cp_keep_new(const cp_model *model, const cp_gguf *file,
                       const char *name, int64_t sequences, int64_t tokens,
                       cp_keep *keep);
 void cp_keep_free(cp_keep *keep);
 
-/* The bytes of its file; negative if they overflow. */
+/* The size of its file in bytes; negative if that overflows. */
 int64_t cp_keep_bytes(const cp_keep_head *head);
 
-/* Write what the session has of these tokens: a whole file at path, or none
- * (save.h). The bytes do not depend on the number of ranks. All processes call
- * it; the one that leads writes. */
+/* Write these tokens and the session's rows for them: a whole file at path, or
+ * none (save.h). The bytes do not depend on the number of ranks. All processes
+ * call it; the reporting process writes. */
 cp_status cp_keep_write(const char *path, cp_keep *keep, cp_session *session);
 
-/* Read a file back into a session whose sequences are empty. wanted is a keep
- * of the session's model, of no tokens. file is read from its start by the
- * process that leads, and NULL elsewhere; path names it. Fails with CP_INVALID
- * for what is no such file, is damaged, cut short, of another model or too
- * long for the session, naming what; the session is then empty. Free what is
- * at keep even then. */
+/* Read a file back into a session whose sequences are empty. wanted comes from
+ * cp_keep_new for the session's model, with no tokens. The reporting process
+ * reads file from its start; elsewhere file is NULL. path names it. Fails with
+ * CP_INVALID, naming the cause, if it is no such file, is damaged or truncated,
+ * is of another model, or is too long for the session; the session is then
+ * empty. Free *keep even then. */
 cp_status cp_keep_read(FILE *file, const char *path, const cp_keep *wanted,
                        cp_session *session, cp_keep *keep);
 

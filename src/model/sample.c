@@ -1,4 +1,4 @@
-/* Greedy choice, and temperature with a seed. */
+/* Greedy sampling, and sampling by temperature with a seed. */
 #include "model/sample.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static double weight(const cp_sampler *sampler, float logit, float largest) {
 cp_status cp_sampler_start(double temperature, uint64_t seed,
                            cp_sampler *sampler) {
     if (!(temperature >= 0.0) || isinf(temperature))
-        return cp_refuse("a temperature of %g is not 0 or more", temperature);
+        return cp_refuse("temperature %g: expected 0 or more", temperature);
     *sampler = (cp_sampler){temperature, seed};
     return CP_OK;
 }

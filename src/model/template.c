@@ -1,16 +1,16 @@
-/* The form of a conversation, as token ids that no user's text can forge: words
- * are marked before the template sees them, and control tokens are recognised
- * only where nothing is marked. */
+/* The form of a conversation, as token ids that no user's text can forge: a
+ * user's bytes are marked before the template sees them, and control tokens are
+ * recognised only where no byte is marked. */
 #include "model/template.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Marks of bytes that are not the template's own; those are 0. */
+/* Marks of bytes; the template's own have 0. */
 enum { WORDS = 1, ANSWER = 2 };
 
-/* Render a question behind a number of turns that stand in for earlier ones, up
- * to where its answer begins. The last earlier answer is marked ANSWER. */
+/* Render a question after some placeholder turns, up to where its answer
+ * begins. The last of their answers is marked ANSWER. */
 static cp_status render(const cp_template *form, int turns,
                         cp_gguf_string question, cp_jinja_output *output) {
     const cp_gguf_string stand_in = cp_gguf_string_of("-");
@@ -32,7 +32,7 @@ static cp_status render(const cp_template *form, int turns,
     return cp_jinja_render(form->source, &input, output);
 }
 
-/* The output behind the last answer; the memory stays the whole output's. */
+/* The output after the last answer; it shares the whole output's memory. */
 static cp_jinja_output behind_answer(cp_jinja_output output) {
     int64_t from = output.length;
     while (from > 0 && output.marks[from - 1] != ANSWER)
@@ -41,7 +41,7 @@ static cp_jinja_output behind_answer(cp_jinja_output output) {
                              output.length - from};
 }
 
-/* The first control token between an answer and the next question. */
+/* Find the first control token between an answer and the next question. */
 static cp_status find_end(const cp_tokenizer *tokenizer, cp_jinja_output behind,
                           int32_t *end) {
     cp_ids ids = {0};
@@ -60,8 +60,8 @@ static cp_status find_end(const cp_tokenizer *tokenizer, cp_jinja_output behind,
     return status;
 }
 
-/* A turn must be the same wherever it stands, since it is rendered without the
- * turns before it. */
+/* Check that a turn is the same wherever it stands, since it is rendered
+ * without the turns before it. */
 static cp_status compare_turns(const cp_tokenizer *tokenizer,
                                cp_jinja_output second, cp_jinja_output third,
                                int32_t *end) {
@@ -71,8 +71,8 @@ static cp_status compare_turns(const cp_tokenizer *tokenizer,
         return cp_refuse("the chat template leaves out an answer");
     if (one.length != other.length ||
         memcmp(one.text, other.text, (size_t)one.length) != 0)
-        return cp_refuse("the chat template writes a third turn otherwise than "
-                         "a second: such a conversation cannot be continued");
+        return cp_refuse("the chat template renders a third turn unlike a "
+                         "second: such a conversation cannot be continued");
     return find_end(tokenizer, one, end);
 }
 
@@ -89,7 +89,7 @@ static cp_status probe(const cp_tokenizer *tokenizer, cp_template *form) {
     return status;
 }
 
-/* The text of the token that a key names, if there is such a key. */
+/* The text of the token that a key names, if the key exists. */
 static cp_status token_text(const cp_gguf *file, const cp_tokenizer *tokenizer,
                             const char *key, cp_gguf_string *text) {
     int64_t id;
@@ -100,7 +100,7 @@ static cp_status token_text(const cp_gguf *file, const cp_tokenizer *tokenizer,
                                id >= 0 && id <= INT32_MAX ? (int32_t)id : -1);
     return text->length > 0
                ? CP_OK
-               : cp_refuse("%s is %ld, which is no token", key, id);
+               : cp_refuse("%s is %ld, which is not a token", key, id);
 }
 
 cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
@@ -116,9 +116,9 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
     return probe(tokenizer, out);
 }
 
-/* Append a turn's ids. A first turn begins with the token that begins all texts,
- * whether the template has put it or not. A later one loses what leads up to the
- * end of the answer before it: that was fed with the answer. */
+/* Append a turn's ids. A first turn begins with the model's first token,
+ * whether the template writes it or not. A later one drops everything up to the
+ * end token of the answer before it, which was fed with the answer. */
 static cp_status append(const cp_template *form, bool first, const cp_ids *turn,
                         cp_ids *ids) {
     int64_t from = 0;

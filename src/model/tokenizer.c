@@ -53,7 +53,7 @@ static const char otherwise[] =
 typedef struct {
     const char *name, *expression;
     bool whole_words; /* a word that is a token needs no merges */
-    bool begins;      /* texts begin with a token, unless a key says no */
+    bool begins;      /* texts begin with a token, unless a key denies it */
 } splitter;
 
 static const splitter splitters[] = {
@@ -63,36 +63,37 @@ static const splitter splitters[] = {
     {"default", otherwise, false, false},
 };
 
-/* The two tokens of a merge, and what they become. */
+/* The two tokens of a merge, and the merged one. */
 typedef struct {
     int32_t left, right, joined;
 } merge;
 
 enum { LONGEST_WHOLE = 256, ENDS = 7 };
 
-/* Indices by the hash of something; -1: an empty place. */
+/* A hash table of indices; -1: an empty slot. */
 typedef struct {
     int32_t *places;
-    uint64_t mask; /* of their number: a power of two, minus one */
+    uint64_t mask; /* number of slots, a power of two, minus one */
 } table;
 
 struct cp_tokenizer {
-    cp_gguf_string *tokens; /* [size] the bytes that each stands for */
+    cp_gguf_string *tokens; /* [size] each token's bytes */
     int64_t *types;         /* [size] */
     int64_t size;
-    char *spelled;         /* the bytes of those that are not whole */
+    char *spelled;         /* the bytes of tokens that are not whole */
     table ids;             /* tokens, by their bytes */
-    cp_gguf_string *lines; /* merges, as the file has them */
-    char *joined;          /* room for the bytes of one */
+    cp_gguf_string *lines; /* merges, as in the file */
+    char *joined;          /* buffer for the bytes of one */
     merge *merges;         /* by rank */
     int64_t merge_count;
     table ranks;           /* merges, by their pairs */
     int32_t byte_ids[256]; /* -1: this vocabulary has no such byte */
     int16_t byte_of[LETTERS];
-    cp_ids wholes;    /* taken from a text as a whole, before there are words */
-    bool starts[256]; /* may one of them begin so? */
+    cp_ids wholes;    /* tokens taken whole from a text, before it is split into
+                         words */
+    bool starts[256]; /* may one of them begin with this byte? */
     const splitter *splitter;
-    pcre2_code *words; /* its expression */
+    pcre2_code *words; /* the expression for words */
     pcre2_match_context *limits;
     int32_t first;      /* the token before every text, or -1 */
     int32_t ends[ENDS]; /* the tokens that end an answer; -1: none */
@@ -113,7 +114,7 @@ static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
     return count;
 }
 
-/* At least twice as many places as there are things. */
+/* Make a table with at least twice as many slots as entries. */
 static cp_status make_table(int64_t count, const char *what, table *table) {
     int64_t places = 16;
     while (places < 2 * count)
@@ -124,7 +125,7 @@ static cp_status make_table(int64_t count, const char *what, table *table) {
     return CP_OK;
 }
 
-/* Where the id of a token is, or would be. */
+/* The slot where a token's id is, or would be. */
 static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
                          int64_t length) {
     const cp_gguf_string text = {bytes, length};
@@ -136,7 +137,7 @@ static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
     }
 }
 
-/* Where the rank of a merge is, or would be. */
+/* The slot where a merge's rank is, or would be. */
 static int32_t *rank_place(const cp_tokenizer *tokenizer, int32_t left,
                            int32_t right) {
     uint64_t at = (uint64_t)left << 32 | (uint64_t)right;
@@ -161,8 +162,7 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
             tokenizer->splitter = &splitters[n];
     if (tokenizer->splitter == NULL)
         return cp_refuse(
-            "pre-tokenizer '%s' is none of smollm, gpt-2, llama-bpe "
-            "and default",
+            "pre-tokenizer '%s'; expected smollm, gpt-2, llama-bpe or default",
             cp_gguf_show(name).text);
     tokenizer->words =
         pcre2_compile((const unsigned char *)tokenizer->splitter->expression,
@@ -187,7 +187,7 @@ static bool is_whole(const cp_tokenizer *tokenizer, int64_t id) {
     return type >= TYPE_UNKNOWN && type <= TYPE_USER;
 }
 
-/* Is it one of those only where the caller allows it? */
+/* Is it recognised only where the caller allows it? */
 static bool is_control(const cp_tokenizer *tokenizer, int32_t id) {
     const cp_gguf_string text = tokenizer->tokens[id];
     const bool bracketed = text.length > 4 &&
@@ -196,18 +196,18 @@ static bool is_control(const cp_tokenizer *tokenizer, int32_t id) {
     return tokenizer->types[id] != TYPE_USER || bracketed;
 }
 
-/* Note one that is taken as a whole. */
+/* Record a token that is taken whole. */
 static cp_status list_whole(cp_tokenizer *tokenizer, int32_t id) {
     const cp_gguf_string text = tokenizer->tokens[id];
     if (text.length < 1 || text.length > LONGEST_WHOLE)
-        return cp_refuse("control token %d has %ld bytes, of 1 to %d", id,
+        return cp_refuse("control token %d has %ld bytes; expected 1 to %d", id,
                          text.length, LONGEST_WHOLE);
     tokenizer->starts[(unsigned char)text.bytes[0]] = true;
     return cp_ids_append(&tokenizer->wholes, id);
 }
 
-/* Enter the tokens that are whole, or those that are not, by their bytes. A
- * whole one yields to one that is not. */
+/* Enter the whole tokens, or the others, by their bytes. Other tokens take
+ * precedence over whole ones. */
 static cp_status enter_tokens(cp_tokenizer *tokenizer, bool whole) {
     char *bytes = tokenizer->spelled;
     for (int32_t id = 0; id < tokenizer->size; id++) {
@@ -243,7 +243,7 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
         return cp_refuse("%ld token types for %ld tokens", count,
                          tokenizer->size);
     for (int64_t id = 0; id < count; id++)
-        bytes += tokenizer->tokens[id].length; /* of one file, and no more */
+        bytes += tokenizer->tokens[id].length; /* fits: all are in one file */
     CP_TRY(cp_allocate(&tokenizer->spelled, bytes, 1, "the tokens' bytes"));
     CP_TRY(make_table(count, "the table of tokens", &tokenizer->ids));
     CP_TRY(enter_tokens(tokenizer, false));
@@ -272,8 +272,9 @@ static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank) {
         made.joined = *id_place(tokenizer, joined, left + right);
     }
     if (made.left < 0 || made.right < 0 || made.joined < 0)
-        return cp_refuse("merge %d, '%s', is not of two tokens to a third",
-                         rank, cp_gguf_show(line).text);
+        return cp_refuse(
+            "merge %d, '%s': expected two tokens that make a third", rank,
+            cp_gguf_show(line).text);
     tokenizer->merges[rank] = made;
     int32_t *place = rank_place(tokenizer, made.left, made.right);
     if (*place < 0)
@@ -338,7 +339,7 @@ static cp_status load(const cp_gguf *file, cp_tokenizer *tokenizer) {
     cp_gguf_string kind = {0};
     CP_TRY(cp_gguf_text(file, "tokenizer.ggml.model", &kind));
     if (!cp_gguf_is(kind, "gpt2"))
-        return cp_refuse("tokenizer '%s' is not byte-level BPE ('gpt2')",
+        return cp_refuse("tokenizer '%s'; expected byte-level BPE ('gpt2')",
                          cp_gguf_show(kind).text);
     CP_TRY(choose_words(file, tokenizer));
     build_alphabet(tokenizer->byte_of);
@@ -405,24 +406,25 @@ cp_status cp_ids_append(cp_ids *ids, int32_t id) {
 }
 
 typedef struct {
-    int32_t id;             /* -1: swallowed by its left neighbour */
+    int32_t id;             /* -1: merged into its left neighbour */
     int32_t previous, next; /* -1: none */
 } symbol;
 
-/* From so many letters on, the first ranks that a heap has at a time. */
+/* Words of LONG_WORD letters or more use a heap for LONG_WORD_BAND ranks at
+ * first. */
 enum { LONG_WORD = 1 << 16, LONG_WORD_BAND = 16 };
 
-/* What the encoding of one text needs, and where its ids go. */
+/* The state of encoding one text, and where its ids go. */
 typedef struct {
     const cp_tokenizer *tokenizer;
     cp_ids *ids;
     pcre2_match_data *match;
-    symbol *symbols; /* of a word */
-    /* The pairs that may be joined, as rank << 32 | index of the left symbol:
-     * a heap, the least first. */
+    symbol *symbols; /* of the current word */
+    /* The pairs that may be merged, as rank << 32 | index of the left symbol: a
+     * min-heap. */
     uint64_t *heap;
     int64_t symbol_room, heap_room, waiting;
-    int64_t below; /* pairs of later ranks wait outside the heap */
+    int64_t below; /* pairs of this rank or later wait outside the heap */
 } encoder;
 
 static void push_pair(encoder *encoder, uint64_t pair) {
@@ -480,8 +482,8 @@ static void join_pair(encoder *encoder, uint64_t pair) {
 
 static cp_status make_room(encoder *encoder, int64_t bytes) {
     if (bytes > INT32_MAX / 2)
-        return cp_fail(CP_CAPACITY, "a word of %ld bytes, of at most %d", bytes,
-                       INT32_MAX / 2);
+        return cp_fail(CP_CAPACITY, "a word of %ld bytes; expected at most %d",
+                       bytes, INT32_MAX / 2);
     CP_TRY(cp_grow(&encoder->symbols, &encoder->symbol_room, bytes,
                    sizeof(symbol), "a word's symbols"));
     return cp_grow(&encoder->heap, &encoder->heap_room, 2 * bytes,
@@ -501,7 +503,7 @@ static cp_status join_word(encoder *encoder, const char *word, int64_t bytes) {
     }
     if (count > 0)
         symbols[count - 1].next = -1;
-    /* A long word goes by the ranks in bands, so that a heap stays small. */
+    /* A long word takes the ranks in bands, so that the heap stays small. */
     encoder->below = count > LONG_WORD ? LONG_WORD_BAND : INT32_MAX;
     for (int64_t done = 0; done < encoder->tokenizer->merge_count;
          done = encoder->below, encoder->below += encoder->below / 2) {
@@ -542,13 +544,13 @@ static cp_status find_word(const encoder *encoder, const char *text,
 
 static cp_status encode_words(encoder *encoder, const char *text,
                               int64_t length) {
-    int64_t valid = 0, bytes; /* up to valid are characters */
+    int64_t valid = 0, bytes; /* the bytes before valid are characters */
     for (int64_t at = 0; at < length; at += bytes) {
         int64_t width = 1;
         for (valid = cp_max(valid, at); width > 0 && valid < length;
              valid += width)
             width = cp_max(0, cp_character(text + valid, length - valid));
-        bytes = 1; /* one that is no character is a word */
+        bytes = 1; /* an invalid byte is a word */
         if (at < valid)
             CP_TRY(find_word(encoder, text, valid, at, &bytes));
         CP_TRY(encode_word(encoder, text + at, bytes));
@@ -557,7 +559,8 @@ static cp_status encode_words(encoder *encoder, const char *text,
 }
 
 /* A text, and where control tokens are recognised in it: where no byte is
- * marked. marks is NULL if that is everywhere, or, not special, nowhere. */
+ * marked. If marks is NULL, that is everywhere, or, without special,
+ * nowhere. */
 typedef struct {
     const char *bytes, *marks;
     int64_t length;
@@ -571,7 +574,7 @@ static bool is_unmarked(const given_text *text, int64_t from, int64_t length) {
     return unmarked;
 }
 
-/* The longest token that is taken whole from the middle of a text, or -1. */
+/* The longest whole token at this position of a text, or -1. */
 static int32_t find_whole(const cp_tokenizer *tokenizer, const given_text *text,
                           int64_t at) {
     const char *bytes = text->bytes + at;
@@ -650,10 +653,11 @@ cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
     *length = 0;
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= tokenizer->size)
-            return cp_refuse("token %d, of a vocabulary of %ld", ids[i],
+            return cp_refuse("token %d: the vocabulary has %ld", ids[i],
                              tokenizer->size);
         if (!cp_add(room, tokenizer->tokens[ids[i]].length, &room))
-            return cp_fail(CP_CAPACITY, "%ld ids are too much text", count);
+            return cp_fail(CP_CAPACITY, "the text of %ld ids is too long",
+                           count);
     }
     CP_TRY(cp_allocate(text, room, 1, "decoded text"));
     for (int64_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
 /* Text to token ids and back: byte-level BPE with a GGUF file's vocabulary.
- * Not a place that knows conversations (template.h). */
+ * Knows nothing of conversations (template.h). */
 #ifndef CP_TOKENIZER_H
 #define CP_TOKENIZER_H
 
@@ -7,11 +7,10 @@
 
 typedef struct cp_tokenizer cp_tokenizer;
 
-/* A tokenizer from a file's metadata; the file must stay open as long. Fails
- * with CP_INVALID, naming what it found, unless tokenizer.ggml.model is gpt2
- * and tokenizer.ggml.pre is smollm, gpt-2, llama-bpe, default or missing; and
- * if vocabulary and merges contradict each other. Free even what is at *out
- * then. */
+/* Make a tokenizer from a file's metadata; the file must outlive it. Fails with
+ * CP_INVALID, naming what it found, unless tokenizer.ggml.model is gpt2 and
+ * tokenizer.ggml.pre is smollm, gpt-2, llama-bpe, default or missing; also if
+ * vocabulary and merges contradict each other. Free *out even then. */
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out);
 void cp_tokenizer_free(cp_tokenizer *tokenizer);
 
@@ -25,13 +24,13 @@ bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id);
 /* The control token of this name, "<|im_end|>"; -1 if there is none. */
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name);
 
-/* Is it one that no user's text may become? */
+/* Is it a control token, which a user's text must not become? */
 bool cp_tokenizer_controls(const cp_tokenizer *tokenizer, int32_t id);
 
-/* The bytes that a token stands for; none if the id is out of range. */
+/* The bytes of a token; none if the id is out of range. */
 cp_gguf_string cp_tokenizer_bytes(const cp_tokenizer *tokenizer, int32_t id);
 
-/* A list of ids; items is its owner's to free. */
+/* A list of ids; its owner frees items. */
 typedef struct {
     int32_t *items;
     int64_t count, room;
@@ -40,25 +39,25 @@ typedef struct {
 /* Fails with CP_MEMORY. */
 cp_status cp_ids_append(cp_ids *ids, int32_t id);
 
-/* Append the ids of any bytes, valid UTF-8 or not. special: control tokens in
- * the text are recognised; say no for anything that a user or a document wrote.
- * Bytes without a token of their own are dropped. Fails with CP_MEMORY,
- * CP_CAPACITY (a word beyond 2^30 bytes); ids are then some of them. */
+/* Append the ids of any bytes, valid UTF-8 or not. special: recognise control
+ * tokens in the text; pass false for text from a user or a document. Bytes
+ * without a token are dropped. Fails with CP_MEMORY, or with CP_CAPACITY (a
+ * word of more than 2^30 bytes); ids then has some of them. */
 cp_status cp_tokenizer_encode(const cp_tokenizer *tokenizer, const char *text,
                               int64_t length, bool special, cp_ids *ids);
 
-/* The same of a text that others wrote in part: control tokens are recognised
- * where none of their bytes is marked, by a mark that is not 0. */
+/* The same for a text that is partly from others: control tokens are recognised
+ * where none of their bytes has a nonzero mark. */
 cp_status cp_tokenizer_encode_marked(const cp_tokenizer *tokenizer,
                                      const char *text, const char *marks,
                                      int64_t length, cp_ids *ids);
 
-/* How many bytes of the text encoding drops. */
+/* How many bytes of the text cp_tokenizer_encode drops. */
 int64_t cp_tokenizer_lost(const cp_tokenizer *tokenizer, const char *text,
                           int64_t length);
 
-/* The bytes of ids, exactly; no zero byte at the end. *text is the caller's to
- * free. Fails with CP_INVALID, naming it, for an id out of range. */
+/* The exact bytes of ids, without a zero byte at the end. The caller frees
+ * *text. Fails with CP_INVALID, naming the id, if one is out of range. */
 cp_status cp_tokenizer_decode(const cp_tokenizer *tokenizer, const int32_t *ids,
                               int64_t count, char **text, int64_t *length);
 

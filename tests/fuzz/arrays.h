@@ -1,5 +1,5 @@
-/* .npy files. The header may promise anything; only a file that keeps its word
- * is an array. */
+/* .npy files. The header may claim anything; only a file that matches its
+ * header is an array. */
 #ifndef FUZZ_ARRAYS_H
 #define FUZZ_ARRAYS_H
 

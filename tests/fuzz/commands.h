@@ -1,6 +1,6 @@
-/* Words of a command line, of the commands that compute nothing: counts,
- * placements, histories, constants, operations to drop. Nobody here writes a
- * file, and rings stay small. */
+/* Command lines of the commands that compute nothing: counts, placements,
+ * histories, constants, operations to drop. None of them writes a file, and
+ * rings stay small. */
 #ifndef FUZZ_COMMANDS_H
 #define FUZZ_COMMANDS_H
 
@@ -26,7 +26,7 @@ static bool command_is_fit(char *const *words, int count) {
     return fit;
 }
 
-/* What is printed goes nowhere. */
+/* Run a command with its output discarded. */
 static void commands_run(int count, char *const *words) {
     FILE *out = stdout, *errors = stderr;
     stdout = stderr = fopen("/dev/null", "w");

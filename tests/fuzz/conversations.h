@@ -1,6 +1,6 @@
-/* Conversations that were saved. Sums that are wrong are set right first, or no
- * change would come past them. What is taken has the tokens that it says, and
- * what is refused leaves the session empty. */
+/* Saved conversations. Wrong checksums are corrected first, or they would hide
+ * every other change. An accepted file has the tokens that it claims, and a
+ * refused one leaves the session empty. */
 #ifndef FUZZ_CONVERSATIONS_H
 #define FUZZ_CONVERSATIONS_H
 
@@ -21,7 +21,7 @@ typedef struct {
     cp_keep wanted;
 } conversations;
 
-/* The smallest model, over three ranks, once. */
+/* Open the smallest model over three ranks, once. */
 static conversations *conversations_open(void) {
     static conversations it;
     static const tiny_gguf_options options = {.blocks = 1,
@@ -50,7 +50,8 @@ static conversations *conversations_open(void) {
     return &it;
 }
 
-/* Write the sum of what stands before at, from from on, if it is all there. */
+/* Write the checksum of the bytes from `from` to `at`, if they are all
+ * there. */
 static void conversations_sign(char *bytes, int64_t count, int64_t from,
                                int64_t at) {
     const uint64_t sum =

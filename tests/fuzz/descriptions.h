@@ -1,5 +1,5 @@
-/* Descriptions of machines and models. What is written of one that was read is
- * read again, and written alike. */
+/* Descriptions of machines and models. An accepted description is written, read
+ * again, and written with the same bytes. */
 #ifndef FUZZ_DESCRIPTIONS_H
 #define FUZZ_DESCRIPTIONS_H
 

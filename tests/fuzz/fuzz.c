@@ -1,5 +1,5 @@
-/* libFuzzer's way in: FUZZ=NAME build/fuzz/fuzz OPTIONS CORPUS..., or no FUZZ
- * for a list of the targets. */
+/* libFuzzer's entry point: FUZZ=NAME build/fuzz/fuzz OPTIONS CORPUS..., or
+ * without FUZZ a list of the targets. */
 #define _GNU_SOURCE
 #include "targets.h"
 

@@ -1,4 +1,4 @@
-/* What a launcher left in the environment: NAME=VALUE, a line each. */
+/* A launcher's environment variables: NAME=VALUE, one per line. */
 #ifndef FUZZ_LAUNCHES_H
 #define FUZZ_LAUNCHES_H
 

@@ -1,5 +1,5 @@
-/* GGUF files: the format, the numbers and tensors of a model, its vocabulary and
- * its chat template, as far as each step takes them. */
+/* GGUF files: the format, a model's numbers and tensors, its vocabulary and its
+ * chat template, up to the first step that refuses. */
 #ifndef FUZZ_MODELS_H
 #define FUZZ_MODELS_H
 
@@ -8,7 +8,7 @@
 #include "model/facts.h"
 #include "model/template.h"
 
-/* Touch every byte of the tensors, as loading does. */
+/* Read every byte of the tensors, as loading does. */
 static cp_status models_touch(void *context, cp_weight first, int64_t layer,
                               int count, const cp_gguf_tensor *const *tensors) {
     (void)first;

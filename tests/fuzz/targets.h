@@ -1,7 +1,7 @@
-/* Every reader of what strangers wrote, as a function of any bytes. It may refuse
- * them; it may not crash, read what is not there, or overflow. What else must
- * hold of bytes that it takes is asserted. `make fuzz` looks for bytes that break
- * one, and tests/test_fuzz.c holds it to those that did. */
+/* Every parser of untrusted input, as a function of any bytes. It may refuse
+ * them; it must not crash, read out of bounds, or overflow. What else must hold
+ * for accepted bytes is asserted. `make fuzz` searches for bytes that break a
+ * parser, and tests/test_fuzz.c repeats those that did. */
 #ifndef FUZZ_TARGETS_H
 #define FUZZ_TARGETS_H
 
@@ -15,9 +15,9 @@
 #include "words.h"
 
 typedef struct {
-    const char *name; /* of its folder in tests/fuzz/corpus */
+    const char *name; /* its folder in tests/fuzz/corpus */
     void (*take)(const char *bytes, int64_t count);
-    int most; /* bytes of an input */
+    int most; /* most bytes of an input */
 } fuzz_target;
 
 static const fuzz_target fuzz_targets[] = {

@@ -1,5 +1,5 @@
-/* Any bytes as a chat template, over a conversation: what it writes of the words
- * is marked, and its message is one line. */
+/* Any bytes as a chat template, run on a conversation: its output of the users'
+ * words is marked, and its message is one line. */
 #ifndef FUZZ_TEMPLATES_H
 #define FUZZ_TEMPLATES_H
 

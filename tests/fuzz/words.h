@@ -1,6 +1,6 @@
-/* Any bytes as text, by the vocabularies of four models: no byte is lost that
- * has a token, control tokens are never forged, and any ids have bytes. The first
- * byte chooses the vocabulary. */
+/* Any bytes as text, with the vocabularies of four models: no byte that has a
+ * token is lost, control tokens are never forged, and any ids have bytes. The
+ * first byte selects the vocabulary. */
 #ifndef FUZZ_WORDS_H
 #define FUZZ_WORDS_H
 

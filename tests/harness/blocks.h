@@ -1,5 +1,5 @@
-/* One block of each GGUF tensor type, as bytes in hexadecimal, and a sum over
- * the values that the Python package gguf makes of it: gguf.quants.dequantize,
+/* One block of each GGUF tensor type, as hexadecimal bytes, and a checksum of
+ * the values that the Python package gguf gives for it: gguf.quants.dequantize,
  * bit for bit. Numbers only. */
 #ifndef HARNESS_BLOCKS_H
 #define HARNESS_BLOCKS_H
@@ -9,8 +9,8 @@
 #include <string.h>
 
 typedef struct {
-    int type, count; /* ggml's number; values */
-    uint64_t sum;    /* of their bits */
+    int type, count; /* ggml's number; values in the block */
+    uint64_t sum;    /* checksum of their bits */
     const char *hex;
 } golden_block;
 
@@ -54,7 +54,7 @@ static const golden_block golden_blocks[] = {
      "9d35409f1f4b53b2ec6794959f6f2799c64c54d9ececde31781e15034f9f"},
 };
 
-/* ggml's numbers of all types that are read: these, and fp32. */
+/* ggml's numbers of all supported types: these, and fp32. */
 static const int block_types[] = {0, 1, 30, 8, 2, 3, 6, 7, 10, 11, 12, 13, 14};
 
 /* The bytes of a block, at most 256; returns how many. */
@@ -66,7 +66,7 @@ static inline int golden_bytes(const golden_block *golden, unsigned char *to) {
     return length;
 }
 
-/* FNV-1a over the values' bits, where -0 is 0. */
+/* FNV-1a over the values' bits, with -0 as 0. */
 static inline uint64_t golden_sum(const float *values, int count) {
     uint64_t sum = 14695981039346656037u;
     for (int i = 0; i < count; i++) {

@@ -3,7 +3,7 @@ import re
 
 
 def read_faults(file):
-    """Entries of four lines: the name, "- " text, "+ " what takes its place, "= " who must see it."""
+    """Entries of four lines: the name, "- " text, "+ " its replacement, "= " the suite that must see it."""
     lines = [line for line in file.read_text().splitlines() if line.strip() and line[0] != "#"]
     faults = []
     for at in range(0, len(lines), 4):
@@ -15,6 +15,6 @@ def read_faults(file):
 
 
 def matches(text, source):
-    """Where source has the text. White space is as good as other white space: a line may be broken
-    elsewhere one day."""
+    """Where source has the text. All white space matches: a line may be broken elsewhere
+    one day."""
     return list(re.finditer(r"\s+".join(map(re.escape, text.split())), source))

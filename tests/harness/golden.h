@@ -1,19 +1,19 @@
-/* Reference values for SmolLM2-135M-Instruct.Q4_1.gguf, made by others' code:
- * a float32 forward pass in PyTorch over dequantised weights, and ids on which
- * llama.cpp and Hugging Face's tokenizers agree. Numbers only. */
+/* Reference values for SmolLM2-135M-Instruct.Q4_1.gguf from other people's
+ * code: a float32 forward pass in PyTorch over dequantised weights, and ids on
+ * which llama.cpp and Hugging Face's tokenizers agree. Numbers only. */
 #ifndef HARNESS_GOLDEN_H
 #define HARNESS_GOLDEN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A text of so many bytes (NUL may be one of them), whether control tokens in
+/* A text of this many bytes (NUL may be among them), whether control tokens in
  * it are recognised, and its ids. */
 typedef struct {
     const char *text;
     int64_t bytes;
     bool special;
-    const char *ids; /* with a space between them */
+    const char *ids; /* separated by spaces */
 } golden_words;
 
 /* A prompt; the mean negative log-likelihood of its next tokens in nats; the

@@ -1,6 +1,6 @@
-/* A Llama decoder in float64, written to be seen through. It reads the file's
- * keys and weights itself, and shares nothing with the model but the reader of
- * GGUF files and the values of their blocks. */
+/* A Llama decoder in float64, written to be obvious. It reads the file's keys
+ * and weights itself, and shares nothing with the model except the GGUF parser
+ * and the decoding of blocks. */
 #include "naive_llama.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* A Llama decoder in float64, token by token over a whole sequence, with no
- * cache, blocks, ranks or threads: what the real one is compared with. */
+/* A Llama decoder in float64, token by token over a whole sequence, without
+ * cache, blocks, ranks or threads: the reference for the real one. */
 #ifndef HARNESS_NAIVE_LLAMA_H
 #define HARNESS_NAIVE_LLAMA_H
 

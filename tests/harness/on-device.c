@@ -1,6 +1,6 @@
-/* What the stand-in offers its suites, where they run on a real GPU instead
- * (make check-gpu): nothing pretends, no fault can be planted, and nothing is
- * counted. Linked in place of tests/harness/stand-in. */
+/* The stand-in's interface for suites on a real GPU (make check-gpu): nothing
+ * pretends, no fault can be planted, and nothing is counted. Linked instead of
+ * tests/harness/stand-in. */
 #include "stand-in/stand_in.h"
 
 #include <cuda_runtime_api.h>
@@ -22,7 +22,7 @@ stand_in_statistics stand_in_count(void) {
     return (stand_in_statistics){0};
 }
 
-/* C11 wants names for what is not used. */
+/* C11 requires names for unused parameters. */
 #define IGNORES(name, type)                                                    \
     void name(type it) {                                                       \
         (void)it;                                                              \

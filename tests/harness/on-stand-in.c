@@ -1,10 +1,9 @@
-/* The program longring on a machine that has a GPU only in pretence: all of it,
- * with tests/harness/stand-in in place of CUDA and NCCL. What the stand-in
- * found to be wrong is printed at the end, and makes the exit status 3.
- * STAND_IN_SEED: the order in which things happen; STAND_IN_DRIVER and
- * STAND_IN_BYTES: the driver's version and the GPU's memory, as stand_in.h has
- * them; STAND_IN_SKIP: so many blocks of each kernel do not run;
- * STAND_IN_COUNT=1: print on stderr what was counted. */
+/* The whole program longring on a machine with a pretended GPU, with
+ * tests/harness/stand-in in place of CUDA and NCCL. Faults that the stand-in
+ * finds are printed at the end, and make the exit status 3. STAND_IN_SEED: the
+ * order of events; STAND_IN_DRIVER and STAND_IN_BYTES: the driver's version and
+ * the GPU's memory, as in stand_in.h; STAND_IN_SKIP: how many blocks of each
+ * kernel do not run; STAND_IN_COUNT=1: print the counts on stderr. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

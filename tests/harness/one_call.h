@@ -1,5 +1,5 @@
-/* One call of attention on threads, of one sequence whose past is one prefill:
- * what it answers, and how wrong that can be. For programs only. */
+/* One call of attention on threads, for one sequence whose past is one prefill:
+ * its answer, and bounds on its error. For programs only. */
 #ifndef HARNESS_ONE_CALL_H
 #define HARNESS_ONE_CALL_H
 
@@ -9,7 +9,8 @@
 #include "reference/model/loss.h"
 #include "ring/check.h"
 
-/* Of the new tokens, and of those before and these, as in a cp_attend_job. */
+/* Queries of the new tokens; keys and values of the earlier and the new ones,
+ * as in a cp_attend_job. */
 typedef struct {
     cp_shape shape;
     int64_t fresh, past;
@@ -19,12 +20,12 @@ typedef struct {
     int64_t page; /* rows; 0: no pages */
 } one_call;
 
-/* What is known of it: before, and by the LSE of its partials. */
+/* Bounds on the error: before the call, and by the LSE of its partials. */
 typedef struct {
     cp_wire_error before, after;
-    cp_wire_error rounding; /* what of that fp32 adds, at most */
+    cp_wire_error rounding; /* the most that fp32 adds to these */
     cp_travels travels;
-    int64_t bytes; /* of the rank that sends most */
+    int64_t bytes; /* of the rank that sends the most */
 } one_call_facts;
 
 static inline void one_call_see(void *loss, int rank, int64_t n,
@@ -49,8 +50,8 @@ static inline cp_wire_error one_call_rounding(const cp_attend_job *job,
     return most;
 }
 
-/* Compute a job twice: with each partial looked at, and as it is when nobody
- * looks. Fails as the plan or the walk does. */
+/* Compute a job twice: observing each partial, and as it runs unobserved. Fails
+ * as the plan or the walk does. */
 static inline cp_status one_call_of(cp_attend_job *job, one_call_facts *facts) {
     cp_plan_report report = {0};
     cp_loss loss;
@@ -95,7 +96,7 @@ static inline cp_status one_call_answer(const one_call *it, int ranks,
     return one_call_of(&job, facts);
 }
 
-/* The most that two numbers of a kind differ. */
+/* The largest difference between two arrays' numbers. */
 static inline double farthest(const float *a, const float *b, int64_t count) {
     double most = 0;
     for (int64_t n = 0; n < count; n++)

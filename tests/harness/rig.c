@@ -13,8 +13,8 @@
 
 enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_KEY, INDEX_WEIGHT };
 
-/* The numbers of one token depend on who it is and on nothing else. For the
- * ledger they say who it is. */
+/* A token's numbers depend only on its identity. For the ledger they encode its
+ * identity. */
 static float number(const rig *rig, int what, int64_t sequence,
                     int64_t position, int64_t channel) {
     if (rig->met != NULL)
@@ -47,7 +47,7 @@ static int64_t width_of(const rig *rig, int what) {
                          : cp_value_width(shape);
 }
 
-/* Write part so many of so many parts of the heads. */
+/* Write one part of the heads, of `parts` parts. */
 static void fill_part(const rig *rig, int what, const cp_pieces *pieces,
                       int part, int parts, float *tensor) {
     const int64_t width = width_of(rig, what) / parts;
@@ -88,7 +88,7 @@ static float *filled(const rig *rig, int what, const cp_pieces *pieces) {
     return tensor;
 }
 
-/* What fp64 says about some queries and keys, with fresh tensors. */
+/* The fp64 answer for some queries and keys, with fresh tensors. */
 typedef struct {
     double *output, *lse;
     float *queries, *keys, *values;
@@ -106,7 +106,7 @@ static float *values_of(const rig *rig, const answer *truth) {
     return rig->shape.latent ? truth->keys : truth->values;
 }
 
-/* The score of key s for a token, in the order that a kernel must keep. */
+/* The score of key s for a token, in the order that kernels must keep. */
 static cp_candidate score_of(const rig *rig, int64_t sequence, int64_t token,
                              int64_t s) {
     const int64_t dim = rig->indexer.dim;
@@ -128,7 +128,8 @@ static int in_order(const void *left, const void *right) {
     return cp_candidate_before(*a, *b) ? -1 : cp_candidate_before(*b, *a);
 }
 
-/* What a token chooses of all that it sees, best first; the caller frees it. */
+/* The keys that a token chooses of all that it sees, best first; the caller
+ * frees them. */
 static cp_candidate *choose(const rig *rig, int64_t sequence, int64_t token) {
     const int64_t sees = token + 1;
     const int64_t room = cp_max(sees, rig->indexer.top_k);
@@ -140,7 +141,7 @@ static cp_candidate *choose(const rig *rig, int64_t sequence, int64_t token) {
     return all;
 }
 
-/* Of some keys those that a token chooses, one by one. */
+/* The keys, among some, that a token chooses, one by one. */
 static void chosen_of(const rig *rig, cp_span query, const cp_pieces *keys,
                       cp_pieces *chosen) {
     cp_candidate *list = choose(rig, query.sequence, query.start);
@@ -155,7 +156,7 @@ static void chosen_of(const rig *rig, cp_span query, const cp_pieces *keys,
     free(list);
 }
 
-/* The oracle is asked for each query alone, about what it chooses. */
+/* Ask the oracle for each query alone, over the keys that it chooses. */
 static cp_status ask_for_each(const rig *rig, const cp_pieces *queries,
                               const cp_pieces *keys, answer *truth) {
     const int64_t width = width_of(rig, QUERY);
@@ -196,11 +197,11 @@ static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
 
 typedef struct {
     double difference, size, lse;
-    double most; /* that a number of the output is off */
-    int wrong;   /* an infinity or NaN where none must be, or missing */
+    double most; /* largest error of a number of the output */
+    int wrong;   /* infinities or NaNs that are unexpected or missing */
 } errors;
 
-/* Compare one row of the truth with one row of an answer, which is that part of
+/* Compare one row of the truth with one row of an answer that has that part of
  * the heads. */
 static void compare_row(const rig *rig, const answer *truth, int64_t row,
                         const cp_partial *answer, int part, int64_t there,
@@ -227,7 +228,7 @@ static void compare_row(const rig *rig, const answer *truth, int64_t row,
     }
 }
 
-/* Hold the bits of an answer's row against those that were seen before. */
+/* Compare the bits of an answer's row with those seen before. */
 static cp_status same_bits(const rig *rig, cp_span token,
                            const cp_partial *answer, int part, int64_t row) {
     for (int64_t h = 0; rig->bits != NULL && h < answer->heads; h++) {
@@ -247,7 +248,7 @@ static cp_status same_bits(const rig *rig, cp_span token,
     return CP_OK;
 }
 
-/* Compare the rows that pieces name. */
+/* Compare the rows in the pieces. */
 static void compare_rows(const rig *rig, const answer *truth,
                          const cp_pieces *pieces, const cp_partial *answer,
                          int part, errors *sum) {
@@ -278,8 +279,8 @@ typedef struct {
     char failure[300]; /* of a partial; "" if all are right */
 } job;
 
-/* Every partial must equal the truth of just its own queries and keys: two
- * wrongs could cancel in the merged result. */
+/* Every partial must equal the truth for exactly its queries and keys: two
+ * errors could cancel in the merged result. */
 static void watch(void *context, const cp_walker *walker, const cp_op *op,
                   double start, double end) {
     (void)start, (void)end;
@@ -295,7 +296,7 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
                &truth);
     compare_rows(job->rig, &truth, queries, &partial, op->in.part, &sum);
     answer_free(&truth);
-    /* Over the few numbers of a part of the heads less averages out. */
+    /* Over the few numbers of a part of the heads, errors average out less. */
     sum.difference /= partial.heads < job->rig->shape.query_heads ? 4 : 1;
     if (sum.wrong == 0 && !too_far(job->rig, &sum))
         return;
@@ -366,7 +367,7 @@ cp_status rig_page(rig *rig, int64_t block, uint64_t seed) {
     return CP_OK;
 }
 
-/* What an engine does before a call, once free blocks are spoiled. */
+/* Prepare pages as an engine does before a call, after spoiling free blocks. */
 static void ready_pages(const rig *rig, const cp_layout *layout) {
     for (int rank = 0; rank < rig->ranks && layout->copies != NULL; rank++) {
         const cp_pages *pages = rig->cache->pages[rank];
@@ -450,7 +451,7 @@ static void whole(const rig *rig, const int64_t *new_tokens, cp_pieces *queries,
     }
 }
 
-/* Where the whole has the row of a token. */
+/* The row of a token in the whole. */
 static int64_t row_of(const cp_pieces *whole, int64_t sequence,
                       int64_t position) {
     int64_t n = 0;
@@ -486,7 +487,7 @@ static cp_status compare_rank(const rig *rig, const job *job, int rank,
                              result, due.part, mine->items[n].row + i));
         }
     }
-    /* A row that is named is not empty: it sees at least its own key. */
+    /* A named row is not empty: it sees at least its own key. */
     for (int64_t row = 0; row < result->rows; row++)
         filled += !is_empty(result, row);
     if (filled == named)
@@ -511,7 +512,7 @@ static void one_rank_sparse(const rig *rig, const cp_attention *call,
     free(chosen);
 }
 
-/* The error of one rank with the same fp32 kernel, for the second oracle. */
+/* The error of a single rank with the same fp32 kernel, as a second oracle. */
 static double one_rank(const rig *rig, const cp_pieces *queries,
                        const cp_pieces *keys, const answer *truth) {
     const int64_t heads = rig->shape.query_heads;
@@ -570,8 +571,8 @@ static cp_status judge(rig *rig, const errors *sum, rig_bound bound) {
     CP_TRY(judge_by(rig, "", sum, bound));
     if (bound.output > 0 || bound.lse > 0 || rig->strict < 0)
         return CP_OK;
-    /* Each merge rounds once more. Over few numbers that is not 1.1 x; over
-     * many, where strict is set, it averages out. */
+    /* Each merge rounds once more. For few numbers the factor may exceed 1.1;
+     * for many, where strict is set, it averages out. */
     const double factor = rig->strict > 0 ? rig->strict : 1.1;
     const double rounding = rig->strict > 0 ? 0 : 3e-7;
     if (rig->output_error > factor * rig->one_rank_error + rounding)
@@ -580,7 +581,7 @@ static cp_status judge(rig *rig, const errors *sum, rig_bound bound) {
     return CP_OK;
 }
 
-/* Of all answers: against the truth, and, of the same bits as others. */
+/* Compare all answers with the truth, and their bits with those seen before. */
 static cp_status compare_rows_of(const rig *rig, const answer *truth,
                                  const cp_pieces *queries,
                                  const rig_rows *rows) {
@@ -603,7 +604,7 @@ static cp_status compare_rows_of(const rig *rig, const answer *truth,
     return CP_OK;
 }
 
-/* The call, answered in another way; *bound is that of any way. */
+/* The call, answered in another way; *bound holds for any way. */
 static cp_status compare_also(const rig *rig, const int64_t *new_tokens,
                               cp_variant variant, const cp_pieces *queries,
                               const answer *truth, rig_bound *bound) {
@@ -681,7 +682,7 @@ static cp_status compare_traffic(const rig *rig) {
     return CP_OK;
 }
 
-/* A rank's lists are, bit for bit, what its queries choose of all keys. */
+/* A rank's lists must be, bit for bit, what its queries choose of all keys. */
 static cp_status compare_lists(const rig *rig, const job *job, int rank) {
     const cp_plan *plan = job->plan;
     const cp_pieces *mine = &job->layout->queries[rank].pieces;
@@ -719,8 +720,9 @@ cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     return status;
 }
 
-/* The ledger: every head of a query or a key says who it is, and the kernel
- * writes down who met whom, with how many heads. Row: a query; column: a key. */
+/* The ledger: every head of a query or a key encodes its identity, and the
+ * kernel records which pairs met, with how many heads. Row: a query; column: a
+ * key. */
 static rig *ledger;
 
 static int64_t who(const rig *rig, const float *row) {
@@ -756,8 +758,8 @@ static cp_status check_pair(const rig *rig, const int64_t *new_tokens,
     const bool asked = position >= cached && position < cached + new_tokens[i];
     const bool visible =
         asked && key / longest == i && key % longest <= position;
-    /* The kernel is given whole blocks; what a query may not see it masks. So
-     * an invisible pair may meet, but never twice. */
+    /* The kernel gets whole blocks and masks what a query may not see. So an
+     * invisible pair may meet, but never twice. */
     const int64_t met = rig->met[query * all + key];
     const int64_t heads = rig->shape.query_heads;
     if (visible ? met == heads : met <= heads)

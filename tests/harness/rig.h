@@ -1,7 +1,6 @@
 /* A conversation on a test bench: calls attention over ranks in threads, with
- * poisoned slots and disorderly messages, and holds every answer, every
- * partial, every list of what queries choose, and every byte against what they
- * must be. */
+ * poisoned slots and messages out of order, and checks every answer, every
+ * partial, every list of chosen keys, and every byte. */
 #ifndef HARNESS_RIG_H
 #define HARNESS_RIG_H
 
@@ -11,22 +10,22 @@
 #include "ring/check.h"
 #include "ring/variants.h"
 
-/* How far off an answer may be, any number of it; both 0: as far as rounding
+/* The error allowed in any number of an answer; both 0: what rounding
  * explains. */
 typedef struct {
     double output, lse;
 } rig_bound;
 
-/* A call in rows by sequence and position: of new tokens, and keys of all that
- * there are, those of sequences that take no part among them. */
+/* A call as rows by sequence and position: new tokens, and keys of all tokens,
+ * including those of sequences that take no part. */
 typedef struct {
     cp_variant variant;
     const int64_t *new_tokens; /* [sequences] */
     const float *queries, *keys, *values;
     const float *index_queries, *index_weights, *index_keys;
     float *output, *lse;     /* out */
-    rig_bound before, after; /* out: what could be said of answers to the call
-                                 before, and of this one after it */
+    rig_bound before, after; /* out: bounds known before the call, and after
+                                it */
 } rig_rows;
 
 typedef struct rig rig;
@@ -35,33 +34,32 @@ struct rig {
     cp_shape shape;
     int ranks;
     int64_t sequences, room;
-    uint64_t seed;     /* of the numbers in Q, K and V */
-    uint64_t disorder; /* of the communicator; 0 = none */
+    uint64_t seed;     /* for the numbers in Q, K and V */
+    uint64_t disorder; /* seed of the communicator's; 0 = none */
     int spare;         /* spare slots of the ring; 0 = 1 */
-    float scale;       /* of the queries; 0 = 1 */
-    int shrinks; /* keys and values of a sequence are smaller by so many bits
-                    than those of the next, the last of usual size */
+    float scale;       /* factor on the queries; 0 = 1 */
+    int shrinks; /* bits by which a sequence's keys and values are smaller than
+                    those of the next; the last ones have the usual size */
     cp_kernel kernel;   /* NULL = cp_attend */
-    int unwatched;      /* partials are not compared, so merges may be fused */
-    double strict;      /* error allowed / that of one rank, and no more; 0:
-                          about that of one rank; below 0: numbers may be few,
-                          and each is held by itself */
-    cp_indexer indexer; /* sparse attention by it, or all zero */
-    int levels;         /* its numbers are one of so many; 0: any */
-    cp_wire wire;       /* how numbers are written to be sent */
-    /* Answers a call in another way, before it is committed: that is held
-     * against the truth, too. Its bounds are those of numbers that were sent in
-     * fewer bits. Or NULL */
+    int unwatched;      /* do not compare partials, so merges may be fused */
+    double strict;      /* strict bound on error / that of one rank; 0: about
+                           that of one rank; below 0: numbers may be few, and
+                           each is judged alone */
+    cp_indexer indexer; /* for sparse attention, or all zero */
+    int levels;         /* number of distinct values in it; 0: any */
+    cp_wire wire;       /* how numbers are encoded for sending */
+    /* Answers a call in another way, before it is committed; that answer is
+     * checked, too. Its bounds are for numbers sent in fewer bits. Or NULL */
     cp_status (*also)(const rig *rig, rig_rows *rows);
     uint64_t
-        *bits; /* [sequences][room][N_H] those of an answer, 0: of none yet;
-                       later ones must have the same. Or NULL */
-    const int64_t *whose; /* [sequences][room] which sequence's a token is, to
-                             begin alike; NULL = its own */
+        *bits; /* [sequences][room][N_H] bits of an answer, 0: none yet; later
+                  answers must have the same. Or NULL */
+    const int64_t *whose; /* [sequences][room] the sequence whose token it is,
+                             for shared prefixes; NULL = its own */
 
     /* After a call. */
     cp_plan_report report; /* what the checker counted */
-    cp_traffic *traffic;   /* [ranks] what was really sent */
+    cp_traffic *traffic;   /* [ranks] what was actually sent */
     double output_error;   /* ||dO|| / ||O|| against fp64 */
     double one_rank_error; /* ||dO|| / ||O|| of one rank, fp32 */
 
@@ -69,16 +67,16 @@ struct rig {
     cp_cache *cache;
     cp_store *store;
 
-    /* The ledger; NULL but for its call. */
+    /* The ledger; NULL except during its call. */
     int64_t *met, longest;
 };
 
-/* Fails if anything cannot be had. */
+/* Fails if anything cannot be allocated. */
 cp_status rig_open(rig *rig);
 
-/* Have the cache in blocks of so many rows, as many as the rig has rows for, to
- * be given out in an order by a seed. What is in none when a call begins holds
- * NaN. */
+/* Put the cache in blocks of this many rows, as many as the rig has rows for,
+ * allocated in an order that a seed decides. Rows in no block hold NaN when a
+ * call begins. */
 cp_status rig_page(rig *rig, int64_t block, uint64_t seed);
 void rig_close(rig *rig);
 
@@ -88,13 +86,13 @@ void rig_close(rig *rig);
  * CP_BROKEN if anything is wrong; the cache is then as before. */
 cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
-/* Give the sequences a past without running it: the cache gets the tokens and
- * the store their numbers, as a call of that kind would have left them. */
+/* Give the sequences a past without running it: fill cache and store as a call
+ * of that kind would have. */
 cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
-/* The same call with the ledger kernel: reads who is who from the tensors'
- * own rows and counts who met whom. Does not commit, and leaves the store's
- * keys overwritten: good for nothing but further ledgers. */
+/* The same call with the ledger kernel, which reads identities from the
+ * tensors' rows and counts which pairs met. Does not commit, and overwrites the
+ * store's keys, which afterwards serve only for further ledgers. */
 cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant);
 
 #endif

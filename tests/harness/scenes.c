@@ -72,8 +72,8 @@ int scenes_read(const char *pattern) {
     return scene_count;
 }
 
-/* Where nothing is expected on standard error, or on standard output of a
- * failure, nothing is there; a failure says one line. */
+/* Without expectations, standard error must be empty, and so must a failure's
+ * standard output; a failure prints one line. */
 static bool is_as_told(const scene *told, int status) {
     bool out = status == 0, err = false, all = status == told->status;
     for (int i = 0; i < told->count; i++) {

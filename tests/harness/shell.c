@@ -1,4 +1,4 @@
-/* Lines of shell: a child, two files without names, and what they hold at the
+/* Shell lines: a child process, two nameless files, and their contents at the
  * end. */
 #define _GNU_SOURCE
 #include "shell.h"
@@ -34,7 +34,7 @@ const char *in(const char *name) {
     return paths[turn];
 }
 
-/* Write what the format says; it must fit. */
+/* Format into line; the text must fit. */
 static void spell(char *line, int size, const char *format, va_list arguments) {
     ck_assert_int_lt(vsnprintf(line, (size_t)size, format, arguments), size);
 }
@@ -52,7 +52,7 @@ static void read_back(FILE *file, char *text, size_t size) {
     fclose(file);
 }
 
-/* The address sanitizer says once a process that it does not know fibers. */
+/* Remove the address sanitizer's warning, once a process, about fibers. */
 static void forget_fibers(char *text) {
     static const char known[] = "WARNING: ASan doesn't fully support make";
     for (char *at; (at = strstr(text, known)) != NULL;) {

@@ -1,5 +1,5 @@
-/* The main function of every suite, and what its tests by tens leave behind:
- * a page that outlives the process of a test, whatever ended it. */
+/* The main function of every suite, and the record of its tests by tens: a page
+ * that outlives the process of a test, whatever ended it. */
 #define _GNU_SOURCE
 #include "suite.h"
 
@@ -73,7 +73,7 @@ void harness_around(bool of_all, SFun set_up, SFun tear_down) {
     (of_all ? all : each)[n].tear_down = tear_down;
 }
 
-/* A case of its own for tests that follow each other with the same limit. */
+/* Consecutive tests with the same limit form a case. */
 int harness_run(void) {
     Suite *suite = suite_create(program_invocation_short_name);
     TCase *tests = NULL;

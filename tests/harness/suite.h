@@ -20,23 +20,23 @@
 #define HARNESS_SANITIZED 0
 #endif
 
-/* How many of so many seeds to run: all, and a quarter of them under the address
- * sanitizer. It asks what each line touches, and later seeds bring other orders
- * of the same lines; the plain suites run them all. */
+/* How many of `all` seeds to run: all, or a quarter of them under the address
+ * sanitizer. It checks what each line touches, and later seeds bring only other
+ * orders of the same lines; the plain suites run them all. */
 static inline int harness_seeds(int all) {
     return HARNESS_SANITIZED ? (all + 3) / 4 : all;
 }
 
-/* The same where an instance's number also picks its case: is it one of the two
- * in three that the sanitizer leaves to the plain suites? */
+/* The same if an instance's number also selects its case: is it among the two
+ * thirds that the sanitizer leaves to the plain suites? */
 static inline bool harness_spared(int instance) {
     return HARNESS_SANITIZED && instance % 3 != 0;
 }
 
 enum { HARNESS_DONE = -1 };
 
-/* Where the running test writes which instance it has come to; the name must
- * live as long as the program. */
+/* Where the running test records its current instance; the name must live as
+ * long as the program. */
 int *harness_note(const char *name, int first);
 
 /* xorshift64*: the same numbers on every machine. The state must not be 0. */
@@ -52,13 +52,12 @@ static inline float harness_uniform(uint64_t *state) {
     return (float)(int32_t)(harness_random(state) >> 32) * 0x1p-31f;
 }
 
-/* TEST(name) { ... } is a test of the suite that its program is, run in the order
- * of the file; LOOP(name, first, end) one for each _i from first to end - 1;
- * and LOOP_FOR(seconds, ...) one that may take longer than others. The program
- * needs no main function. LOOP_BY_TENS(name, tens) is for instances that take
- * less time than the fork that Check makes for each: ten of them run in one
- * process. One that fails or crashes ends its ten, and harness_run names it by
- * its _i. */
+/* TEST(name) { ... } defines a test of the program's suite, run in the order of
+ * the file. LOOP(name, first, end) runs one for each _i from first to end - 1;
+ * LOOP_FOR(seconds, ...) has a longer limit. The program needs no main
+ * function. LOOP_BY_TENS(name, tens) is for instances that take less time than
+ * Check's fork for each: ten of them run in one process. One that fails or
+ * crashes ends its ten, and harness_run names it by its _i. */
 #define TEST(name) LOOP(name, 0, 1)
 #define LOOP(name, first, end) LOOP_FOR(20, name, first, end)
 #define LOOP_FOR(seconds, name, first, end)                                    \
@@ -79,8 +78,8 @@ static inline float harness_uniform(uint64_t *state) {
     }                                                                          \
     static void name##_one(int _i)
 
-/* What goes before and after each test, or before the first and after the last
- * of them; tear_down may be NULL. */
+/* Fixtures around each test, or before the first and after the last of them;
+ * tear_down may be NULL. */
 #define AROUND_EACH(set_up, tear_down)                                         \
     __attribute__((constructor)) static void enlist_##set_up(void) {           \
         harness_around(false, set_up, tear_down);                              \
@@ -99,8 +98,8 @@ typedef struct harness_entry {
     struct harness_entry *next;
 } harness_entry;
 
-/* What these macros call before main does, and main itself, for programs that
- * have one of their own. */
+/* What these macros call before main, and main's work, for programs with their
+ * own main. */
 void harness_enlist(harness_entry *entry, int first, int end, double seconds);
 void harness_around(bool all, SFun set_up, SFun tear_down);
 int harness_run(void);

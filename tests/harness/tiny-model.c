@@ -1,7 +1,7 @@
 /* Write a tiny model to a file: tiny-model FILE [BLOCKS [WIDTH]]. Without a
- * width it is tiny_gguf's own. With one, heads are of 64, and of 128 from 1,024
- * on, four to a key and value head, and matrices are Q4_0: WIDTH is a multiple
- * of 256, or 512. */
+ * width it is tiny_gguf's default. With one, heads have 64 numbers (128 from a
+ * width of 1,024 on), four share a key and value head, and matrices are Q4_0:
+ * WIDTH is a multiple of 256, or 512. */
 #include <stdio.h>
 #include <stdlib.h>
 

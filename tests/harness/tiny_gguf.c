@@ -100,8 +100,7 @@ static const char merges[] =
 
 enum { MERGES = 66 };
 
-/* Take the word that begins at *at, before a comma, and go to the next: false
- * after the last. */
+/* Take the word at *at, up to a comma, and advance; false after the last. */
 static bool next_word(const char **at, char word[64]) {
     const int length = (int)strcspn(*at, ",");
     snprintf(word, 64, "%.*s", length, *at);
@@ -125,8 +124,8 @@ static const char llama3_template[] =
     "{% endif %}{{ content }}{% endfor %}{{ '<|start_header_id|>assistant"
     "<|end_header_id|>\n\n' }}";
 
-/* Control tokens stand before all others, or, with a BOS that is always added,
- * behind them. */
+/* Control tokens come before all others, or, with a BOS that is always added,
+ * after them. */
 typedef struct {
     const char *pre, *controls, *chat_template;
     int control_count;
@@ -261,9 +260,9 @@ static uint32_t to_bfloat(double value) {
     return bits >> 16;
 }
 
-/* How a block of a quantised type is drawn: random bytes except for its half
- * scales. unit is the standard deviation that scale 1 gives; shift is the
- * second scale (minimum) as a multiple of the first. */
+/* How a block of a quantised type is drawn: random bytes except for its
+ * half-precision scales. unit is the standard deviation that scale 1 gives;
+ * shift is the second scale (minimum) as a multiple of the first. */
 typedef struct {
     int count, bytes, scale_at, minimum_at;
     double unit, shift;
@@ -335,7 +334,7 @@ typedef struct {
     tiny_bytes directory, data;
     uint64_t count, state;
     bool repeats;
-    int part, parts, all; /* of all tensors, those of one part are written */
+    int part, parts, all; /* only the tensors of one part are written */
     tiny_bytes elsewhere; /* data of the others */
 } tensors;
 
@@ -355,7 +354,7 @@ static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
     return &out->data;
 }
 
-/* A matrix of standard deviation gain / sqrt(row); of no rows: a norm. */
+/* A matrix with standard deviation gain / sqrt(row); without rows: a norm. */
 static void put_tensor(tensors *out, const char *name, int type, int row,
                        int rows, double gain) {
     tiny_bytes *data = tensor(out, name, type, row, rows);
@@ -402,7 +401,7 @@ static void put_tensors(const tiny_gguf_options *o, tensors *out) {
         put_tensor(out, "output.weight", o->output_type, o->width, words, 4.0);
     if (!o->rope_freqs)
         return;
-    /* Factors as Llama 3.1 has them: 1 for fast pairs, rising to 8 for slow. */
+    /* Factors as in Llama 3.1: 1 for fast pairs, rising to 8 for slow ones. */
     tiny_bytes *data =
         tensor(out, "rope_freqs.weight", CP_GGUF_F32, factors, 0);
     for (int i = 0; i < factors; i++)

@@ -1,5 +1,5 @@
 /* A writer of tiny models: llama-architecture GGUF files with seeded random
- * weights and a small vocabulary that is whole in shape. For tests only. */
+ * weights and a small but complete vocabulary. For tests only. */
 #ifndef HARNESS_TINY_GGUF_H
 #define HARNESS_TINY_GGUF_H
 
@@ -12,8 +12,8 @@ typedef enum {
     TINY_DEFAULT, /* as TINY_SMOLLM, without the key tokenizer.ggml.pre */
 } tiny_vocabulary;
 
-/* All zero gives a sound model: 2 blocks, width 64, 4 heads over 2 kv heads
- * of 16, feed-forward 96, context 512, all F32, tied output. */
+/* All zero gives a valid model: 2 blocks, width 64, 4 heads over 2 kv heads of
+ * 16, feed-forward 96, context 512, all F32, tied output. */
 typedef struct {
     int blocks, width, feed_forward, heads, kv_heads;
     int head_dim; /* 0: width / heads; else attention.key_length is written */
@@ -34,9 +34,9 @@ typedef struct {
     const char *without;       /* bytes (not 0) that get no token */
     const char *extra;         /* one more token, which no merge makes */
     int extra_type;            /* its type: 0 or 1 text, 3, 4 */
-    bool repeats; /* quantised weights after some thousands: soon written */
+    bool repeats; /* quantised weights repeat after some thousands: faster */
     uint64_t seed;
-    int part, parts; /* parts > 1: one of so many, from 0; tensors in turn */
+    int part, parts; /* parts > 1: this part, from 0; tensors alternate */
 } tiny_gguf_options;
 
 /* A growing array of bytes; zero-initialised = empty. Free with free(bytes). */
@@ -58,7 +58,7 @@ void tiny_put_array(tiny_bytes *out, const char *key, uint32_t type, int count);
 void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out);
 void tiny_gguf_write(const char *path, const tiny_gguf_options *options);
 
-/* Number of tokens in the vocabulary that these options give. */
+/* The number of tokens in the vocabulary for these options. */
 int tiny_gguf_vocabulary_size(const tiny_gguf_options *options);
 
 #endif

@@ -1,4 +1,4 @@
-/* Print the name of the first GPU, or say on stderr why there is none. */
+/* Print the name of the first GPU, or on stderr why there is none. */
 #include "cuda/kernels/device.h"
 
 #include <stdio.h>

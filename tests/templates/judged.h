@@ -1,5 +1,5 @@
-/* Written by tests/harness/judge-templates with jinja2 3.1.6: what it makes of
- * the templates beside this file. NULL: it fails. */
+/* Written by tests/harness/judge-templates with jinja2 3.1.6: its output for
+ * the templates in this folder. NULL: it fails. */
 /* clang-format off */
 
 static const judged_message judged_messages[][8] = {

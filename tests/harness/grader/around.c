@@ -1,4 +1,4 @@
-/* What a lab is held against. */
+/* The references that labs are graded by. */
 #include "around.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ void grade_fill(int what, const cp_shape *shape, const cp_pieces *pieces,
             }
 }
 
-/* Whose key it is, for a failure. */
+/* Add the key's owner to a failure. */
 static void name_owner(const cp_layout *layout, int64_t sequence,
                        int64_t position, char *text, size_t room) {
     const cp_span one = {sequence, position, 1, 1};
@@ -60,7 +60,7 @@ static void name_owner(const cp_layout *layout, int64_t sequence,
                 snprintf(text, room, " of rank %d", r);
 }
 
-/* In a ledger a query met key j as often as its channel j says. */
+/* In a ledger, channel j of a query's answer counts how often it met key j. */
 static void read_ledger(const char *whose, const cp_shape *shape,
                         const cp_layout *layout, int64_t sequence,
                         int64_t position, const float *output) {
@@ -192,7 +192,7 @@ void grade_run(const cp_plan *plan) {
             all.caches[2 * r + n] =
                 grade_floats(layout->sequences * layout->room *
                              width_of(GRADE_KEY, &plan->shape));
-            /* What is cached already; new tokens are the walk's to append. */
+            /* The cached tokens; the walk appends the new ones. */
             grade_fill(n == 0 ? GRADE_KEY : GRADE_VALUE, &plan->shape,
                        &layout->cache[r].pieces, all.caches[2 * r + n]);
             for (int64_t i = 0; i < layout->appended[r].pieces.count; i++) {
@@ -277,7 +277,7 @@ void grade_draw_clocks(const cp_plan *plan, double pair, double message,
         grade_strokes_clear();
 }
 
-/* A student's plan may name ranks that are not there. */
+/* A student's plan may name ranks that do not exist. */
 static cp_status draw_plan(const void *what, int kind, void *file) {
     const cp_plan *plan = what;
     const int ranks = plan->layout->ranks;

@@ -20,7 +20,7 @@
 enum {
     ROOMS = 4096,
     STROKES = 20000,
-    AROUND = 0xA5, /* a byte of its pages that is not in a room */
+    AROUND = 0xA5, /* fills the bytes of the pages outside a room */
     SAID = 5,      /* last lines of what an answer printed */
     WIDE = 62,     /* columns of a line of text */
 };
@@ -32,7 +32,7 @@ static struct {
 } * board;
 
 static struct {
-    unsigned char *base; /* of its pages that may be touched */
+    unsigned char *base; /* of its accessible pages */
     size_t pages, bytes;
 } rooms[ROOMS];
 static int room_count;
@@ -88,7 +88,7 @@ static void draw(void) {
         cp_drawing kind;
     } files[] = {
         {"txt", CP_DRAW_ASCII}, {"svg", CP_DRAW_SVG}, {"csv", CP_DRAW_CSV}};
-    if (stroke_count > 0) /* sooner than a plan */
+    if (stroke_count > 0) /* takes precedence over a plan */
         draw_by = draw_strokes;
     for (int n = 0; n < 3 && environment("DRAW") && draw_by != NULL; n++) {
         char name[40];
@@ -103,7 +103,7 @@ static void draw(void) {
     draw_by = NULL;
 }
 
-/* What a case says. */
+/* What a case reports. */
 
 void grade_ran(const char *format, ...) {
     va_list list;
@@ -173,8 +173,8 @@ int64_t grade_between(int64_t least, int64_t most) {
     return least + (int64_t)(cp_random(&state) % (uint64_t)(most - least + 1));
 }
 
-/* Memory that notices. Bytes end where the last page does, but for up to 15,
- * so that any type may begin there. */
+/* Guarded memory. It ends at the end of its last page, except for up to 15
+ * bytes, so that it is aligned for any type. */
 
 void *grade_room(int64_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -187,7 +187,7 @@ void *grade_room(int64_t bytes) {
         fprintf(stderr, "no room for %ld bytes\n", bytes);
         abort();
     }
-    /* NaN inside; around it what no copy of a NaN looks like. */
+    /* NaN inside; around it bytes that no copy of a NaN has. */
     memset(all + page, AROUND, pages);
     memset(all + page + pages - taken, 0xFF, (size_t)cp_max(bytes, 0));
     rooms[room_count].base = all + page;
@@ -227,7 +227,7 @@ static void enter(void) {
     close(out);
     limit(RLIMIT_CORE, 0);
     state = grade_seed();
-    if (environment("GRADE_GPU")) /* a driver maps and opens what it likes */
+    if (environment("GRADE_GPU")) /* a GPU driver maps memory and opens files */
         return;
     limit(RLIMIT_FSIZE, 1 << 20);
     limit(RLIMIT_NOFILE, 64);
@@ -313,7 +313,8 @@ static void show_printed(void) {
     for (int lines = 0; from > tail; from--)
         if (from[-1] == '\n' && from[0] != '\0' && ++lines == SAID)
             break;
-    for (char *c = from; *c != '\0'; c++) /* a terminal is not an answer's */
+    for (char *c = from; *c != '\0'; c++) /* answers may not control the
+                                             terminal */
         if ((unsigned char)*c < ' ' && *c != '\n' && *c != '\t')
             *c = '?';
     show_lines("said", from);
@@ -344,7 +345,7 @@ static void report(const grade_case *it, const char *why, bool ran) {
                it->points);
         return;
     }
-    char number[12] = " "; /* time.txt is no case */
+    char number[12] = " "; /* time.txt is not a case */
     if (it->run != NULL)
         snprintf(number, sizeof(number), "%d", now);
     printf("  %-5s %3d/%-3d  %s %s\n", why == NULL ? "ok" : "FAIL",

@@ -1,7 +1,7 @@
-/* NCCL's communicators: how ranks join and split, what a group of calls says,
- * and what is heard of ranks in other processes. Ranks are threads of one
- * process, or all of one thread; or processes, and then each has proxies of
- * the others' ranks, whose sides of a meeting arrive as news. */
+/* NCCL's communicators: how ranks join and split, groups of calls, and news
+ * from ranks in other processes. Ranks are threads of one process, or all in
+ * one thread; or they are processes, and then each has proxies of the others'
+ * ranks, whose sides of a meeting arrive as news. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +28,7 @@ static clique *cliques;
 static gathering *gatherings;
 static int64_t unique_ids, keys; /* keys: of cliques in several processes */
 
-/* What a thread has said since ncclGroupStart: to one communicator, in one
- * stream. */
+/* A thread's calls since ncclGroupStart: to one communicator, in one stream. */
 static _Thread_local struct {
     int depth;
     ncclResult_t error;
@@ -38,13 +37,13 @@ static _Thread_local struct {
     const communicator *aborts; /* one of a process's; NULL: none */
 } group;
 
-/* Entering a call, and what is wrong with it. */
+/* Entering a call, and checking its arguments. */
 
 static bool exists(ncclComm_t given) {
     return listed(&communicators, given) && !given->gone;
 }
 
-/* Lock and look at a communicator; on success it can work. */
+/* Lock, and check a communicator; on success it is usable. */
 static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
     if (enter() != cudaSuccess)
         return ncclUnhandledCudaError;
@@ -61,7 +60,7 @@ static ncclResult_t enter_with(ncclComm_t given, bool must_work) {
     return ncclSuccess;
 }
 
-/* The caller has to ask before this communicator is done. */
+/* The caller has to poll before this communicator is done. */
 static ncclResult_t hold_back(communicator *c) {
     c->polls = 2 + (int)draw(3);
     return ncclInProgress;
@@ -87,7 +86,7 @@ static communicator *new_shell(int rank) {
     return c;
 }
 
-/* A rank of another process: nobody here has to destroy it. */
+/* A rank of another process: it need not be destroyed here. */
 static communicator *new_proxy(int process, int rank) {
     communicator *c = new_shell(rank);
     c->proxy = c->gone = true;
@@ -116,8 +115,8 @@ static void form(const entry *entries, int size, bool apart) {
     }
 }
 
-/* Everybody has come: those of one colour, by key and then by old rank, form a
- * communicator. All processes go through the colours alike. */
+/* All ranks have arrived: those of one colour, by key and then by old rank,
+ * form a communicator. All processes visit the colours in the same order. */
 static void form_all(gathering *all) {
     entry *entries = all->entries;
     qsort(entries, (size_t)all->expected, sizeof *entries, compare_entries);
@@ -143,7 +142,7 @@ static gathering *find_gathering(const char *id, int expected) {
     return g;
 }
 
-/* Enter a rank; the last one opens the door. */
+/* Add a rank; the last one completes the gathering. */
 static void arrive(gathering *all, entry one) {
     all->entries[all->arrived++] = one;
     if (all->arrived < all->expected)
@@ -152,7 +151,7 @@ static void arrive(gathering *all, entry one) {
     changed();
 }
 
-/* Whoever gives up is no longer expected to have come. */
+/* A rank that aborts is removed from the gathering. */
 static void depart(const communicator *shell) {
     for (gathering *g = gatherings; g != NULL; g = g->next)
         for (int i = 0; i < g->arrived; i++)
@@ -160,7 +159,7 @@ static void depart(const communicator *shell) {
                 g->entries[i] = g->entries[--g->arrived];
 }
 
-static const char AT[] = "at "; /* ids of NCCL_COMM_ID's ranks begin so */
+static const char AT[] = "at "; /* prefix of ids made by NCCL_COMM_ID */
 
 static bool is_apart(const char *id) {
     return strncmp(id, AT, sizeof AT - 1) == 0;
@@ -210,8 +209,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
     return leave(ncclSuccess);
 }
 
-/* Those who split a communicator for the same time meet; or shrink it, without
- * the same ranks (a bit each). */
+/* Ranks meet in their n-th split of a communicator, or in a shrink that
+ * excludes the same ranks (a bit each). */
 static void arrive_at_split(communicator *from, int color, int key,
                             uint64_t without, communicator *shell) {
     char id[sizeof(ncclUniqueId)];
@@ -223,8 +222,9 @@ static void arrive_at_split(communicator *from, int color, int key,
     arrive(all, (entry){color, key, from->rank, shell});
 }
 
-/* The new one is there when the old one has been asked often enough. It does
- * not block either. The answer may be that all is well before anything is. */
+/* The new communicator exists when the old one has been polled often enough.
+ * The call does not block either, and may report success before anything has
+ * happened. */
 static ncclResult_t give_birth(ncclComm_t comm, int color, int key,
                                uint64_t without, ncclComm_t *newcomm) {
     const news said = {.kind = SPLIT,
@@ -264,11 +264,11 @@ static ncclResult_t read_excluded(const communicator *comm, const int *ranks,
         *without |= UINT64_C(1) << ranks[n];
     }
     return count > 0 ? ncclSuccess
-                     : complain(ncclInvalidArgument, "nobody is excluded");
+                     : complain(ncclInvalidArgument, "no rank is excluded");
 }
 
-/* To abort ends what runs by now, and no more: the flag is taken back at once.
- * A communicator with an error is not shrunk, abort or not. */
+/* An abort ends only what runs now: the flag is cleared immediately. A
+ * communicator with an error is not shrunk, with or without abort. */
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList,
                             int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags) {
@@ -305,7 +305,7 @@ static void part_arrives(const clique *of, int rank, const part *what,
     attend(side);
 }
 
-/* False: what it is about is not known here yet. */
+/* False: its subject is not known here yet. */
 static bool take_news(int process, const news *said, char **bytes) {
     clique *of = cliques;
     while (of != NULL && of->key != said->clique)
@@ -350,8 +350,8 @@ static void lose_process(int process) {
     changed();
 }
 
-/* Hear them every tenth of a millisecond, and look after them a hundredth as
- * often. */
+/* Read news every tenth of a millisecond, and check for ended processes a
+ * hundredth as often. */
 void messages_arrive(void) {
     static double heard, looked; /* when, last */
     const int size = peers();
@@ -372,9 +372,9 @@ void messages_arrive(void) {
     looked = look ? heard : looked;
 }
 
-/* Asking and ending. */
+/* Polling and ending. */
 
-/* Asking makes time pass for what the communicator has yet to do on the host. */
+/* Polling makes time pass for the communicator's pending work on the host. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
     TRY(enter_with(comm, false));
     machine.counted.polls++;
@@ -391,7 +391,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
         return leave(ncclSuccess);
     operation *what = comm->deferred;
     stream *on = resolve(comm->on);
-    /* NCCL's own thread waits for room; who asks does not. */
+    /* NCCL's own thread waits for room; the polling thread does not. */
     const waiting room = {.room = on};
     if (what != NULL && on != NULL && on->issued >= MOST_ISSUED &&
         !run_until(&room, 1))
@@ -417,22 +417,23 @@ static void abandon_all(const communicator *by) {
                 abandon(o);
 }
 
-/* NCCL's own thread writes to the place of what is split off, until the one it
- * is split from has ended: the new one if all have come, or NULL. */
+/* NCCL's own thread writes to the new communicator's address until the parent
+ * has ended: the new one if all ranks have come, otherwise NULL. */
 static void end_birth(communicator *c) {
     if (*c->cradle != NULL)
         accuse("rank %d splits communicator %ld, and the place for the new one "
                "was given away",
                c->rank, c->number);
     *c->cradle = c->born->in != NULL ? c->born : NULL;
-    if (c->born->in == NULL) { /* nobody else knows of it */
+    if (c->born->in == NULL) { /* it is unknown elsewhere */
         depart(c->born);
         c->born->gone = true;
     }
     c->born = NULL;
 }
 
-/* Is there one left that has ranks in other processes, or may have? */
+/* Is there a communicator left that has, or may get, ranks in other
+ * processes? */
 static bool has_peers(void) {
     const communicator *c = communicators;
     while (c != NULL && (c->gone || (c->in != NULL && c->in->key == 0)))
@@ -461,8 +462,9 @@ static void end_communicator(communicator *c) {
     changed();
 }
 
-/* NCCL frees nothing while a graph has a communicator's messages. Another thread
- * may destroy the graph while the call waits; else it never returns. */
+/* NCCL frees nothing while a graph has a communicator's messages. Another
+ * thread may destroy the graph while the call waits; otherwise it never
+ * returns. */
 static void await_graphs(const communicator *c, const char *leaves) {
     int64_t number;
     while ((number = graph_holding(c)) > 0 && machine.threads)
@@ -473,7 +475,7 @@ static void await_graphs(const communicator *c, const char *leaves) {
                leaves, c->number, number);
 }
 
-/* Freeing waits for all that the device has to do, and so for messages of the
+/* Freeing waits for all work of the device, and so for messages of the
  * process's other communicators, unless they end in the same group. */
 static void finish_aborts(const communicator *one) {
     for (const communicator *c = communicators; c != NULL; c = c->next) {
@@ -488,8 +490,8 @@ static void finish_aborts(const communicator *one) {
     }
 }
 
-/* The others hear of it, and what they wait for never comes; the operations of
- * this rank end, so that its streams go on. */
+/* The other ranks are told, and what they wait for never comes; the operations
+ * of this rank end, so its streams continue. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))
@@ -529,7 +531,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 /* Groups. */
 
-/* A send to oneself meets a receive of the same group, or nothing. */
+/* A rank's send to itself meets a receive of the same group, or nothing. */
 static bool selves_match(const operation *what) {
     int balance = 0;
     for (int i = 0; i < what->part_count; i++) {
@@ -540,8 +542,8 @@ static bool selves_match(const operation *what) {
     return balance == 0;
 }
 
-/* All that was said is one operation, enqueued when the communicator has been
- * asked. */
+/* All calls of the group form one operation, enqueued when the communicator has
+ * been polled. */
 static ncclResult_t end_group(void) {
     operation *what = group.what;
     ncclResult_t result = group.error;
@@ -630,7 +632,7 @@ static ncclResult_t add_to_group(part what, cudaStream_t on) {
     return ncclSuccess;
 }
 
-/* Say one thing: in a group keep it, outside it is a group of its own. */
+/* Record one call: within a group it is kept; outside it is its own group. */
 static ncclResult_t say(part what, const void *at, size_t count,
                         ncclComm_t comm, cudaStream_t on) {
     ncclResult_t result = enter_with(comm, true);
@@ -659,8 +661,8 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer,
     return say(what, to, count, comm, on);
 }
 
-/* All ranks send to all others, in place: one's own part of a gathering, and of
- * a sum, lies already where it belongs. */
+/* All ranks send to all others, in place: a rank's own part of an all-gather,
+ * or of a sum, is already where it belongs. */
 static ncclResult_t say_to_all(part own, const void *from, char *to,
                                size_t count, ncclComm_t comm, cudaStream_t on) {
     const size_t stride = own.of == GATHERED ? count * size_of(own.type) : 0;
@@ -699,7 +701,7 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
     return say_to_all(own, from, to, count, comm, on);
 }
 
-/* At the end: name the communicators that are left, and forget everything. */
+/* At the end: report the communicators that are left, and reset everything. */
 void finish_messages(void) {
     for (communicator *c = communicators; c != NULL; c = c->next) {
         if (!c->gone)

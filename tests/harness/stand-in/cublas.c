@@ -1,11 +1,10 @@
-/* cuBLASLt on the CPU: D = alpha A^T B + beta C, columns first, as this project
- * asks for it. What the library refuses is refused, in a line that says why;
- * so are a product whose algorithm was found for another one (of another number
- * of columns: unless it was checked for that), operands that
- * are less aligned than was promised, and the first product of its kind in a
- * capture, since the library loads code then. A product starts when its stream
- * reaches it, and from then on the workspace is its own; it ends as one thread
- * of a kernel. */
+/* cuBLASLt on the CPU: D = alpha A^T B + beta C, column-major, as far as this
+ * project uses it. Calls that the library refuses are refused, with a line that
+ * says why. So are a product whose algorithm was found for another one (for
+ * another number of columns: unless it was checked for that), operands less
+ * aligned than promised, and the first product of its kind in a capture, since
+ * the library loads code then. A product starts when its stream reaches it, and
+ * owns the workspace from then on; it ends as one thread of a kernel. */
 #include <cublasLt.h>
 #include <stdlib.h>
 
@@ -25,17 +24,17 @@ typedef struct {
     float alpha, beta;
     char *workspace;
     size_t workspace_bytes;
-    int64_t split; /* for so many columns, and with their bits */
+    int64_t split; /* the columns it was found for, which decide its bits */
 } product;
 
 struct cublasLtContext {
     uint64_t *loaded; /* the kinds whose code has been loaded */
     int count;
-    uint64_t *checked; /* kinds, and columns of others */
+    uint64_t *checked; /* kinds, checked for other numbers of columns */
     int checks;
 };
 
-/* A line for the report, and the library's word for it. */
+/* A line for the report, and the library's error. */
 #define REFUSE(status, ...)                                                    \
     (complain(cudaErrorInvalidValue, "cuBLASLt: " __VA_ARGS__),                \
      CUBLAS_STATUS_##status)
@@ -47,7 +46,7 @@ size_t cublasLtGetVersion(void) {
 ERROR_TEXTS(cublasLtGetStatusString, cublasStatus_t, CUBLAS_STATUSES)
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
-    void *memory = NULL; /* pinned: one that is never destroyed is reported */
+    void *memory = NULL; /* pinned: a leaked handle is reported */
     const cudaError_t error = cudaMallocHost(&memory, sizeof **handle);
     *handle = memory;
     if (memory != NULL)
@@ -214,7 +213,7 @@ static cublasStatus_t check(const product *p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* What an algorithm is found for, as one number. */
+/* The kind of product that an algorithm is found for, as a number. */
 static uint64_t kind_of(const product *p, const uint32_t *alignments,
                         int64_t columns) {
     int64_t k[12] = {p->l[3].rows, columns,         p->l[0].rows,
@@ -281,7 +280,7 @@ cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Over many rows Hopper's kernels count tiles, whatever they were found for. */
+/* For many rows Hopper's kernels count tiles, whatever they were found for. */
 static uint64_t workspace_of(const cublasLtMatmulAlgo_t *algo,
                              int64_t columns) {
     return algo->workspace == 0 && columns >= MANY_ROWS ? COUNTER
@@ -368,9 +367,9 @@ static double dot(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
-/* In floats, and in two parts: the library has other kernels for other numbers
- * of columns, and bits that differ with them; and if it may reduce parts, so do
- * the parts. */
+/* In floats, and in two parts: the library has different kernels for different
+ * numbers of columns, with different bits; and if it may reduce parts, the
+ * parts differ, too. */
 static double dot_of_parts(const float *a, const float *b, int64_t count,
                            int64_t columns) {
     const int64_t first = count * (1 + columns % 7) / 8;
@@ -378,7 +377,7 @@ static double dot_of_parts(const float *a, const float *b, int64_t count,
            (float)dot(a + first, b + first, count - first);
 }
 
-/* The workspace holds where the product's arguments lie, all over. */
+/* Fill the workspace with the addresses of the product's arguments. */
 static void begin_product(const void *arguments) {
     const product *p = arguments;
     for (size_t at = 0; at < p->workspace_bytes; at += sizeof arguments)
@@ -449,7 +448,7 @@ static cublasStatus_t check_operand(const product *p, int i,
     if (i < 2 && p->how.scales[i] != NULL)
         OR_RETURN(check_memory("a scale", p->how.scales[i],
                                4 * (size_t)p->l[i].columns, 4));
-    /* Nothing may lie in D, but that C may be D. */
+    /* No operand may overlap D, except that C may be D. */
     if (i < 3 && p->at[i] + bytes > p->at[3] &&
         p->at[3] + size_of(&p->l[3]) > p->at[i] &&
         (i < 2 || p->at[2] != p->at[3]))
@@ -457,7 +456,8 @@ static cublasStatus_t check_operand(const product *p, int i,
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* The first of its kind loads code, which a capture does not survive. */
+/* The first product of its kind loads code, which is not possible in a
+ * capture. */
 static cublasStatus_t load(cublasLtHandle_t handle, uint64_t which,
                            cudaStream_t given) {
     stream *on = resolve(given);

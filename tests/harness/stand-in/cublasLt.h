@@ -1,7 +1,7 @@
 /* The part of cuBLASLt that this project calls, for machines without it: names,
- * types, values and prototypes as CUDA 12.9 and 13 have them, and behind them
- * a multiplication on the CPU (cublas.c) that takes its turn in its stream as
- * a kernel does. After the real header only the prototypes and lists are read
+ * types, values and prototypes as in CUDA 12.9 and 13, implemented by a
+ * multiplication on the CPU (cublas.c) that runs in its stream like a kernel.
+ * After the real header only the prototypes and lists are read
  * (interface.c). */
 #ifndef STAND_IN_CUBLASLT_H
 #define STAND_IN_CUBLASLT_H
@@ -62,8 +62,8 @@ typedef enum { CUBLAS_WAYS(CUDA_NAMED) } cublasComputeType_t;
 typedef cudaDataType cudaDataType_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
 
-/* Opaque to a caller, who knows their sizes. Each begins with a mark that says
- * it was begun. */
+/* Opaque to a caller, which knows only their sizes. Each begins with a mark
+ * that it was initialised. */
 typedef union {
     uint64_t data[8];
     struct {
@@ -94,7 +94,7 @@ typedef union {
     uint64_t data[8];
     struct {
         uint64_t kind, workspace; /* what it was found for, and needs */
-        int64_t columns;          /* of B it was found for */
+        int64_t columns;          /* columns of B it was found for */
         uint32_t alignments[4], reductions;
     };
 } cublasLtMatmulAlgo_t;

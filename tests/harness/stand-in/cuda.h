@@ -1,6 +1,6 @@
 /* The part of the CUDA driver's interface that this project calls: tensor maps,
- * which nothing links to but finds by name (cudaGetDriverEntryPointByVersion).
- * Not over-aligned, as CUDA's is: on the stand-in nobody minds. */
+ * which are not linked but found by name (cudaGetDriverEntryPointByVersion).
+ * Unlike CUDA's, not over-aligned: the stand-in does not need that. */
 #ifndef STAND_IN_CUDA_H
 #define STAND_IN_CUDA_H
 

@@ -1,8 +1,8 @@
 /* The part of the CUDA runtime that this project calls, for machines without
- * CUDA: names, types, values and prototypes as CUDA 12 and 13 have them, and
- * behind them the stand-in (stand_in.h), which runs streams on the CPU. Not a
- * CUDA installation: what we do not call is not here. interface.c reads this
- * file after the real header, which leaves the prototypes and the lists: one
+ * CUDA: names, types, values and prototypes as in CUDA 12 and 13, implemented
+ * by the stand-in (stand_in.h), which runs streams on the CPU. Not a CUDA
+ * installation: what we do not call is not here. interface.c reads this file
+ * after the real header; then only the prototypes and the lists remain, and one
  * that differs does not compile. */
 #ifndef STAND_IN_CUDA_RUNTIME_API_H
 #define STAND_IN_CUDA_RUNTIME_API_H

@@ -1,6 +1,6 @@
-/* What runs a block's threads (kernels.c), for what gives instructions their
- * meaning (hopper.c). All of it is called from a running thread of a kernel
- * unless it says other. */
+/* The interface of what runs a block's threads (kernels.c), for the
+ * implementation of instructions (hopper.c). All of it is called from a running
+ * thread of a kernel, unless stated otherwise. */
 #ifndef STAND_IN_FIBERS_H
 #define STAND_IN_FIBERS_H
 
@@ -11,21 +11,21 @@
 int this_thread(void);
 int block_threads(void);
 
-/* Let others run until somebody wakes whoever waits for this object. Without
- * that it is a deadlock, which names the place. */
+/* Let other threads run until one wakes the threads that wait for this object.
+ * If none does, that is a deadlock, and the report names this location. */
 void wait_for(const void *object, const char *file, int line);
 void wake(const void *object);
 
 /* Bytes that the launch named; they begin at stand_in_dynamic(). */
 size_t dynamic_bytes(void);
 
-/* The block is wrong: say so once, and let it end. */
+/* Report an error of the block, once, and let it end. */
 void accuse_block(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 
-/* Called by the scheduler, of hopper.c: when a block begins; when something may
- * complete, and when nothing else can run (true: something has); and when all
- * threads have ended. */
+/* Functions of hopper.c that the scheduler calls: when a block begins; when
+ * something may complete, and when nothing else can run (true: something has);
+ * and when all threads have ended. */
 void instructions_begin(void);
 bool instructions_complete(bool idle);
 void instructions_end(void);

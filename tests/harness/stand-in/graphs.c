@@ -1,9 +1,9 @@
-/* Capture and replay. Operations on streams that capture do not run; a graph
- * keeps them, with what was recorded and waited for, and a launch says all of
- * it again: to the stream it is launched in, and to streams of its own for the
- * others. A stream joins a capture when it waits for an event of it. What an
- * operation was given by value it keeps for ever: a length that should have
- * been read from memory is found stale at the first replay. */
+/* Capture and replay. Operations on capturing streams do not run; a graph keeps
+ * them, with events recorded and waited for, and a launch enqueues all of it
+ * again: in the launching stream, and in the graph's own streams for the
+ * others. A stream joins a capture when it waits for an event of it. An
+ * operation keeps its by-value arguments forever: a length that should have
+ * been read from memory is stale at the first replay. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,7 +93,8 @@ cudaError_t capture_wait(stream *on, event *what, bool ignored) {
     return enqueue_point(on, WAIT, what->latest);
 }
 
-/* Waiting is no operation; in a capture it is a mistake that ends it. */
+/* Waiting on the host is not an operation; in a capture it is an error that
+ * ends it. */
 cudaError_t spoil_capture(stream *on, const char *call) {
     on->capture->invalid = true;
     return complain(cudaErrorStreamCaptureUnsupported,
@@ -135,7 +136,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     return leave(cudaSuccess);
 }
 
-/* Every stream that joined must have been joined to the origin again. */
+/* Every stream that joined must have been joined back to the origin. */
 static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
@@ -206,9 +207,9 @@ static bool mentions(const graph *g, const communicator *by) {
     return o != NULL;
 }
 
-/* NCCL lets go of a communicator when no graph is left that has its messages,
- * neither as it was captured nor made ready. One that was destroyed while it
- * ran counts no more: it ends by itself, or by an abort. */
+/* NCCL releases a communicator when no graph is left that has its messages,
+ * neither captured nor instantiated. A graph destroyed while it ran no longer
+ * counts: it ends by itself, or by an abort. */
 int64_t graph_holding(const communicator *by) {
     for (const graph *g = machine.graphs; g != NULL; g = g->next)
         if (mentions(g, by))
@@ -240,7 +241,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     return leave(cudaSuccess);
 }
 
-/* Say one step of a graph again, with points of this launch's. */
+/* Enqueue one step of a graph again, with marks of this launch. */
 static void replay(stream *on, const operation *captured) {
     mark *point = captured->point;
     if (point == NULL) {
@@ -261,7 +262,7 @@ static void mark_end(executable *x, stream *on) {
 }
 
 /* Two launches of one graph never overlap, and none begins before its stream
- * has come to it. */
+ * reaches it. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
     stream *on;
     TRY(enter_with_executable(given));
@@ -306,7 +307,7 @@ static void remove_graph(graph *g) {
     release_graph(g);
 }
 
-/* What was destroyed and has come to its end by now. */
+/* Free destroyed graphs that have ended by now. */
 static void reap(void) {
     for (executable *x = machine.executables, *next; x != NULL; x = next) {
         next = x->next;
@@ -315,8 +316,8 @@ static void reap(void) {
     }
 }
 
-/* A launch that is under way runs to its end. They can be destroyed after the
- * machine has failed. */
+/* A running launch completes. Graphs can be destroyed after the machine has
+ * failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     const cudaError_t error = enter_with_executable(given);
     settle();
@@ -334,7 +335,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t given) {
     return leave(error);
 }
 
-/* At the end, before the streams: name what is left. */
+/* At the end, before the streams: report what is left. */
 void finish_graphs(void) {
     for (stream *s = machine.streams; s != NULL; s = s->next)
         s->capture = NULL;

@@ -1,6 +1,6 @@
-/* What the instructions of hopper.h mean: barriers that count bytes, copies of
- * boxes of tensors, products of warpgroups, and registers that warps give each
- * other. All of it belongs to the one block that runs. */
+/* The implementation of the instructions in hopper.h: barriers that count
+ * bytes, copies of tensor boxes, products of warpgroups, and registers that
+ * warps hand over. All state belongs to the one block that runs. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,8 +13,8 @@ enum {
     LANES = 32,
     MOST_WARPS = 32,
     MOST_COPIES = 64,
-    MOST_PRODUCTS = 96, /* of a warp that are not done */
-    MOST_SUMS = 4,      /* of a warp, to which those add */
+    MOST_PRODUCTS = 96, /* of a warp, unfinished */
+    MOST_SUMS = 4,      /* accumulators of a warp for these */
     MOST_COLUMNS = 128,
     ROWS = 16, /* of a product, that are a warp's */
     DEPTH = 16,
@@ -53,7 +53,7 @@ void async_fence(void) {
 typedef struct {
     const uint64_t *at;
     int expected, pending;
-    int64_t bytes; /* that are expected and have not come */
+    int64_t bytes; /* expected but not arrived */
     int64_t phase;
     bool ready;             /* for copies, after barriers_ready */
     past arriving, over[2]; /* what who arrives knows; of phases that ended */
@@ -157,7 +157,8 @@ void stand_in_named(int id, int threads, bool waits, const char *file,
         learn(&named[id].over);
 }
 
-/* Registers: what the launch gave to each thread, and what some gave back. */
+/* Registers: those that the launch gave to each thread, and those given
+ * back. */
 
 static int registers[MOST_WARPS * LANES], spare_registers;
 
@@ -176,8 +177,9 @@ void stand_in_registers(int count, bool more, const char *file, int line) {
     wake(&spare_registers);
 }
 
-/* Copies of boxes. What a tensor map says here: where, how many elements of
- * two bytes in each direction, bytes between them, and what a box has. */
+/* Copies of boxes. A tensor map has the address, the number of two-byte
+ * elements in each dimension, the bytes between them, and the extents of a
+ * box. */
 
 typedef struct {
     const char *base;
@@ -258,13 +260,13 @@ static int64_t bytes_in(const box_copy *c) {
     return rows_in(c) * c->map.box[0] * 2;
 }
 
-/* Byte `at` of a row of 128 bytes lies elsewhere in it: its 16 bytes change
- * places with others, as bits 7 to 9 of the address say. */
+/* The swizzled position of byte `at` of a row of 128 bytes: its 16 bytes are
+ * permuted by bits 7 to 9 of the address. */
 static uint32_t swizzled(uint32_t address) {
     return address ^ (address >> 3 & 0x70);
 }
 
-/* A row of the box; what lies outside of the tensor is zeros. */
+/* A row of the box; elements outside the tensor are zeros. */
 static void fetch_row(const box_copy *c, int64_t row, uint8_t *out) {
     const int64_t y = c->first[1] + row % c->map.box[1];
     const int64_t z = c->first[2] + row / c->map.box[1];
@@ -326,9 +328,9 @@ void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
         complete_copy(copy_count - 1);
 }
 
-/* Products. A warp's share of one is sixteen rows; the sums of each lane are
- * taken away from it when the first product that adds to them begins, and come
- * back when the last has been waited for. */
+/* Products. A warp's share of one is sixteen rows. Each lane's sums are taken
+ * from it when the first product that adds to them begins, and returned when
+ * the last has been waited for. */
 
 typedef struct {
     bool used;
@@ -402,8 +404,8 @@ static uint32_t stride(uint64_t descriptor) {
     return (uint32_t)(descriptor >> 32 & 0x3FFF) << 4;
 }
 
-/* Rows of a matrix whose depth is contiguous: eight rows of 128 bytes, and the
- * next eight a stride on. */
+/* Rows of a matrix whose depth is contiguous: eight rows of 128 bytes; the next
+ * eight are a stride further on. */
 static void read_rows(uint64_t descriptor, int first, int rows,
                       float (*out)[DEPTH]) {
     for (int r = 0; r < rows; r++)
@@ -417,8 +419,8 @@ static void read_rows(uint64_t descriptor, int first, int rows,
         }
 }
 
-/* The same for one whose columns are contiguous, 64 of them; the next 64 lie a
- * leading offset on, the next eight of the depth a stride. */
+/* The same for one with contiguous columns, 64 of them; the next 64 are a
+ * leading offset further on, and the next eight of the depth a stride. */
 static void read_turned(uint64_t descriptor, int columns,
                         float (*out)[MOST_COLUMNS]) {
     for (uint32_t k = 0; k < DEPTH; k++)
@@ -444,8 +446,8 @@ static void read_right(const stand_in_product *p, float (*out)[MOST_COLUMNS]) {
             out[k][n] = rows[n][k];
 }
 
-/* Register r of a lane is this row and column: of sums, and, two to a register,
- * of what is left of a product. */
+/* The row and column of a lane's register r: for sums, and, two to a register,
+ * for a product's left operand. */
 static int row_of(int lane, int r) {
     return lane / 4 + 8 * (r / 2 % 2);
 }
@@ -488,7 +490,7 @@ static void multiply(warp_product *p, int warp) {
             p->sums->value[lane][r] = sums[row_of(lane, r)][column_of(lane, r)];
 }
 
-/* Where a lane's sums went; or a place for them. */
+/* The slot of a lane's sums, or a new one for them. */
 static sums_in_flight *take_sums(int warp, int lane, float *sums,
                                  warp_product *p) {
     sums_in_flight *found = p->sums;
@@ -516,7 +518,7 @@ static sums_in_flight *take_sums(int warp, int lane, float *sums,
     return found;
 }
 
-/* Products are made in their order, since they add to each other's sums. */
+/* Products are computed in order, since they add to each other's sums. */
 static void multiply_up_to(int warp, int count) {
     for (int i = 0; i < count; i++)
         if (!warps[warp].queue[i].done)
@@ -566,7 +568,7 @@ void stand_in_multiply(float *sums, stand_in_product product) {
         multiply_up_to(warp, w->begun[lane]);
 }
 
-/* The sums are their owners' again, unless others still add to them. */
+/* Return the sums to their lanes, unless other products still add to them. */
 static void give_back(int warp, sums_in_flight *sums, int from) {
     for (int i = from; i < warps[warp].count; i++)
         if (warps[warp].queue[i].sums == sums)
@@ -580,7 +582,7 @@ static void give_back(int warp, sums_in_flight *sums, int from) {
     sums->used = false;
 }
 
-/* The first so many products of a warp are done. */
+/* The first count products of a warp are done. */
 static void finish(int warp, int count) {
     warp_state *w = &warps[warp];
     multiply_up_to(warp, count);
@@ -657,10 +659,10 @@ bool instructions_complete(bool idle) {
 
 void instructions_end(void) {
     if (copy_count > 0)
-        accuse_block("%d copies that nobody waited for", copy_count);
+        accuse_block("%d copies without a wait", copy_count);
     for (int warp = 0; multiplied && warp < block_threads() / LANES; warp++) {
         if (warps[warp].count > 0)
-            accuse_block("line %d: a product that nobody waited for",
+            accuse_block("line %d: a product without a wait",
                          warps[warp].queue[0].what.line);
         if (warps[warp].history != warps[warp / 4 * 4].history)
             accuse_block("warps of a warpgroup began different products");

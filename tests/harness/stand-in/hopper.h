@@ -1,10 +1,10 @@
-/* The instructions of cuda/kernels/hopper.h for kernels that are emulated: the
- * same names, and behind them hopper.c. A copy that was begun completes as late
- * as the block allows, or early, as the seed says; a product that was begun
- * reads its operands when the last lane has begun it, or when it is waited for.
- * Until then what they write is NaN. Shared memory has a second image, which is
- * all that products see: copies write both, threads the first alone, and
- * async_fence carries the first into the second. */
+/* The instructions of cuda/kernels/hopper.h for emulated kernels: the same
+ * names, implemented in hopper.c. A copy completes as late as the block allows,
+ * or early, by the seed; a product reads its operands when the last lane has
+ * begun it, or when it is waited for. Until then their destinations are NaN.
+ * Shared memory has a second image, and products see only that: copies write
+ * both images, threads only the first, and async_fence copies the first into
+ * the second. */
 #ifndef STAND_IN_HOPPER_H
 #define STAND_IN_HOPPER_H
 
@@ -67,7 +67,7 @@ void stand_in_multiply(float *sums, stand_in_product product);
     stand_in_multiply(sums,                                                    \
                       (stand_in_product){64, __LINE__, true, true, 0, b, a})
 
-/* Nothing to do here: a C compiler keeps its order around calls. */
+/* Nothing to do here: a C compiler keeps the order around calls. */
 #define hold_registers(sums, count) ((void)(sums))
 #define from_lane(x, lane)                                                     \
     ((int)__float_as_uint(stand_in_exchange(__uint_as_float((unsigned)(x)),    \

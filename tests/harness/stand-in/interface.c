@@ -1,7 +1,7 @@
-/* What the stand-in's headers promise, held against CUDA's, NCCL's and
- * cuBLASLt's where those are installed. After a real header the stand-in's own
- * declares the same functions again, which the compiler refuses if a prototype
- * differs; the lists of values are asserted here. */
+/* Compares the stand-in's headers with CUDA's, NCCL's and cuBLASLt's, where
+ * those are installed. After a real header the stand-in's own declares the same
+ * functions again, which the compiler refuses if a prototype differs; the lists
+ * of values are asserted here. */
 #include <cublasLt.h>
 #include <cuda.h>
 #include <nccl.h>

@@ -2,8 +2,8 @@
  * C: `cc -x c -std=c11 -include kernel.h`. Blocks run one after another, in an
  * order that the seed decides; the threads of a block are fibers that run in a
  * seeded order from one barrier to the next. So a thread that reads what
- * another has not yet written finds NaN, or what was there before.
- * Not a GPU: one block at a time, no warps in lockstep, no speed. */
+ * another has not written yet finds NaN, or the old contents. Not a GPU: one
+ * block at a time, no warps in lockstep, no speed. */
 #ifndef STAND_IN_KERNEL_H
 #define STAND_IN_KERNEL_H
 
@@ -41,16 +41,16 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 #define CP_LAUNCH(name, grid, block_threads, stream, arguments)                \
     CP_LAUNCH_SHARED(name, grid, block_threads, 0, stream, arguments)
 
-/* CP_SHARED(float, tile, [32][33]); declares an array of the block. It is full
- * of NaN when the first thread of a block gets here. */
+/* CP_SHARED(float, tile, [32][33]); declares an array of the block. It is
+ * filled with NaN when the first thread of a block gets here. */
 #define CP_SHARED(type, name, dimensions)                                      \
     static type name dimensions;                                               \
     static uint64_t name##_block;                                              \
     stand_in_shared(name, sizeof name, #name, &name##_block)
 
-/* CP_DYNAMIC(room); is an array of as many bytes as the launch said, at a
- * multiple of 1,024, full of NaN when a block begins. What lies around it
- * cannot be touched unseen. */
+/* CP_DYNAMIC(room); is an array of the launch's dynamic bytes, at a multiple of
+ * 1,024, filled with NaN when a block begins. Accesses around it are
+ * detected. */
 #define CP_DYNAMIC(name) unsigned char *const name = stand_in_dynamic()
 
 cudaError_t stand_in_launch(const char *name, void (*thread)(const void *),
@@ -69,13 +69,14 @@ unsigned char *stand_in_dynamic(void);
 
 void stand_in_barrier(bool of_block, const char *file, int line);
 
-/* The number of the lane `turn` away. The mask must name the whole warp. */
+/* The value of the lane whose number differs by `turn`. The mask must name the
+ * whole warp. */
 #define __shfl_xor_sync(mask, value, turn)                                     \
     ((void)sizeof(char[(mask) == 0xFFFFFFFFu ? 1 : -1]),                       \
      stand_in_exchange(value, (int)(threadIdx.x % 32) ^ (turn),                \
                        STAND_IN_HERE))
 
-/* The number of one lane. */
+/* The value of one lane. */
 #define __shfl_sync(mask, value, lane)                                         \
     ((void)sizeof(char[(mask) == 0xFFFFFFFFu ? 1 : -1]),                       \
      stand_in_exchange(value, lane, STAND_IN_HERE))
@@ -85,7 +86,7 @@ float stand_in_exchange(float number, int lane, const char *file, int line);
 /* All lanes of the warp, without an order of memory. */
 void stand_in_meet(const char *file, int line);
 
-/* An atomic says to other blocks that what this one has stored is there. */
+/* Makes this block's stores visible before an atomic that announces them. */
 #define __threadfence() stand_in_fence()
 #define atomicAdd(to, more) stand_in_add(to, more)
 
@@ -112,7 +113,7 @@ static inline float __uint_as_float(unsigned bits) {
     return x;
 }
 
-/* A product that no compiler joins with a sum. */
+/* A product that no compiler fuses with a sum. */
 static inline float __fmul_rn(float x, float y) {
     return x * y;
 }

@@ -1,14 +1,14 @@
 /* Kernels on fibers. A block's threads are fibers, each of which runs until it
- * meets a barrier or a warp operation; then another one goes on. Warps and the
- * lanes in them take turns in an order that the seed decides. Only one block
- * of one kernel runs at a time, under the machine's lock.
+ * meets a barrier or a warp operation; then another one runs. The seed decides
+ * the order of warps, and of the lanes in them. Only one block of one kernel
+ * runs at a time, under the machine's lock.
  *
  * A fiber is entered once by makecontext; after that setjmp and longjmp
  * switch, because they make no system call. Within a warp each lane goes
  * straight on to the next; the scheduler is asked when all have had their
  * turn. */
 #define _GNU_SOURCE
-#undef _FORTIFY_SOURCE /* its longjmp refuses to go to another stack */
+#undef _FORTIFY_SOURCE /* its longjmp refuses to switch stacks */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -37,8 +37,8 @@
 #endif
 
 /* The compiler's own pair takes a few instructions. The library's longjmp takes
- * many, and under the address sanitizer asks the kernel a question each time;
- * clang has no other on some machines. */
+ * many, and under the address sanitizer makes a system call each time; clang
+ * has only that on some machines. */
 #if HARNESS_SANITIZED || defined(__x86_64__)
 typedef void *place[5];
 #define save_place(here) __builtin_setjmp(here)
@@ -49,8 +49,8 @@ typedef jmp_buf place;
 #define leave_for(there) _longjmp(there, 1)
 #endif
 
-/* A function of its own: gcc takes it that only a call can come back to a place
- * that was saved. */
+/* A separate function: gcc assumes that only a call can return to a saved
+ * context. */
 UNCHECKED static void go_to(place there) {
     leave_for(there);
 }
@@ -60,7 +60,7 @@ enum {
     MOST_WARPS = MOST_THREADS / LANES,
     STACK = 256 * 1024,
     STACK_GUARD = 4096,
-    NAMED_LIMIT = 48 * 1024,   /* of arrays that a kernel names itself */
+    NAMED_LIMIT = 48 * 1024,   /* for arrays that a kernel declares itself */
     SHARED_LIMIT = 227 * 1024, /* of compute capability 9.0 */
     SHARED_LEAST = 99 * 1024,  /* of 8.6 and 8.9; 8.0 has more */
     SHARED_STEP = 1024,        /* what CP_DYNAMIC is aligned to */
@@ -76,23 +76,24 @@ typedef struct {
     char *stack;      /* NULL: never entered */
     const char *file; /* where it waits */
     int line;
-    bool orders;        /* memory: a barrier does, a shuffle does not */
-    const void *object; /* what for, if for an object */
+    bool orders;        /* orders memory: a barrier does, a shuffle does not */
+    const void *object; /* the object it waits for, if any */
 } fiber;
 
 static fiber fibers[MOST_THREADS];
-static fiber_state states[MOST_THREADS]; /* apart: these are searched */
+static fiber_state states[MOST_THREADS]; /* separate, because they are
+                                            searched */
 static place scheduler_place;
 static int current;
 
-/* The warp whose turn it is: so many lanes are left, the next of them first. */
+/* The running warp: how many lanes are left, and the next one. */
 static struct { int first, lanes, left, lane, stride; } turn;
 static int to_enter; /* the thread that the scheduler is asked to resume */
-static bool woken;   /* some that no list of warps that can run has yet */
-static bool broken;  /* the block, which was accused */
+static bool woken;   /* threads were woken that are not in a run list yet */
+static bool broken;  /* the block, which has an error */
 
-/* The values that the lanes of a warp bring, the lanes they ask for, and what
- * each gets when all have come. */
+/* The values of a warp's lanes, the lanes whose values they ask for, and the
+ * results once all have arrived. */
 static float brought[MOST_THREADS], given[MOST_THREADS];
 static int asked[MOST_THREADS];
 
@@ -101,7 +102,7 @@ static uint64_t block_serial;
 static size_t shared_bytes;
 static unsigned char *dynamic_start; /* NULL: no launch has asked */
 
-/* What tells the address sanitizer which stack comes next. */
+/* Tell the address sanitizer which stack comes next. */
 static void *fake_of_scheduler, *fake_of_fiber[MOST_THREADS];
 static const void *scheduler_stack;
 static size_t scheduler_stack_bytes;
@@ -134,13 +135,13 @@ static void now_runs(int number) {
     threadIdx = (dim3){(unsigned)number, 0, 0};
 }
 
-/* A compiler sees no way from one fiber's code to another's, and would keep what
- * it knows of the variables above. */
+/* The compiler sees no path from one fiber's code to another's, and would cache
+ * the variables above. */
 static void others_have_run(void) {
     __asm__ volatile("" ::: "memory");
 }
 
-/* From a fiber to the next, or to the scheduler, and some day back. */
+/* Switch from a fiber to the next, or to the scheduler, and back later. */
 UNCHECKED static void pause_fiber(void) {
     const int number = current;
     if (save_place(fibers[number].resume_at) == 0) {
@@ -180,8 +181,8 @@ static char *new_stack(void) {
     return stack + STACK_GUARD;
 }
 
-/* Let a thread and those after it go on until their next barriers or ends, or
- * until one comes that was never entered. */
+/* Run a thread and those after it until their next barriers or ends, or until
+ * one that was never entered. */
 UNCHECKED static void resume(int number) {
     fiber *f = &fibers[number];
     now_runs(number);
@@ -205,7 +206,7 @@ UNCHECKED static void resume(int number) {
     swapcontext(&here, &fresh);
 }
 
-/* A fiber that waits for what never comes is given up, with its stack. */
+/* Abandon fibers that wait for what never comes, with their stacks. */
 static void give_up(int threads) {
     for (int i = 0; i < threads; i++)
         if (states[i] != ENDED && fibers[i].stack != NULL) {
@@ -299,8 +300,8 @@ unsigned char *stand_in_dynamic(void) {
     return dynamic_start;
 }
 
-/* Memory that a launch asks for ends, up to a step, where a page begins that
- * nobody may touch. The bytes in between are poison, as those before it. */
+/* A launch's dynamic memory ends, up to a step, at an inaccessible page. The
+ * bytes in between are poison, like those before it. */
 static size_t dynamic_room(void) {
     return (job->shared + SHARED_STEP - 1) / SHARED_STEP * SHARED_STEP;
 }
@@ -325,12 +326,12 @@ static void prepare_dynamic(void) {
     watch_shared(dynamic_start, job->shared, "what the launch shares");
 }
 
-/* For what runs on all of capability 8 there is as much as any of them has. */
+/* Code for all of capability 8 may use as much as any of them has. */
 static size_t shared_most(void) {
     return machine.hopper ? SHARED_LIMIT : SHARED_LEAST;
 }
 
-/* What a block shares is within the limits, and so is what it wrote. */
+/* Check that a block's shared memory is within limits, and its writes, too. */
 static bool check_shared(void) {
     const size_t all = shared_bytes + job->shared;
     const char *start = (const char *)dynamic_start;
@@ -360,7 +361,8 @@ static bool same_place(int one, int other) {
             (a->line == b->line && strcmp(a->file, b->file) == 0));
 }
 
-/* The first thread from `start` on that stands, and not where `other` does. */
+/* The first waiting thread from `start` on that is not at the location of
+ * `other`. */
 static int find_standing(int start, int threads, int other) {
     int i = start;
     while (i < threads && (states[i] == RUNNING || same_place(i, other)))
@@ -368,7 +370,7 @@ static int find_standing(int start, int threads, int other) {
     return i;
 }
 
-/* Why a block cannot go on: who stands where. */
+/* Report why a block cannot continue: which threads wait where. */
 static bool stuck(int threads, const char *why) {
     int first = 0;
     while (states[first] == RUNNING || states[first] == ENDED)
@@ -389,9 +391,9 @@ static bool stuck(int threads, const char *why) {
     return false;
 }
 
-/* Let the lanes of a warp go on if all stand at one operation of the warp, with
- * what each asked for; a lane that is not there gives NaN. False: a lane waits
- * for others that do not come. */
+/* Release the lanes of a warp if all wait at the same warp operation, with the
+ * values that they asked for; a missing lane gives NaN. False: a lane waits for
+ * others that do not come. */
 static bool release_warp(int first, int lanes) {
     bool waits = false;
     for (int i = 0; i < lanes; i++) {
@@ -453,9 +455,9 @@ static int list_ready(int *ready, int threads) {
     return count;
 }
 
-/* All warps go on until each stands at a barrier of the block, waits for what
- * does not come, or has ended. Some blocks let one warp run as far as it can,
- * others change after every stop. */
+/* Run all warps until each is at a barrier of the block, waits for what does
+ * not come, or has ended. Some blocks let one warp run as far as it can, others
+ * switch after every stop. */
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0, at = -1;
     order_block();
@@ -512,7 +514,7 @@ static bool run_block(int threads) {
 }
 
 /* Run all blocks, in some order. If one of them fails, so does the machine, and
- * its report says where. */
+ * its report gives the location. */
 void run_kernel(const operation *kernel) {
     const dim3 grid = gridDim = kernel->grid;
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;

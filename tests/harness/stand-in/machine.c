@@ -12,7 +12,7 @@
 #include "ground/random.h"
 #include "machine.h"
 
-enum { MOST_STEPS = 256 }; /* while the host asks once */
+enum { MOST_STEPS = 256 }; /* for each poll of the host */
 
 machine_state machine;
 
@@ -86,7 +86,7 @@ bool countdown(int64_t *fault) {
     return *fault > 0 && --*fault == 0;
 }
 
-/* Every call begins so. */
+/* Every call begins with this. */
 cudaError_t enter(void) {
     pthread_mutex_lock(&lock);
     machine.counted.calls++;
@@ -99,7 +99,8 @@ cudaError_t enter(void) {
     return machine.failed;
 }
 
-/* Ranges are a profiler's (nvtx3/nvToolsExt.h), and no call of the machine. */
+/* Ranges belong to a profiler (nvtx3/nvToolsExt.h), and are not calls of the
+ * machine. */
 static int range(int opened) {
     pthread_mutex_lock(&lock);
     machine.counted.ranges += opened > 0;
@@ -150,9 +151,9 @@ static bool met(const waiting *what) {
     return true;
 }
 
-/* Sleep until another thread changes something, or a while: other processes
- * cannot wake us. False: nobody has changed anything for the whole of the
- * patience. */
+/* Sleep until another thread changes something, but only for a short time,
+ * since other processes cannot wake us. False: nothing has changed for the
+ * whole timeout. */
 bool sleep_for_change(void) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -164,7 +165,8 @@ bool sleep_for_change(void) {
     return cp_clock() < machine.changed + machine.options.patience;
 }
 
-/* Take steps, so many at most, until it is so or the machine has failed. */
+/* Take steps, at most `most`, until the condition holds or the machine has
+ * failed. */
 bool run_until(const waiting *what, uint64_t most) {
     settle();
     while (machine.failed == cudaSuccess && !met(what)) {
@@ -175,8 +177,8 @@ bool run_until(const waiting *what, uint64_t most) {
     return true;
 }
 
-/* Run the machine until it is so. If it can never be, because nothing can run
- * and nobody else is left to bring anything, that is an error. */
+/* Run the machine until the condition holds. If it never can, because nothing
+ * can run and no other thread is left that could help, that is an error. */
 cudaError_t await(waiting what) {
     while (!run_until(&what, UINT64_MAX)) {
         if (what.room == NULL && blocked_by_failure(what, 0))
@@ -192,7 +194,7 @@ cudaError_t await(waiting what) {
     return machine.failed;
 }
 
-/* Time passes while somebody asks: a few steps for each question. */
+/* Time passes while a host thread polls: a few steps for each poll. */
 cudaError_t ask(waiting what) {
     return run_until(&what, 1 + draw(MOST_STEPS)) ? machine.failed
                                                   : cudaErrorNotReady;
@@ -209,7 +211,7 @@ cudaError_t fail_machine(void) {
 
 /* What tests call. */
 
-/* What the options leave open, and what the seed decides. */
+/* Fill in options that are unset, and those that the seed decides. */
 static void complete_options(stand_in_options *options) {
     if (options->driver == 0)
         options->driver = CUDART_VERSION;
@@ -269,7 +271,7 @@ stand_in_statistics stand_in_count(void) {
     return counted;
 }
 
-/* Each of these sets one word of the machine. */
+/* Each of these sets one field of the machine. */
 #define SETS(name, parameters, word, ...)                                      \
     void name parameters {                                                     \
         pthread_mutex_lock(&lock);                                             \

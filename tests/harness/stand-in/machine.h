@@ -1,5 +1,6 @@
-/* The inside of the stand-in, for its own sources: one pretended machine, its
- * streams and operations, one lock around all of it. See stand_in.h first. */
+/* The internals of the stand-in, for its own sources: one pretended machine,
+ * its streams and operations, one lock around all of it. See stand_in.h
+ * first. */
 #ifndef STAND_IN_MACHINE_H
 #define STAND_IN_MACHINE_H
 
@@ -12,7 +13,7 @@
 
 #include "stand_in.h"
 
-enum { POISON = 0xFF }; /* every byte of memory that nobody has written */
+enum { POISON = 0xFF }; /* every byte of unwritten memory */
 
 typedef struct CUstream_st stream;
 typedef struct CUevent_st event;
@@ -26,7 +27,7 @@ typedef struct mark {
     bool done;
     double time;      /* pretended milliseconds */
     int64_t stream;   /* its number */
-    struct mark *now; /* of a captured one: the latest launch's */
+    struct mark *now; /* for a captured mark: the latest launch's */
 } mark;
 
 typedef struct meeting meeting;
@@ -41,7 +42,7 @@ typedef struct {
     ncclDataType_t type;
     int peer;
     bool started, done;
-    uint64_t fingerprint; /* of what is sent, when it started */
+    uint64_t fingerprint; /* of the sent data, when it started */
     double starts, ends;  /* pretended milliseconds */
     communicator *by;
     meeting *in;
@@ -49,17 +50,17 @@ typedef struct {
 
 typedef enum { KERNEL, COPY, FILL, RECORD, WAIT, MESSAGES } operation_kind;
 
-/* Something in a stream or in a graph. Which members mean something depends on
- * the kind. */
+/* Something in a stream or in a graph. The kind decides which members are
+ * used. */
 typedef struct operation {
     operation_kind kind;
     struct operation *next;
     bool started;
-    bool issued; /* by a call of the host's, and not by a graph */
+    bool issued; /* by a host call, not by a graph */
     double ends; /* pretended milliseconds */
 
     const char *name;            /* kernel */
-    void (*begin)(const void *); /* NULL; or what it does when it starts */
+    void (*begin)(const void *); /* NULL, or called when it starts */
     void (*thread)(const void *);
     dim3 grid;
     unsigned threads;
@@ -69,7 +70,7 @@ typedef struct operation {
 
     char *to; /* copy, and fill */
     const char *from;
-    char *staged; /* NULL; or ours, with what lay there: then `from` is it */
+    char *staged; /* NULL, or our copy of the source; then `from` is this */
     size_t to_pitch, from_pitch, width, height;
     int value;
     uint64_t fingerprint;
@@ -80,13 +81,13 @@ typedef struct operation {
     communicator *by; /* messages */
     part *parts;
     int part_count;
-    char *added;  /* of a sum: [ranks] what the others have, ours */
+    char *added;  /* for a sum: [ranks] the others' data; owned */
     int64_t turn; /* among its communicator's */
     bool reached; /* by its stream... */
     bool dead;    /* ...when its rank was, on demand */
 } operation;
 
-/* Of each stream of a capture: so many of its nodes come before. */
+/* For each stream of a capture: how many of its nodes come before. */
 enum { MOST_CAPTURED = 64 };
 typedef struct {
     int of[MOST_CAPTURED];
@@ -113,7 +114,8 @@ struct CUevent_st {
     history before;
 };
 
-/* What was said to some streams, in order; records and waits are no nodes. */
+/* The captured operations of some streams, in order; records and waits are not
+ * nodes. */
 struct CUgraph_st {
     graph *next;
     int references;
@@ -123,13 +125,14 @@ struct CUgraph_st {
     bool ranked; /* the streams had several priorities */
 };
 
-/* A graph with streams of its own, but for the first: that it is launched in. */
+/* A graph with its own streams, except the first, which is the launching
+ * stream. */
 struct CUgraphExec_st {
     executable *next;
     graph *of;
     stream *streams[MOST_CAPTURED];
     mark *end; /* of the latest launch; or NULL */
-    bool gone; /* destroyed, and its latest launch runs on */
+    bool gone; /* destroyed while its latest launch still runs */
 };
 
 typedef struct capture {
@@ -141,8 +144,8 @@ typedef struct capture {
     bool invalid;
 } capture;
 
-/* What a host thread waits for: an empty stream; else a point; else room in a
- * stream; else that all streams are empty. */
+/* What a host thread waits for: an empty stream; otherwise a mark; otherwise
+ * room in a stream; otherwise until all streams are empty. */
 enum { MOST_ISSUED = 1024 };
 typedef struct {
     const stream *empty;
@@ -150,8 +153,7 @@ typedef struct {
     const stream *room;
 } waiting;
 
-/* What becomes of a rank of NCCL after so many operations, and which message
- * between two of them is lost. */
+/* When a rank of NCCL fails, and which message between two ranks is lost. */
 enum { RANK_FAULTS = 64 };
 typedef struct {
     enum { SOUND, DEAD, FAILING } state;
@@ -168,7 +170,7 @@ typedef struct {
     pthread_t thread;   /* that began... */
     bool threads;       /* ...and others have called */
     uint64_t random;    /* the scheduler's state */
-    uint64_t priority;  /* of streams, when the seed wants them; 0: none */
+    uint64_t priority;  /* of streams, if the seed uses them; 0: none */
     cudaError_t failed; /* sticks to every call, as a failed context does */
     stream *streams;
     event *events;
@@ -181,7 +183,7 @@ typedef struct {
     stand_in_statistics counted;
     int64_t fail_allocation, fail_launch, fail_copy, ignore_wait, skip_blocks;
     bool freeze_uploads, no_f8, hopper;
-    int refuses; /* a rank that cannot capture, and 1; 0: none */
+    int refuses; /* 1 + a rank that cannot capture; 0: none */
     message_fault drop;
     rank_fault rank_faults[RANK_FAULTS];
 } machine_state;
@@ -208,7 +210,7 @@ float from_f8(unsigned code); /* e4m3: its last eight bits */
         if (failure != 0)                                                      \
             return leave(failure);                                             \
     } while (0)
-/* A function that says what each of an interface's errors is. */
+/* A function that returns the text of an interface's error. */
 #define ERROR_TEXT(name, value, text) [name] = (text),
 #define ERROR_TEXTS(function, type, list)                                      \
     const char *function(type error) {                                         \
@@ -229,8 +231,8 @@ cudaError_t fail_machine(void);
 void *take(size_t count, size_t size);           /* zeroed, never NULL */
 void *copy_of(const void *from, size_t bytes);   /* NULL for NULL */
 void *grown(void *list, int count, size_t size); /* room for one more */
-/* All that stands in a list begins with a pointer to the next of it; `list` is
- * where the pointer to the first lies. */
+/* List elements begin with a pointer to the next one; `list` is the address of
+ * the pointer to the first. */
 void enlist(void *list, void *first);
 void unlist(void *list, const void *one);
 bool listed(const void *list, const void *one);
@@ -241,7 +243,8 @@ const char *note_of_waits(void);
 cudaError_t check_range(const void *start, size_t bytes, const char *what);
 bool is_device(const void *address);
 bool is_seen(
-    const void *address); /* by the device: its own memory, or pinned */
+    const void *address); /* accessible to the device: its own memory, or
+                             pinned */
 void open_memory(const char *whom); /* for the message of a bad access */
 void close_memory(void);
 void watch_memory(void);
@@ -266,7 +269,7 @@ void finish_streams(void);
 mark *mark_new(const stream *on);
 void mark_release(mark *point);
 cudaError_t enqueue_point(stream *on, operation_kind kind, mark *point);
-const char *describe(const operation *what); /* until it is asked again */
+const char *describe(const operation *what); /* valid until the next call */
 bool blocked_by_failure(waiting what, int depth);
 
 /* graphs.c */

@@ -1,6 +1,6 @@
-/* Device and pinned memory of the stand-in: every allocation lies between guard
- * pages, begins as NaN, and is named by the message of an access that leaves
- * it. Addresses are not used twice, so that a freed one stays recognisable. */
+/* Device and pinned memory of the stand-in: every allocation is between guard
+ * pages, starts as NaN, and is named in the report of an access out of bounds.
+ * Addresses are not reused, so a freed one stays recognisable. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ typedef struct allocation {
     size_t mapped;
     char *start;
     size_t bytes;
-    bool pinned; /* memory of the host; or the device's */
+    bool pinned; /* host memory; otherwise the device's */
     int64_t number;
     bool freed;
 } allocation;
@@ -31,7 +31,7 @@ static bool opened;
 static const char *running = "the host";
 static char handler_stack[1 << 16];
 
-/* Good until it is asked again. */
+/* Valid until the next call. */
 static const char *name_of(const allocation *which) {
     static char text[96];
     snprintf(text, sizeof text, "%sallocation %ld of %zu bytes",
@@ -39,7 +39,7 @@ static const char *name_of(const allocation *which) {
     return text;
 }
 
-/* The allocation in whose mapping, guards included, the address lies. */
+/* The allocation whose mapping, including guards, contains the address. */
 static allocation *around(const void *address) {
     for (allocation *a = allocations; a != NULL; a = a->next)
         if ((const char *)address >= a->base &&
@@ -48,7 +48,7 @@ static allocation *around(const void *address) {
     return NULL;
 }
 
-/* The one in which it lies, or at whose end, and which was not freed. */
+/* The live allocation that contains the address, or ends at it. */
 static const allocation *holder(const void *address) {
     const allocation *a = around(address);
     const char *at = address;
@@ -66,8 +66,8 @@ bool is_device(const void *address) {
     return a != NULL && !a->pinned;
 }
 
-/* Whether a range that touches an allocation stays in it. Memory that is no
- * allocation is the host's, and not checked. */
+/* Check that a range that touches an allocation stays in it. Other memory is
+ * the host's, and not checked. */
 cudaError_t check_range(const void *start, size_t bytes, const char *what) {
     const allocation *a = around(start);
     if (a == NULL || bytes == 0)
@@ -83,7 +83,7 @@ cudaError_t check_range(const void *start, size_t bytes, const char *what) {
     return cudaSuccess;
 }
 
-/* The host may not look into device memory; the scheduler opens it to work. */
+/* The host must not access device memory; the scheduler opens it to work. */
 static void protect(int rights) {
     for (allocation *a = allocations; a != NULL; a = a->next)
         if (!a->pinned && !a->freed)
@@ -104,7 +104,7 @@ void close_memory(void) {
     opened = false;
 }
 
-/* Where an address lies, for the message of a bad access. */
+/* Describe an address, for the report of a bad access. */
 static void say_where(const char *at, char *text, size_t bytes) {
     const allocation *a = around(at);
     if (a == NULL) {
@@ -188,7 +188,7 @@ static size_t bytes_left(void) {
     return left;
 }
 
-/* What lies around an allocation must still be poison when it goes. */
+/* The bytes around an allocation must still be poison when it is freed. */
 static void check_edges(const allocation *a) {
     const char *first = a->base + GUARD;
     const char *end = a->start + a->bytes;
@@ -209,8 +209,8 @@ static void forget(allocation *a) {
     free(a);
 }
 
-/* The pages go back, the addresses stay taken, but those of the oldest when
- * there are too many to keep. */
+/* Return the pages but keep the addresses reserved; only the oldest are
+ * released when there are too many. */
 static void bury(allocation *a) {
     open_memory("freeing");
     check_edges(a);
@@ -240,7 +240,7 @@ static cudaError_t release(void *start, bool pinned) {
     return cudaSuccess;
 }
 
-/* At the end: name what was never freed, and unmap everything. */
+/* At the end: report what was never freed, and unmap everything. */
 void release_memory(void) {
     open_memory("freeing");
     while (allocations != NULL) {
@@ -267,7 +267,7 @@ uint64_t fingerprint(const char *start, size_t bytes) {
     return sum;
 }
 
-/* All bytes are the first, and that is poison. */
+/* Are all bytes poison? */
 bool all_poison(const char *start, size_t bytes) {
     return bytes == 0 || ((unsigned char)*start == POISON &&
                           memcmp(start, start + 1, bytes - 1) == 0);

@@ -1,6 +1,6 @@
-/* Messages of NCCL, as meetings. The k-th send from a to b meets the k-th
- * receive of b from a. A meeting completes when both sides have started, which
- * is as late as it can; then sizes are compared and bytes move. Nothing is
+/* NCCL's messages, as meetings. The k-th send from a to b meets the k-th
+ * receive of b from a. A meeting completes when both sides have started, as
+ * late as possible; then sizes are compared and bytes are copied. Nothing is
  * buffered: a send alone never ends, as NCCL warns. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "messages.h"
 
-/* All members but one (or NULL) hear of an error. */
+/* Report an error to all members except one (or NULL). */
 void fail_clique(clique *of, const communicator *but, ncclResult_t error) {
     for (int rank = 0; rank < of->size; rank++)
         if (of->members[rank] != but && of->members[rank]->error == ncclSuccess)
@@ -19,9 +19,9 @@ bool communicator_failed(const communicator *by) {
     return by->error != ncclSuccess;
 }
 
-/* Coming to a meeting, and leaving it. */
+/* Joining a meeting, and leaving it. */
 
-/* A side that came from another process is ours. */
+/* A side from another process is owned here. */
 static void let_go(part *side) {
     if (side == NULL)
         return;
@@ -43,7 +43,7 @@ static part **place_of(meeting *in, const part *side) {
     return side->receives ? &in->receiver : &in->sender;
 }
 
-/* Put a part where it belongs: the oldest meeting that lacks it, or a new one. */
+/* Add a part to its meeting: the oldest one that lacks it, or a new one. */
 void attend(part *what) {
     clique *of = what->by->in;
     const int from = what->receives ? what->peer : what->by->rank;
@@ -62,7 +62,7 @@ void attend(part *what) {
     what->in = *in;
 }
 
-/* Let a side go without its meeting. */
+/* Remove a side from its meeting. */
 static void desert(part *side) {
     meeting *in = side->in;
     side->done = true;
@@ -75,7 +75,7 @@ static void desert(part *side) {
         remove_meeting(in);
 }
 
-/* The operation ends here and now, and what it would have received stays NaN. */
+/* End the operation now; what it would have received stays NaN. */
 void abandon(operation *what) {
     for (int i = 0; i < what->part_count; i++)
         if (!what->parts[i].done)
@@ -96,7 +96,7 @@ void messages_enqueued(operation *what) {
                  by->number);
         return;
     }
-    /* What is to be added up arrives beside the sum. */
+    /* The addends arrive beside the sum. */
     const size_t bytes = what->parts->bytes;
     if (what->parts->of == ADDED)
         what->added = take((size_t)by->in->size, bytes);
@@ -117,7 +117,7 @@ bool meeting_ready(const meeting *in) {
            side_ready(in->receiver);
 }
 
-/* A receive whose send is of this process, which completes both. */
+/* Is this a receive whose send is in this process, which completes both? */
 bool sent_here(const part *what) {
     return what->receives && !what->in->sender->by->proxy;
 }
@@ -145,8 +145,8 @@ static void add_up_narrow(const operation *what) {
     }
 }
 
-/* In the order of ranks, in double precision. NCCL's order differs by its
- * rings and trees: programs may not count on one. */
+/* In the order of ranks, in double precision. NCCL's order depends on its rings
+ * and trees: programs must not rely on one. */
 static void add_up(const operation *what) {
     const size_t count = what->parts[0].bytes / sizeof(float);
     float *own = (void *)what->parts[0].at;
@@ -178,7 +178,7 @@ void messages_finished(operation *what) {
 
 /* Starting. */
 
-/* Whether this rank begins one more operation. */
+/* Does this rank begin one more operation? */
 static bool rank_lives(communicator *by) {
     rank_fault *fault = &machine.rank_faults[by->rank % RANK_FAULTS];
     if (by->rank >= RANK_FAULTS || fault->state == SOUND || fault->after-- > 0)
@@ -202,8 +202,8 @@ bool messages_startable(operation *what) {
     return !what->dead;
 }
 
-/* All sources are remembered before the first destination is spoiled: a rank
- * may send to itself. */
+/* All sources are recorded before the first destination is poisoned: a rank may
+ * send to itself. */
 void messages_start(operation *what) {
     what->started = true;
     open_memory("a message of NCCL");
@@ -230,8 +230,8 @@ void messages_start(operation *what) {
 
 /* Completing. */
 
-/* Nobody may have written what is sent, nor what is received, since the start.
- * Otherwise what was to be received stays NaN. */
+/* Neither the source nor the destination may have been written since the start.
+ * Otherwise the destination stays NaN. */
 static bool untouched(const part *sent, const part *received) {
     const bool same = fingerprint(sent->at, sent->bytes) == sent->fingerprint;
     if (same && all_poison(received->at, received->bytes))
@@ -245,7 +245,7 @@ static bool untouched(const part *sent, const part *received) {
     return false;
 }
 
-/* NCCL wants a message to be captured on both sides or on none. */
+/* NCCL requires a message to be captured on both sides or on neither. */
 static bool agreed(const meeting *in) {
     static const char *const names[] = {"a message", "an all-gather", "a sum"};
     const part *a = in->sender, *b = in->receiver;

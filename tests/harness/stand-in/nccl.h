@@ -1,7 +1,8 @@
 /* The part of NCCL that this project calls, for machines without it: names,
- * values and prototypes as NCCL 2.28 has them, and behind them the stand-in
+ * values and prototypes as in NCCL 2.28, implemented by the stand-in
  * (stand_in.h), whose ranks are threads, or processes of this host. Not NCCL.
- * After the real header only the prototypes and lists are read (interface.c). */
+ * After the real header only the prototypes and lists are read
+ * (interface.c). */
 #ifndef STAND_IN_NCCL_H
 #define STAND_IN_NCCL_H
 

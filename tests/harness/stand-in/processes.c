@@ -1,7 +1,7 @@
-/* Ranks of NCCL that are processes: what each tells the others, in files that
- * only it appends to, and that it keeps locked while it lives. Two processes of
- * one NCCL_COMM_ID find each other by the files' names. Not a network: hosts
- * that share no /tmp never meet. */
+/* Ranks of NCCL that are processes: each sends news to the others in a file
+ * that only it appends to, and that it keeps locked while it lives. Two
+ * processes of one NCCL_COMM_ID find each other by the files' names. Not a
+ * network: hosts that share no /tmp never meet. */
 #define _DEFAULT_SOURCE
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -72,7 +72,7 @@ bool peers_join(const char *root, int rank, int size) {
     if (own >= 0 && fcntl(own, F_SETLK, &lock) == 0 && ftruncate(own, 0) == 0)
         return true;
     close(own);
-    free(us.all); /* the file is somebody else's */
+    free(us.all); /* the file belongs to another process */
     us.all = NULL;
     return false;
 }
@@ -126,8 +126,8 @@ bool peers_come(int rank) {
     return true;
 }
 
-/* Read the next news of a rank, and its bytes, which are the caller's to free;
- * read again until peers_heard. */
+/* Read the next news of a rank, and its bytes, which the caller frees; the same
+ * news is read again until peers_heard. */
 bool peers_hear(int rank, news *what, char **bytes) {
     const peer *one = &us.all[rank];
     if (one->file < 0 || rank == us.rank ||
@@ -145,8 +145,8 @@ void peers_heard(int rank, const news *what) {
     us.all[rank].at += (off_t)(sizeof *what + what->bytes);
 }
 
-/* Has this process ended? True only once, and not before all its news have
- * been heard. */
+/* Has this process ended? True only once, and not before all its news have been
+ * read. */
 bool peers_lost(int rank) {
     news what;
     char *bytes;

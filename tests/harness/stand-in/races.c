@@ -35,10 +35,10 @@ static cell cells[MOST_CELLS];
 static int region_count;
 static size_t cell_count;
 static uintptr_t lowest, highest;   /* of all regions */
-static _Thread_local bool watching; /* who runs the kernel */
+static _Thread_local bool watching; /* set in the thread that runs the kernel */
 static const char *kernel;
 
-/* A thread's stores to global memory: what has come since the last one. */
+/* A thread's stores to global memory: what has followed the last one. */
 typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
 static stores left_by[MOST_THREADS];
 
@@ -125,8 +125,8 @@ void watch_fence(void) {
     fenced[threadIdx.x] = now++;
 }
 
-/* A fence before the barrier is the thread's own, and one behind it may be
- * anybody's. */
+/* A fence before the barrier must be the thread's own; one after it may be any
+ * thread's. */
 void order_block(void) {
     of_block = now++;
     memset(uneven, 0, sizeof uneven);

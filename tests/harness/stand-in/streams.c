@@ -1,7 +1,7 @@
 /* Streams, events, copies, and the scheduler that decides what happens when.
- * settle() does what takes no decision: records and waits at the heads of
- * streams pass, copies and messages start. step() decides one thing: which
- * kernel runs next, or which started copy or message completes. */
+ * settle() does everything that needs no decision: records and waits at the
+ * heads of streams pass, copies and messages start. step() makes one decision:
+ * which kernel runs next, or which started copy or message completes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,8 +25,8 @@ void mark_release(mark *point) {
     free(point);
 }
 
-/* A copy that owns what it points to: of a shape, or of what a graph has, whose
- * operations run often. */
+/* A copy of an operation that owns what it points to: of a template, or of a
+ * graph's operation, which runs often. */
 operation *operation_copy(const operation *from) {
     operation *what = copy_of(from, sizeof *from);
     what->next = NULL;
@@ -66,7 +66,7 @@ const char *describe(const operation *what) {
     return text;
 }
 
-/* One line that says what each stream with work waits for. */
+/* A line that says what each stream with work waits for. */
 const char *note_of_waits(void) {
     static char text[4096];
     size_t used = 0;
@@ -81,7 +81,7 @@ const char *note_of_waits(void) {
 
 /* Streams. */
 
-/* The stream that a handle names; NULL if it names none (any more). */
+/* The stream of a handle; NULL if it has none (any more). */
 stream *resolve(cudaStream_t given) {
     stream *s = machine.streams;
     while (s != NULL && s != given && (given != NULL || s->number != 0))
@@ -118,14 +118,14 @@ cudaError_t enqueue(stream *on, operation *what) {
     if (what->kind == MESSAGES)
         messages_enqueued(what);
     changed();
-    /* A host that looks too early at what is coming must see NaN. */
+    /* A host that reads the destination too early must see NaN. */
     if (on->head == what && what->kind == COPY && !is_device(what->to))
         settle();
     return cudaSuccess;
 }
 
-/* As enqueue, for a call of the host's: a stream holds so many, and who comes
- * then waits until one has run. */
+/* As enqueue, for a host call: a full stream makes the caller wait until an
+ * operation has run. */
 cudaError_t issue(stream *on, operation *what) {
     const bool counts = on->capture == NULL;
     const cudaError_t error = counts && on->issued >= MOST_ISSUED
@@ -147,7 +147,8 @@ static void pop(stream *on) {
     operation_free(what);
 }
 
-/* Drop all work of a stream. Its marks count as reached, so nobody waits. */
+/* Drop all work of a stream. Its marks count as reached, so that nothing waits
+ * for them. */
 void forget_work(stream *on) {
     while (on->head != NULL) {
         operation *what = on->head;
@@ -159,11 +160,11 @@ void forget_work(stream *on) {
     }
 }
 
-/* Take a stream down, and say so if work is left in it. */
+/* Remove a stream, and report work left in it. */
 void remove_stream(stream *which) {
     if (which->head != NULL)
-        accuse("stream %ld ended with work that nobody waited for, first: %s",
-               which->number, describe(which->head));
+        accuse("stream %ld ended with work left, first: %s", which->number,
+               describe(which->head));
     forget_work(which);
     unlist(&machine.streams, which);
     free(which);
@@ -175,7 +176,7 @@ static void remove_event(event *which) {
     free(which);
 }
 
-/* At the end: name the streams and events that are left. */
+/* At the end: report the streams and events that are left. */
 void finish_streams(void) {
     while (machine.streams != NULL) {
         if (machine.streams->number != 0)
@@ -210,8 +211,8 @@ static uint64_t source_fingerprint(const operation *what) {
     return sum;
 }
 
-/* The bytes arrive, unless somebody wrote either side since the start: then the
- * destination keeps its NaN, and the report says who was hurt. */
+/* The bytes arrive, unless either side was written since the start: then the
+ * destination keeps its NaN, and the report names the side. */
 static void complete_copy(const operation *what) {
     open_memory(describe(what));
     const bool same = source_fingerprint(what) == what->fingerprint;
@@ -229,8 +230,8 @@ static void complete_copy(const operation *what) {
 
 /* The scheduler. */
 
-/* How long things take on the pretended clock, in milliseconds: about what a
- * large GPU needs, so that a trace shows who overlaps with whom. */
+/* Durations on the pretended clock, in milliseconds: about those of a large
+ * GPU, so that a trace shows what overlaps. */
 static double pretended_cost(const operation *what) {
     if (what->kind == KERNEL)
         return 2e-3 + 1e-7 * (double)what->threads * (double)what->grid.x *
@@ -248,8 +249,8 @@ static void finish(stream *on) {
     pop(on);
 }
 
-/* Do what its stream has come to, as far as that takes no decision. False:
- * nothing. */
+/* Process the head of a stream if that needs no decision. False: nothing was
+ * done. */
 static bool pass_head(stream *on) {
     operation *head = on->head;
     switch (head->kind) {
@@ -309,15 +310,15 @@ void settle(void) {
 /* What step() does: the offer with the lowest key. */
 static struct {
     stream *on;  /* its head; NULL: no offer yet */
-    meeting *at; /* of a message: complete this one */
+    meeting *at; /* complete this message */
     uint64_t key;
 } best;
-static bool kernels_wait; /* this time, on a mixed machine */
+static bool kernels_wait; /* for this step, on a mixed machine */
 
-/* A late machine runs kernels first, then ends fills, then copies, and messages
- * when nothing else is left to do; an eager one goes the other way. Among
- * kernels half the seeds draw each time; with the others, one stream always
- * goes before another, as far as it can. */
+/* A late machine runs kernels first, then completes fills, then copies, and
+ * messages when nothing else is left; an eager one does the reverse. For
+ * kernels, half the seeds draw each time; with the others, streams have a fixed
+ * priority. */
 static void offer(stream *on, meeting *at, uint64_t late) {
     uint64_t before = 0;
     if (on->head->kind == KERNEL && machine.priority != 0)
@@ -369,7 +370,7 @@ bool step(void) {
     return true;
 }
 
-/* Whether this can never be because a communicator has failed. */
+/* Is this impossible because a communicator has failed? */
 bool blocked_by_failure(waiting what, int depth) {
     for (const stream *s = machine.streams; s != NULL; s = s->next) {
         const operation *head = s->head;
@@ -395,7 +396,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *pStream,
         return leave(complain(cudaErrorInvalidValue,
                               "the stand-in's streams do not wait for the null "
                               "stream"));
-    /* Who goes first is up to the seed all the same. */
+    /* The seed still decides the order. */
     *pStream = add_stream(++machine.numbers);
     (*pStream)->priority = priority;
     return leave(cudaSuccess);
@@ -406,8 +407,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream,
     return cudaStreamCreateWithPriority(pStream, flags, 0);
 }
 
-/* CUDA lets the work of a destroyed stream run to its end; a program that does
- * so by intent is rare enough to be told. It may go when all has failed. */
+/* CUDA completes the work of a destroyed stream; few programs intend that, so
+ * it is reported. After a failure it is allowed. */
 cudaError_t cudaStreamDestroy(cudaStream_t given) {
     cudaError_t error = enter();
     stream *on;
@@ -483,9 +484,9 @@ static void stage_source(operation *what) {
     what->from_pitch = what->width;
 }
 
-/* What cudaMemcpyAsync does with host memory that is not pinned: it takes the
- * bytes before it returns, or returns when they have come. In a graph it takes
- * them when it runs, unless somebody wants to see what else would happen. */
+/* With host memory that is not pinned, cudaMemcpyAsync reads the bytes before
+ * it returns, or returns when they have arrived. In a graph it reads them when
+ * it runs, unless a test freezes uploads. */
 static cudaError_t enqueue_copy(stream *on, operation *what) {
     const bool from_host = !is_seen(what->from), to_host = !is_seen(what->to);
     const bool capturing = on->capture != NULL;
@@ -530,10 +531,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t count,
     return cudaMemcpy2DAsync(dst, count, src, count, count, 1, kind, given);
 }
 
-/* The host waits for what comes to it, and for what leaves pinned memory. From
- * pageable memory the bytes have been taken when this returns, and between
- * addresses of the device nothing has happened: the copy is one more operation
- * of the null stream, for which the streams here do not wait. */
+/* The host waits for copies to itself, and from pinned memory. From pageable
+ * memory the bytes have been read when this returns. Between device addresses
+ * nothing has happened yet: the copy is one more operation of the null stream,
+ * for which the streams here do not wait. */
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t count,
                        enum cudaMemcpyKind kind) {
     OR_RETURN(cudaMemcpyAsync(dst, src, count, kind, NULL));
@@ -557,7 +558,7 @@ cudaError_t cudaMemsetAsync(void *devPtr, int value, size_t count,
     return leave(copy(on, shape, cudaMemcpyDefault));
 }
 
-/* Of device memory; the host goes on. */
+/* For device memory; the host does not wait. */
 cudaError_t cudaMemset(void *devPtr, int value, size_t count) {
     return cudaMemsetAsync(devPtr, value, count, NULL);
 }
@@ -630,7 +631,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t given, cudaEvent_t what,
     return leave(issue(on, new_point(WAIT, what->latest)));
 }
 
-/* Time passes for no event of a capture. */
+/* An event of a capture has no time. */
 static cudaError_t enter_timed_event(cudaEvent_t given) {
     OR_RETURN(enter_event(given));
     if (given->captured == 0)

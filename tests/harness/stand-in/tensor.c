@@ -1,6 +1,6 @@
-/* Copies that nobody waits for, and products of fragments: what sm_80 adds to
- * a warp's instructions. The layouts are those of the PTX manual's figures for
- * mma.m16n8k16 and ldmatrix. */
+/* Asynchronous copies, and products of fragments: what sm_80 adds to a warp's
+ * instructions. The layouts follow the PTX manual's figures for mma.m16n8k16
+ * and ldmatrix. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum { LANES = 32, MOST_COPIES = 1 << 15, WIDTH = 16 };
 
-/* Copies of the block that runs. A group is what a thread has committed. */
+/* Copies of the running block. A group is what a thread has committed. */
 typedef struct {
     unsigned char *to;
     const unsigned char *from; /* NULL: has been read */
@@ -21,8 +21,8 @@ typedef struct {
 static copying copies[MOST_COPIES];
 static int copy_count, committed[MOST_THREADS];
 
-/* What lanes bring to an operation of their warp. A lane can be one operation
- * ahead of another, never two: so there are two of everything. */
+/* The inputs of lanes to an operation of their warp. A lane can be one
+ * operation ahead of another, never two, so there are two of everything. */
 static struct {
     const unsigned char *row;
     uint32_t a[4], b[2];
@@ -95,7 +95,7 @@ void cp_copies_wait(int left) {
     }
 }
 
-/* Where thread, lane of the same warp, put it. */
+/* The input of a lane of the same warp. */
 #define FROM(lane) brought[first + (lane)][turn]
 
 static void check_banks(int first, int turn, int matrix) {

@@ -1,10 +1,10 @@
-/* What the instructions of cuda/kernels/tensor.h mean where kernels are
- * emulated; a part of kernel.h. All but the copies are done by a whole warp:
- * its lanes must meet at one line, which orders no memory. */
+/* The instructions of cuda/kernels/tensor.h for emulated kernels; a part of
+ * kernel.h. All except the copies are done by a whole warp: its lanes must meet
+ * at one line, which orders no memory. */
 #ifndef STAND_IN_TENSOR_H
 #define STAND_IN_TENSOR_H
 
-/* A place in memory that a block shares. */
+/* An address in a block's shared memory. */
 typedef unsigned char *cp_shared;
 
 static inline cp_shared cp_shared_at(void *memory) {
@@ -15,17 +15,18 @@ static inline cp_shared cp_shared_xor(cp_shared at, int bits) {
     return (cp_shared)((uintptr_t)at ^ (uintptr_t)bits);
 }
 
-/* cp.async: its 16 bytes turn to 0xFF (NaN) now, and into what was copied at
- * the first barrier of the block behind the wait that ends their group: nobody,
- * not even who asked, sees them before. The source is read now, or then, as the
- * seed decides. Later than some GPUs, and never later than one may count on. */
+/* cp.async: its 16 bytes turn to 0xFF (NaN) now, and into the copied bytes at
+ * the first barrier of the block after the wait that ends their group. No
+ * thread, not even the caller, sees them before. The source is read now, or
+ * then, as the seed decides. That is later than on some GPUs, but never later
+ * than CUDA guarantees. */
 void cp_copy_async(cp_shared to, const void *from, int bytes);
 void cp_copies_commit(void);
 void cp_copies_wait(int left);
 
-/* ldmatrix.x4: each lane names a row of 16 bytes, and gets two numbers of each
- * of four matrices. Eight rows of a matrix that are not in eight different
- * banks of 16 bytes are an error here, and slow on a GPU. */
+/* ldmatrix.x4: each lane names a row of 16 bytes, and gets two numbers from
+ * each of four matrices. If eight rows of a matrix are not in eight different
+ * banks of 16 bytes, that is an error here, and slow on a GPU. */
 #define cp_load_matrices(to, row)                                              \
     stand_in_load_matrices(to, row, false, STAND_IN_HERE)
 #define cp_load_transposed(to, row)                                            \

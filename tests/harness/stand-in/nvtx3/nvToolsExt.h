@@ -1,4 +1,4 @@
-/* The part of NVTX that this project calls, which only counts here. */
+/* The part of NVTX that this project calls; here it only counts. */
 #ifndef STAND_IN_NVTX_H
 #define STAND_IN_NVTX_H
 
