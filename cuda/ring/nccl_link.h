@@ -42,10 +42,6 @@ struct cp_nccl {
 
 /* An id for ranks to join by: made by one of them and distributed; or, if
  * NCCL_COMM_ID says where rank 0 is, made by each. CP_BROKEN as NCCL fails. */
-
-/* Make an id for ranks to join by; one of them makes it and hands it to the
- * others, or, if NCCL_COMM_ID says where rank 0 is, each makes its own. Fails
- * with CP_BROKEN as NCCL does. */
 cp_status cp_nccl_id(ncclUniqueId *id);
 
 /* Join as rank, of ranks, on the current device; all give the same id. Fails
