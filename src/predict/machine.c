@@ -1,5 +1,5 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Descriptions of machines and models, by their tables of fields. */
+/* Reads and writes machines and models by their tables of fields. */
 #include "predict/machine.h"
 
 cp_description cp_hardware_description(cp_hardware *hardware) {
