@@ -1,5 +1,5 @@
 /* Tangled from book/16-atlas.nw; edit the chapter. */
-/* Every builder that can run a call, over every split of its GPUs. */
+/* Compares every builder that can run a call, on every split of its GPUs. */
 #ifndef CP_CONTEST_H
 #define CP_CONTEST_H
 

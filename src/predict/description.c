@@ -354,7 +354,7 @@ cp_status cp_description_parse(const cp_description *description,
     found[bytes] = '\0';
     fclose(in);
     if (broken || strlen(found) != bytes)
-        return cp_fail(CP_FILE, "%s: not a text of less than %d bytes", label,
+        return cp_fail(CP_FILE, "%s: must be text of less than %d bytes", label,
                        MOST_BYTES);
     return whole(description, label, found);
 }

@@ -35,7 +35,7 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
                          "key heads of %s",
                          n, model->query_heads, kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
-        return cp_refuse("machine %s: no node_rate, which %ld GPUs a rank need",
+        return cp_refuse("machine %s: no node_rate; %ld GPUs per rank need one",
                          hardware->name, n);
     const double width = (double)model->width;
     const double sharing = hardware->cores > 0 ? call->ranks : 1;

@@ -162,9 +162,8 @@ static cp_status lay_out(simulation *s) {
         if (fresh < 0 || past < 0 || !cp_add(tokens, fresh, &tokens) ||
             !cp_add(tokens, past, &tokens) || tokens > MOST_TOKENS)
             return cp_fail(CP_CAPACITY,
-                           "--new, --cached: with the %ld and %ld tokens of "
-                           "sequence %ld there are more than the %d that can "
-                           "be planned",
+                           "--new, --cached: %ld and %ld tokens of sequence "
+                           "%ld make more than the %d that can be planned",
                            fresh, past, i, MOST_TOKENS);
         cached += past;
     }
