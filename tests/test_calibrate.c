@@ -182,8 +182,8 @@ TEST(descriptions_are_written_and_read) {
 }
 
 TEST(bad_use_is_refused) {
-    refused(2, "--rows: 8 after 8; sizes ascend", "$C --rows 8,8");
-    refused(2, "--rows: 13 sizes, where 1 to 12 fit",
+    refused(2, "--rows: 8 after 8; sizes must ascend", "$C --rows 8,8");
+    refused(2, "--rows: 13 sizes; 1 to 12 are allowed",
             "$C --rows $(seq -s , 13)");
     refused(2, "--rows 0: expected", "$C --rows 0");
     refused(2, "--rows 9223372036854775807: expected 1 to 65",

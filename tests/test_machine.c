@@ -79,7 +79,7 @@ static const struct {
     {"memory 2 GB measured", "memory: given twice"},
     {"link_speed 2 GB/s measured", "no such field; did you mean link_peak?"},
     {"zzz 2 GB/s measured", "m:9: zzz: no such field"},
-    {"like gtt", "m:9: like: it must stand before all fields"},
+    {"like gtt", "m:9: like: it must come before all fields"},
     {"machine other", "m:9: machine: given twice"},
     {"linear_at 8 1 TFLOP/s measured\nlinear_at 8 2 TFLOP/s measured",
      "m:10: linear_at: its sizes must ascend"},

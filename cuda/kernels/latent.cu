@@ -1,7 +1,7 @@
 /* Tangled from book/16-latent.nw; edit the chapter. */
-/* Attention on a GPU to heads that are uneven: values that are not as wide as
- * keys, or part of them, and heads that are wide; and to chosen keys alone.
- * Right, and not fast. */
+/* Attention on a GPU for heads that the tiled kernels do not handle: values of
+ * another width than keys, or part of them; wide heads; and chosen keys only.
+ * Correct, not fast. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -10,12 +10,12 @@
 #include "cuda/kernels/rows.h"
 
 enum {
-    ROWS = 32, /* as those of attend.cu, whose tiles of queries these are */
+    ROWS = 32, /* as in attend.cu, which makes the tiles of queries */
     WARPS = 4,
     NUMBERS = CP_HEAD_DIM_MAX / 32,
 };
 
-/* Numbers of a value, and from one to the next. */
+/* The width of a value, and the distance from one value to the next. */
 typedef struct {
     int64_t value, step;
 } widths_of_head;
@@ -33,7 +33,7 @@ typedef struct {
     int64_t *rows;
 } row_work;
 
-/* What a warp has of a row: of the value, every 32nd number. */
+/* What a lane has of a row's sums: of the output, every 32nd number. */
 typedef struct {
     float level, total, sums[NUMBERS];
 } row_sums;
@@ -52,8 +52,8 @@ static __device__ float score_key(const cp_device_attention *a,
     return score + part;
 }
 
-/* Add a key of each of the first so many lanes, by its row; below 0 there is
- * none, as in all lanes behind them. */
+/* Add one key from each of the first count lanes: own is its row, or below 0
+ * if the lane has no key, as in all lanes from count on. */
 static __device__ void add_keys(const cp_device_attention *a,
                                 const widths_of_head *widths,
                                 const row_work *work, int64_t own,
@@ -88,7 +88,8 @@ static __device__ void add_keys(const cp_device_attention *a,
     __syncwarp();
 }
 
-/* The row of the n-th key that a row of the block has chosen; -1: not here. */
+/* The row of the n-th key that query row r has chosen; -1: not in this block.
+ */
 static __device__ int64_t chosen_row(const cp_device_attention *a,
                                      const rows_of_block *mine, int r,
                                      int64_t n) {
@@ -110,7 +111,7 @@ static __device__ int64_t chosen_row(const cp_device_attention *a,
     return -1;
 }
 
-/* Add what a row attends to: the keys that it has chosen, or all it sees. */
+/* Add all that a row attends to: its chosen keys, or all keys it sees. */
 static __device__ void add_all(const cp_device_attention *a,
                                const rows_of_block *mine, int r,
                                const widths_of_head *widths,

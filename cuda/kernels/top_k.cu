@@ -1,5 +1,5 @@
 /* Tangled from book/16-sparse.nw; edit the chapter. */
-/* Lists of the best keys of each query. Right, and not fast. */
+/* Makes lists of the best keys of each query. Correct, not fast. */
 #include "cuda/kernels/launch.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ static __device__ bool before(cp_candidate a, cp_candidate b) {
     return a.score > b.score || (a.score == b.score && a.position < b.position);
 }
 
-/* All lanes of a warp offer the same. */
+/* All lanes of a warp offer the same key. */
 static __device__ void offer(cp_candidate *list, int64_t room,
                              cp_candidate key) {
     const int lane = (int)threadIdx.x % 32;
@@ -28,7 +28,7 @@ static __device__ void offer(cp_candidate *list, int64_t room,
         else
             last = middle;
     }
-    /* Move what is behind it, 32 at a time, from the end. */
+    /* Shift the entries behind it, 32 at a time, from the end. */
     for (int64_t to = room - 1 - lane; to + lane >= first; to -= 32) {
         const cp_candidate moved = to > first ? list[to - 1] : key;
         __syncwarp();
@@ -53,7 +53,7 @@ static __device__ float score_key(const cp_device_selection *a, int64_t row,
     return sum != sum ? -INFINITY : sum;
 }
 
-/* Offer the keys of a piece that a position sees. */
+/* Offer those keys of a piece that a query at position sees. */
 static __device__ void offer_keys(const cp_device_selection *a, int64_t row,
                                   int64_t position, cp_piece keys,
                                   cp_candidate *list) {

@@ -1,12 +1,12 @@
 /* Tangled from book/16-sparse.nw; edit the chapter. */
-/* The best keys of each query, and attention to those alone. */
+/* Finds the best keys of each query, and attends to those only. */
 #include "reference/attend/select.h"
 
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { QUERIES = 16 }; /* that share a strip of keys */
+enum { QUERIES = 16 }; /* queries that share a strip of keys */
 
 typedef struct {
     int64_t row;
@@ -118,7 +118,8 @@ cp_status cp_select(const cp_selection *call) {
     cp_pieces tiles = {0};
     float *strips;
     if (call->threads < 1)
-        return cp_refuse("%d threads cannot select", call->threads);
+        return cp_refuse("%d threads cannot select; at least 1 is needed",
+                         call->threads);
     CP_TRY(cp_allocate_lines(&strips, call->threads * floats, sizeof(float),
                              "the indexer's keys"));
     const cp_status status = cp_pieces_cut(call->query_pieces, QUERIES, &tiles);

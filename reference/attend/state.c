@@ -8,11 +8,11 @@
 #include <string.h>
 
 enum {
-    BLOCK = 64,       /* tokens that are solved together */
+    BLOCK = 64,       /* tokens solved together */
     FORGOTTEN = -200, /* exp of it is 0 in fp32, even times 3e38 */
 };
 
-/* Some tokens of one head. */
+/* A block of tokens of one head. */
 typedef struct {
     const cp_state_run *run;
     int64_t at;             /* its first row [token][head] */
@@ -208,9 +208,9 @@ static cp_status run_heads(const cp_state_run *run, int threads, float *pair,
     if (shape->heads < 1 || shape->key_dim < 1 || shape->value_dim < 1 ||
         shape->key_dim > CP_STATE_KEYS || run->tokens < 0 || threads < 1)
         return cp_refuse("%ld tokens, %ld heads with states of %ld by %ld, %d "
-                         "threads",
+                         "threads; all but tokens must be > 0, keys <= %d",
                          run->tokens, shape->heads, shape->key_dim,
-                         shape->value_dim, threads);
+                         shape->value_dim, threads, CP_STATE_KEYS);
     const int64_t floats = BLOCK * (shape->key_dim + shape->value_dim);
     CP_TRY(cp_allocate_lines(&changes, threads * floats, sizeof(float),
                              "changes of a state"));

@@ -1,15 +1,15 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* Layers with a state: what a run of tokens does to it, and what it answers.
- * Gated DeltaNet on the CPU's cores in fp32, and its oracle in fp64. Knows
- * nothing of ranks. */
+/* Layers with a state: how a run of tokens changes it, and what the run's
+ * queries are answered. Gated DeltaNet on the CPU's cores in fp32, and its
+ * oracle in fp64. Knows nothing of ranks. */
 #ifndef CP_STATE_H
 #define CP_STATE_H
 
 #include "ground/ground.h"
 
-enum { CP_STATE_KEYS = 512 }; /* key_dim is at most this */
+enum { CP_STATE_KEYS = 512 }; /* the largest key_dim */
 
-/* So many heads, each with a state [key_dim][value_dim]. */
+/* The heads of a layer, each with a state [key_dim][value_dim]. */
 typedef struct {
     int64_t heads, key_dim, value_dim;
 } cp_state_shape;
@@ -25,13 +25,13 @@ typedef struct {
     const float *queries, *keys, *values, *decay, *rate;
 } cp_state_run;
 
-/* H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t, token by
- * token: state [heads][key_dim][value_dim] from before the run to after it,
- * output [tokens][heads][value_dim]. */
+/* Compute H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t,
+ * token by token. state [heads][key_dim][value_dim] goes in as before the run
+ * and comes out as after it; output is [tokens][heads][value_dim]. */
 void cp_state_oracle(const cp_state_run *run, double *state, double *output);
 
-/* A pair [heads][key_dim][key_dim + value_dim], each row that of M, then that
- * of U, is the map H -> M H + U of a run. M = 0: a state that is known. */
+/* A pair [heads][key_dim][key_dim + value_dim] is the map H -> M H + U of a
+ * run; each row is a row of M, then one of U. M = 0 is a known state. */
 static inline int64_t cp_state_floats(const cp_state_shape *shape) {
     return shape->heads * shape->key_dim * shape->value_dim;
 }
@@ -43,46 +43,47 @@ static inline int64_t cp_pair_floats(const cp_state_shape *shape) {
 /* The pair of no tokens: (I, 0). */
 void cp_pair_identity(const cp_state_shape *shape, float *pair);
 
-/* The pair (0, H) of a state [heads][key_dim][value_dim] that is known, and the
- * state of a pair: its U. */
+/* Make the pair (0, H) of a known state [heads][key_dim][value_dim]; and copy
+ * the state of a pair, its U. */
 void cp_pair_know(const cp_state_shape *shape, const float *state, float *pair);
 void cp_pair_state(const cp_state_shape *shape, const float *pair,
                    float *state);
 
-/* pair becomes that of an earlier run and its own: (M M', M U' + U). Cannot
- * fail. */
+/* Put an earlier run before that of pair: pair becomes (M M', M U' + U), where
+ * earlier is (M', U'). Cannot fail. */
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
                      float *pair);
 
-/* pair becomes its own and then that of the run. Fails with CP_INVALID for a
- * shape that is not positive or too wide, tokens < 0 or threads < 1,
- * and with CP_MEMORY; pair is then untouched. The result does not depend on
- * threads. */
+/* Append the run to pair. Fails with CP_INVALID for a shape that is not
+ * positive or too wide, tokens < 0 or threads < 1, and with CP_MEMORY; pair is
+ * then untouched. The result does not depend on threads. */
 cp_status cp_state_pair(const cp_state_run *run, int threads, float *pair);
 
-/* The same for the U of a pair alone, with what each query is answered:
+/* The same for the U of a pair only; also writes the answers of the queries,
  * output [tokens][heads][value_dim]. */
 cp_status cp_state_answer(const cp_state_run *run, int threads, float *pair,
                           float *output);
 
-/* Before the state, each channel is convolved with its last width tokens, and
- * goes through SiLU. rows [tokens][channels], weights [channels][width], the
- * last for the token itself. */
+/* Before the state, each channel is convolved over its last width tokens, and
+ * goes through SiLU. rows [tokens][channels], weights [channels][width]; the
+ * last weight is for the token itself. */
 typedef struct {
     int64_t width, channels, tokens;
     const float *rows, *weights;
 } cp_convolution;
 
-/* A tail: how many rows it has, then width - 1 rows, the last ones filled. */
+/* A tail is its number of rows, then width - 1 rows, of which the last ones are
+ * filled. */
 static inline int64_t cp_tail_floats(int64_t width, int64_t channels) {
     return 1 + (width - 1) * channels;
 }
 
-/* out [tokens][channels], not rows; tail is that of all before. */
+/* Convolve into out [tokens][channels], which must not be rows. tail is that of
+ * all tokens before. */
 void cp_convolve(const cp_convolution *call, const float *tail, float *out);
 
-/* The tail of these rows alone; and a tail of rows [rows][channels] becomes
- * that of an earlier run and its own. */
+/* Take the tail of the call's rows only; and put the tail of an earlier run
+ * before tail, both with room for rows rows. */
 void cp_tail_take(const cp_convolution *call, float *tail);
 void cp_tail_combine(int64_t rows, int64_t channels, const float *earlier,
                      float *tail);

@@ -1,10 +1,10 @@
 /* Tangled from book/16-sparse.nw; edit the chapter. */
-/* Sparse attention as operations of a walker. */
+/* A walker's operations for sparse attention. */
 #include "reference/ring/lists.h"
 
 #include "reference/attend/select.h"
 
-/* What a block of queries carries: positions [rows][top_k], behind it. */
+/* The positions [rows][top_k] that a block of queries carries behind it. */
 static int32_t *chosen_of(const cp_plan *plan, void *const *slots, int slot) {
     const cp_shape *shape = &plan->shape;
     float *queries = slots[slot];

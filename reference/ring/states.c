@@ -1,5 +1,5 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* Layers with a state over ranks. */
+/* Layers with a state over ranks: walks scans, and runs a call of a layer. */
 #include "reference/ring/states.h"
 
 #include <stdlib.h>
@@ -156,7 +156,9 @@ static cp_status plan_run(running *it) {
     const cp_state_shape *shape = &it->job->run.shape;
     if (!cp_multiply(shape->heads * shape->key_dim,
                      4 * (shape->key_dim + shape->value_dim), &bytes))
-        return cp_refuse("pairs of %ld heads overflow", shape->heads);
+        return cp_refuse("pairs of %ld heads overflow 64 bits; use fewer heads "
+                         "or a smaller state",
+                         shape->heads);
     CP_TRY(cp_layout_new(&call, &it->layout));
     CP_TRY(cp_plan_scan(it->job->scan, it->layout, bytes, &it->plan));
     CP_TRY(cp_plan_check(it->plan, &report));

@@ -1,6 +1,6 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* Layers with a state over ranks: scans that are walked with pairs and tails,
- * and one call of a layer. */
+/* Layers with a state over ranks: walks scans with pairs and tails, and runs
+ * one call of a layer. */
 #ifndef CP_STATES_H
 #define CP_STATES_H
 
@@ -9,44 +9,49 @@
 #include "reference/ring/walk.h"
 #include "ring/scan.h"
 
-/* Tokens first .. first + count - 1 of so many: chunk c of 2N. */
+/* Tokens first .. first + count - 1: one of the 2N chunks of a sequence of
+ * tokens. */
 typedef struct {
     int64_t first, count;
 } cp_chunk;
 cp_chunk cp_chunk_of(int64_t tokens, int ranks, int chunk);
 
-/* A walker of a scan of pairs, or of tails; threads inside this rank. What is
- * pointed to must outlive it. Fails with CP_MEMORY. */
+/* Make a walker for a scan of pairs, or of tails, with threads inside this
+ * rank. The plan and the shape or call must outlive it. Fails with CP_MEMORY.
+ */
 cp_status cp_state_walker_new(const cp_plan *plan, int rank, int threads,
                               const cp_state_shape *shape, cp_walker **out);
 cp_status cp_tail_walker_new(const cp_plan *plan, int rank,
                              const cp_convolution *call, cp_walker **out);
 
-/* Answer the tokens of a rank's two chunks, the earlier first: outputs as of
- * cp_state_answer. state [heads][key_dim][value_dim] is read and written on
- * rank 0 alone: from before the call to after it. On failure it is untouched.
- * All ranks must walk the same plan over the same communicator. */
+/* Answer the tokens of a rank's two chunks, the earlier first; outputs are laid
+ * out as by cp_state_answer. state [heads][key_dim][value_dim] is read and
+ * written on rank 0 only: from the state before the call to the one after. On
+ * failure it is untouched. All ranks must walk the same plan over the same
+ * communicator. */
 cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
                         const cp_state_run chunks[2], float *state,
                         float *const outputs[2]);
 
-/* The same for a convolution: outputs as of cp_convolve, and tail as state. */
+/* The same for a convolution: outputs are laid out as by cp_convolve, and tail
+ * takes the role of state. */
 cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
                        const cp_convolution chunks[2], float *tail,
                        float *const outputs[2]);
 
-/* Numbers of rank from become those of rank to; all ranks may call it. */
+/* Send state, floats numbers, from rank from into the buffer of rank to. Other
+ * ranks may call it too; it does nothing there. */
 cp_status cp_state_hand(cp_comm *comm, int from, int to, float *state,
                         int64_t floats);
 
-/* One call of a layer over N ranks of a place whose ranks are all here: the
- * pieces of it all that were said above. Bytes and messages are the most that
- * one rank sent. Fails as they do; state is then untouched. */
+/* Run one call of a layer over N ranks that are all in this process, by the
+ * functions above. bytes and messages are the most that one rank sent. Fails as
+ * they do; state is then untouched. */
 typedef struct {
-    int ranks, threads; /* inside each */
+    int ranks, threads; /* threads inside each rank */
     cp_scan scan;
     cp_state_run run; /* all tokens */
-    float *state;     /* from before to after */
+    float *state;     /* in: before the call; out: after it */
     float *output;
     int64_t bytes, messages; /* out */
 } cp_state_job;

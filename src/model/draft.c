@@ -1,5 +1,5 @@
 /* Tangled from book/16-draft.nw; edit the chapter. */
-/* Guesses of the tokens to come, from those that were said. */
+/* Guesses of the next tokens, from the tokens of the conversation so far. */
 #include "model/draft.h"
 
 int64_t cp_draft(const int32_t *said, int64_t count, int64_t most,

@@ -1,6 +1,6 @@
 /* Tangled from book/16-draft.nw; edit the chapter. */
-/* Guesses of the tokens to come, from those that were said. A guess costs
- * time when it is wrong, and never an answer. */
+/* Guesses of the next tokens, from the tokens of the conversation so far. A
+ * wrong guess costs time, and never changes an answer. */
 #ifndef CP_DRAFT_H
 #define CP_DRAFT_H
 
@@ -8,9 +8,10 @@
 
 enum { CP_DRAFT_MOST = 64, CP_DRAFT_SHORTEST = 2, CP_DRAFT_LONGEST = 4 };
 
-/* Guess what comes after count tokens: what came the last time after as many of
- * their last ones as possible, CP_DRAFT_SHORTEST to CP_DRAFT_LONGEST. Returns
- * most, the tokens in out, or 0: nothing like it was said before. */
+/* Guess the tokens after said[count]: find the longest suffix, of
+ * CP_DRAFT_SHORTEST to CP_DRAFT_LONGEST tokens, that occurred before, and copy
+ * what followed its latest occurrence. Returns most, with the guesses in
+ * out[most], or 0 if no such suffix occurred. */
 int64_t cp_draft(const int32_t *said, int64_t count, int64_t most,
                  int32_t *out);
 

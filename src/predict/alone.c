@@ -1,5 +1,5 @@
 /* Tangled from book/16-unlike.nw; edit the chapter. */
-/* A call on one device. */
+/* Predicts a call on one device. */
 #include "predict/alone.h"
 
 int cp_alone_fastest(const cp_scenario *call) {

@@ -1,6 +1,6 @@
 /* Tangled from book/15-calibrate.nw; edit the chapter. */
-/* What can be calibrated, and from times of single things to a machine
- * description. */
+/* Checks what can be calibrated, and computes a machine description from the
+ * times of single subjects. */
 #include "predict/calibrate.h"
 
 #include <math.h>
@@ -14,12 +14,12 @@ enum { MOST_HEADS = 1024 };
 static cp_status sizes_check(const char *name, const cp_counts *sizes,
                              int64_t count, int64_t least, int64_t most) {
     if (sizes->count < 1 || sizes->count > count)
-        return cp_refuse("--%s: %ld sizes, where 1 to %ld fit", name,
+        return cp_refuse("--%s: %ld sizes; 1 to %ld are allowed", name,
                          sizes->count, count);
     for (int64_t n = 0; n < sizes->count; n++) {
         CP_TRY(cp_option_range(name, sizes->items[n], least, most));
         if (n > 0 && sizes->items[n] <= sizes->items[n - 1])
-            return cp_refuse("--%s: %ld after %ld; sizes ascend", name,
+            return cp_refuse("--%s: %ld after %ld; sizes must ascend", name,
                              sizes->items[n], sizes->items[n - 1]);
     }
     return CP_OK;
@@ -28,14 +28,14 @@ static cp_status sizes_check(const char *name, const cp_counts *sizes,
 cp_status cp_calibration_check(const cp_calibration *it) {
     CP_TRY(cp_shape_check(&it->shape));
     if (it->shape.query_heads > MOST_HEADS)
-        return cp_refuse("--heads: %ld query heads, where %d can be measured",
+        return cp_refuse("--heads: %ld query heads; at most %d can be measured",
                          it->shape.query_heads, MOST_HEADS);
     CP_TRY(sizes_check("rows", &it->rows, CP_SURFACE_ROWS, 1, MOST_ROWS));
     CP_TRY(sizes_check("keys", &it->keys, CP_CURVE_POINTS, 1, MOST_KEYS));
     return sizes_check("bytes", &it->bytes, CP_CURVE_POINTS, 8, MOST_BYTES);
 }
 
-/* What was measured of one subject. */
+/* A subject and its times. */
 typedef struct {
     cp_subject subject;
     double seconds[CP_CALIBRATE_ROUNDS];
@@ -49,7 +49,8 @@ typedef struct {
     int count;
 } calibration;
 
-/* Its rounds; one that was never asked for is to be measured from now on. */
+/* The times of a subject, round by round. A subject asked for the first time is
+ * added to those to be measured. */
 static double *rounds_of(calibration *it, cp_subject_kind kind, int64_t rows,
                          int64_t keys, int64_t bytes) {
     for (int n = 0; n < it->count; n++) {
@@ -63,7 +64,7 @@ static double *rounds_of(calibration *it, cp_subject_kind kind, int64_t rows,
     return another->seconds;
 }
 
-/* The median. */
+/* The median time of a subject. */
 static double seconds_of(calibration *it, cp_subject_kind kind, int64_t rows,
                          int64_t keys, int64_t bytes) {
     double seconds[CP_CALIBRATE_ROUNDS];
@@ -71,14 +72,14 @@ static double seconds_of(calibration *it, cp_subject_kind kind, int64_t rows,
     return cp_median(seconds, it->wanted->rounds);
 }
 
-/* No clock here is good for more than four digits. */
+/* Round to four digits; no clock here is good for more. */
 static double rounded(double value) {
     char text[40];
     snprintf(text, sizeof(text), "%.3e", value);
     return strtod(text, NULL);
 }
 
-/* Where a field of the description lies, and a note of how it was measured. */
+/* Find a field of the description, and note how it was measured. */
 static void *field(const calibration *it, const char *name) {
     const cp_description all = cp_hardware_description(it->hardware);
     const int n = cp_description_field(&all, name);
@@ -107,7 +108,7 @@ static int keys_of(const cp_calibration *wanted, int64_t rows) {
     return count;
 }
 
-/* Operations per second, and core, beside a fixed cost. */
+/* Operations per second and core, without a fixed cost. */
 static double rate_of(calibration *it, cp_subject_kind kind, int64_t rows,
                       int64_t keys, double fixed) {
     const double seconds = seconds_of(it, kind, rows, keys, 0);
@@ -228,7 +229,7 @@ static cp_status measure(calibration *it) {
     return CP_OK;
 }
 
-/* An all-to-all needs somebody to send to. */
+/* Compute the description; a single rank has no all-to-all and no overlap. */
 static void describe(calibration *it) {
     take_memory(it);
     take_attention(it);
@@ -249,8 +250,7 @@ cp_status cp_calibrate(const cp_laboratory *laboratory,
     cp_hardware draft = *wanted->hardware;
     calibration it = {
         .laboratory = laboratory, .wanted = wanted, .hardware = &draft};
-    CP_TRY(
-        cp_allocate(&it.subjects, most, sizeof(measured), "what is measured"));
+    CP_TRY(cp_allocate(&it.subjects, most, sizeof(measured), "measurements"));
     describe(&it);
     it.hardware = wanted->hardware;
     const cp_status status = measure(&it);

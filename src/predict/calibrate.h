@@ -1,6 +1,6 @@
 /* Tangled from book/15-calibrate.nw; edit the chapter. */
-/* What a calibration measures, and what follows from it. Not how it is
- * measured: that is a laboratory's, which a backend has. */
+/* What a calibration measures, and the description that follows from it. How to
+ * time a subject is the laboratory's part, which each backend has. */
 #ifndef CP_CALIBRATE_H
 #define CP_CALIBRATE_H
 
@@ -10,38 +10,38 @@
 
 /* What can be timed. All ranks do it at the same time. */
 typedef enum {
-    CP_TIME_PEAK,       /* as many operations as the next has, as fast as they
-                           go; on GPUs the next itself */
+    CP_TIME_PEAK,       /* as many operations as CP_TIME_LINEAR, as fast as
+                           possible; on GPUs CP_TIME_LINEAR itself */
     CP_TIME_LINEAR,     /* rows through a linear layer */
     CP_TIME_ATTEND,     /* rows queries, all of which see keys keys */
     CP_TIME_COPY,       /* bytes, within a rank's memory */
-    CP_TIME_EXCHANGE,   /* bytes to the next rank, as many from the last; what
-                           follows sends messages too */
+    CP_TIME_EXCHANGE,   /* bytes to the next rank, as many from the last; this
+                           and all after it send messages */
     CP_TIME_ALL_TO_ALL, /* bytes, in equal parts, to all others */
-    CP_TIME_OVERLAP,    /* an exchange begun, an attention, the exchange over */
+    CP_TIME_OVERLAP,    /* post an exchange, attend, wait for the exchange */
 } cp_subject_kind;
 
 typedef struct {
     cp_subject_kind kind;
-    int64_t rows, keys, bytes; /* as far as the kind has them */
+    int64_t rows, keys, bytes; /* those that the kind uses */
 } cp_subject;
 
 /* Where subjects are timed. */
 typedef struct {
-    /* Seconds of one time, until the last rank is done. */
+    /* Time the subject once, until the last rank is done. */
     cp_status (*time)(void *context, const cp_subject *subject,
                       double *seconds);
     void *context;
-    int cores;     /* that the ranks share, and memory with them; 0: none */
+    int cores;     /* that the ranks share, with memory; 0: not shared */
     double speed;  /* of a rank, in cores; 1 where they are not shared */
-    double memory; /* bytes of the machine, or of a rank's */
-    int64_t element_bytes; /* of a number of keys and values */
+    double memory; /* bytes of the shared machine, or of a rank's own */
+    int64_t element_bytes; /* of a number in keys and values */
 } cp_laboratory;
 
 enum { CP_CALIBRATE_RANKS = 1024, CP_CALIBRATE_ROUNDS = 99 }; /* at most */
 
-/* A linear layer is from the width of all query heads to so many times as
- * many numbers. */
+/* A linear layer maps the width of all query heads to this many times that
+ * width. */
 enum { CP_CALIBRATE_WIDER = 4 };
 
 /* What to measure. */
@@ -50,7 +50,7 @@ typedef struct {
     int64_t ranks, cores; /* cores: of this machine, for all of its ranks */
     int64_t rounds;
     cp_counts rows, keys, bytes;    /* sizes, ascending */
-    cp_hardware *hardware;          /* out, but for its name */
+    cp_hardware *hardware;          /* out, except its name */
     void (*between)(void *context); /* called after each round; or NULL */
     void *context;
 } cp_calibration;
@@ -59,8 +59,8 @@ static inline int64_t cp_calibration_width(const cp_calibration *wanted) {
     return wanted->shape.query_heads * wanted->shape.head_dim;
 }
 
-/* Floating-point operations of rows that attend to keys; without keys, that go
- * through a linear layer. */
+/* Floating-point operations of rows that attend to keys, or, if keys is 0, of
+ * rows through a linear layer. */
 static inline double cp_calibration_work(const cp_calibration *wanted,
                                          int64_t rows, int64_t keys) {
     const double width = (double)cp_calibration_width(wanted);
@@ -69,17 +69,17 @@ static inline double cp_calibration_work(const cp_calibration *wanted,
     return 2 * width * wide * (double)rows;
 }
 
-/* The last of some sizes. */
+/* The last, and so the largest, of ascending sizes. */
 static inline int64_t cp_largest(const cp_counts *sizes) {
     return sizes->items[sizes->count - 1];
 }
 
-/* Fails with CP_INVALID and a line that names the field: a size too small or
- * too large, too many of them, or not ascending. What passes has no product
- * of two sizes, or of one and the width squared, beyond 2^60. */
+/* Fails with CP_INVALID and a message that names the field if a size is too
+ * small or too large, or if sizes are too many or do not ascend. Otherwise no
+ * product of two sizes, or of one and the width squared, exceeds 2^60. */
 cp_status cp_calibration_check(const cp_calibration *calibration);
 
-/* Measure what the calibration asks for in a laboratory, and fill in its
+/* Measure in a laboratory what the calibration asks for, and fill in its
  * description. Fails as the laboratory does, or with CP_MEMORY. */
 cp_status cp_calibrate(const cp_laboratory *laboratory,
                        const cp_calibration *wanted);

@@ -1,5 +1,5 @@
 /* Tangled from book/16-atlas.nw; edit the chapter. */
-/* Who runs a call fastest. */
+/* Which builder, on which split of the GPUs, runs a call fastest. */
 #include "predict/contest.h"
 
 #include <stdio.h>
@@ -73,8 +73,8 @@ static cp_status splits_try(const cp_scenario *call, cp_variant variant,
     return CP_OK;
 }
 
-/* The fastest first; of equals, as a sort of the library's would not, the one
- * that stands first. */
+/* Sort the fastest first. Equal ones keep their order, which qsort does not
+ * promise. */
 static void sort(cp_entrant *entrants, int count) {
     for (int n = 1; n < count; n++)
         for (int at = n; at > 0 && beats(&entrants[at], &entrants[at - 1]);

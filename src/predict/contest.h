@@ -1,5 +1,5 @@
 /* Tangled from book/16-atlas.nw; edit the chapter. */
-/* Every builder that can run a call, over every split of its GPUs. */
+/* Compares every builder that can run a call, on every split of its GPUs. */
 #ifndef CP_CONTEST_H
 #define CP_CONTEST_H
 
@@ -7,28 +7,28 @@
 
 enum { CP_ENTRANTS = CP_VARIANTS + 3 };
 
-/* One who can run a call on so many GPUs. */
+/* One way to run a call on a number of GPUs. */
 typedef struct {
     const char *name;   /* of a variant; pipeline: layers are cut; tensor:
-                           heads, and nothing else; alone: others idle */
-    cp_variant variant; /* CP_AUTO: the last three have none */
+                           only heads are cut; alone: other GPUs idle */
+    cp_variant variant; /* CP_AUTO: one of the last three */
     bool layers;        /* are divided over the ranks */
     int ranks;          /* its fastest split of the GPUs, */
-    int64_t tensor;     /* of so many GPUs a rank */
-    bool runs, fits;    /* its weights, cache and buffers */
+    int64_t tensor;     /* and GPUs of a rank in it */
+    bool runs, fits;    /* fits: weights, cache and buffers in memory */
     const char *limit;  /* what takes most of its time */
     cp_forecast forecast;
-    char why[192]; /* it does not run */
+    char why[192]; /* the reason it does not run */
 } cp_entrant;
 
-/* Let all who can run a call do so, by virtual clocks without jitter, on the
- * GPUs of its ranks: entrants[*count], of CP_ENTRANTS, the fastest first; behind
- * those whose memory suffices come those whose does not, and then those who
- * cannot run it. A dealing with weights or an order of devices stays with the
- * ranks that it is for. Fails with CP_CAPACITY or CP_MEMORY, as cp_simulate. */
+/* Time every way to run a call on the GPUs of its ranks, by virtual clocks
+ * without jitter. Writes entrants[*count], room for CP_ENTRANTS, fastest first:
+ * those that fit in memory, then those that do not, then those that cannot run.
+ * A dealing with weights or an order of devices is used only with the ranks it
+ * is for. Fails with CP_CAPACITY or CP_MEMORY, as cp_simulate. */
 cp_status cp_contest(const cp_scenario *call, cp_entrant *entrants, int *count);
 
-/* Is it one of those that the paper has: its two rings, or its decode? */
+/* Whether it is one of the paper's variants: its two rings, or its decode. */
 static inline bool cp_entrant_is_of_the_paper(const cp_entrant *it) {
     return it->variant == CP_PASS_KV || it->variant == CP_PASS_Q ||
            it->variant == CP_DECODE;

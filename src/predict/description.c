@@ -1,5 +1,5 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Descriptions as plain text: read by a table of fields, written by it. */
+/* Descriptions as plain text, read and written by a table of fields. */
 #include "predict/description.h"
 
 #include <errno.h>
@@ -63,12 +63,12 @@ typedef struct {
     const char *label;
     int line;
     char name[WORD_BYTES];   /* the line's first word */
-    const char *text;        /* what is left of it */
+    const char *text;        /* the rest of the line */
     bool given[MOST_FIELDS]; /* by this text, not by the one it is like */
     bool named, liked;
 } reading;
 
-/* Copy the next word, and step over it; "" at the end of the line. */
+/* Copy the next word, or "" at the end of the line, and step over it. */
 static void take(reading *r, char word[WORD_BYTES]) {
     r->text += strspn(r->text, " \t");
     const size_t length = strcspn(r->text, " \t\r\n");
@@ -181,7 +181,7 @@ static cp_status origin(reading *r, int n) {
     if (source == CP_SOURCE_NONE)
         return refuse(r,
                       "its source is \"%s\"; specification, assumed, fitted or "
-                      "measured is due",
+                      "measured is expected",
                       word);
     /* The rest of the line is a note. */
     r->text += strspn(r->text, " \t");
@@ -210,7 +210,7 @@ static cp_status field(reading *r) {
     const bool sized = kind == CP_FIELD_CURVE || kind == CP_FIELD_SURFACE;
     if (r->given[n] && !sized)
         return refuse(r, "given twice");
-    /* What it is like may have one; both begin with their count. */
+    /* It may have been inherited; a curve and a surface begin with count. */
     if (!r->given[n] && sized)
         *(int *)place_of(r->description, n) = 0;
     r->given[n] = true;
@@ -218,7 +218,7 @@ static cp_status field(reading *r) {
     return origin(r, n);
 }
 
-/* Take over what it is like, but for the name. */
+/* Inherit all fields of a built-in description, but not its name. */
 static cp_status like(reading *r, const char *name) {
     const cp_description *description = r->description;
     char file[2 * WORD_BYTES], own[CP_NAME_BYTES];
@@ -227,7 +227,7 @@ static cp_status like(reading *r, const char *name) {
     r->liked = true;
     for (int n = 0; n < description->count; n++)
         if (r->given[n])
-            return refuse(r, "it must stand before all fields");
+            return refuse(r, "it must come before all fields");
     snprintf(file, sizeof(file), "%s.%s", name, description->what);
     const char *text = cp_built_in_text(file);
     if (text == NULL)
@@ -274,7 +274,8 @@ cp_status cp_description_change(const cp_description *description,
         r.line++;
         r.text = text + strspn(text, " \t\r");
         if (!is_shown(text))
-            return cp_refuse("%s:%d: a control character", label, r.line);
+            return cp_refuse("%s:%d: a control character; plain text is needed",
+                             label, r.line);
         if (strchr("#\n", *r.text) == NULL)
             CP_TRY(line(&r));
         text += strcspn(text, "\n");
@@ -283,7 +284,7 @@ cp_status cp_description_change(const cp_description *description,
     return CP_OK;
 }
 
-/* What no line gave follows from the table. */
+/* Give a field that no line gave its default. */
 static cp_status fill_in(const cp_description *description, int n,
                          const char *label) {
     const cp_field *field = &description->fields[n];
@@ -353,7 +354,7 @@ cp_status cp_description_parse(const cp_description *description,
     found[bytes] = '\0';
     fclose(in);
     if (broken || strlen(found) != bytes)
-        return cp_fail(CP_FILE, "%s: not a text of less than %d bytes", label,
+        return cp_fail(CP_FILE, "%s: must be text of less than %d bytes", label,
                        MOST_BYTES);
     return whole(description, label, found);
 }
@@ -367,7 +368,7 @@ static void write_line(const cp_description *description, int n,
             origin->note);
 }
 
-/* row: what stands before each point of a surface. */
+/* row is printed before each point: the row of a surface, or "". */
 static void write_curve(const cp_description *description, int n,
                         const char *row, const cp_curve *curve, FILE *out) {
     const double scale = cp_unit_scale(description->fields[n].unit);

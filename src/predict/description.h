@@ -1,6 +1,6 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Descriptions as plain text: a field a line, with its unit and who says so.
- * Knows how such a text is written, not what its fields mean. */
+/* Descriptions as plain text: a field per line, with its unit and source. Knows
+ * the format of such a text, not what its fields mean. */
 #ifndef CP_DESCRIPTION_H
 #define CP_DESCRIPTION_H
 
@@ -8,7 +8,7 @@
 
 #include "ground/ground.h"
 
-/* What a field may be. */
+/* The type and range of a field. */
 typedef enum {
     CP_FIELD_COUNT,    /* int64_t, at least 1; 128K and 405G are fine */
     CP_FIELD_POSITIVE, /* double above 0: rates and sizes */
@@ -22,24 +22,24 @@ typedef enum {
 typedef struct {
     const char *name;
     cp_field_kind kind;
-    size_t offset;         /* of the value in what is described */
+    size_t offset;         /* of the value in the struct */
     const char *unit;      /* the one that a line must name */
-    const char *otherwise; /* where no line gives it: a number, or the field
-                              that it follows; NULL: a line must */
-    const char *about;     /* what it is, in a line of a file that is written */
+    const char *otherwise; /* the default: a number, or the field that it
+                              follows; NULL: a line must give it */
+    const char *about;     /* what it is; the comment in a written file */
 } cp_field;
 
 enum { CP_CURVE_POINTS = 24 };
 
 typedef struct {
-    int count; /* 0: there is no curve */
+    int count;                                            /* 0: no curve */
     double size[CP_CURVE_POINTS], value[CP_CURVE_POINTS]; /* sizes ascend */
 } cp_curve;
 
 enum { CP_SURFACE_ROWS = 12 };
 
 typedef struct {
-    int count;                   /* 0: there is no surface */
+    int count;                   /* 0: no surface */
     double row[CP_SURFACE_ROWS]; /* ascending */
     cp_curve along[CP_SURFACE_ROWS];
 } cp_surface;
@@ -51,7 +51,7 @@ typedef cp_curve cp_field_CURVE;
 typedef cp_surface cp_field_SURFACE;
 
 /* One list of fields, FIELD(name, kind, unit, otherwise, about) for each, makes
- * the members of a struct, their number, and the table of them. */
+ * the members of a struct, their number, and their table. */
 #define CP_FIELD_MEMBER(name, kind, ...) cp_field_##kind name;
 #define CP_FIELD_ONE(...) +1
 #define CP_FIELD_ROW(of, name, kind, ...)                                      \
@@ -73,16 +73,16 @@ typedef struct {
 } cp_origin;
 
 typedef struct {
-    const char *what; /* "machine": first word of a file, and its ending */
+    const char *what; /* "machine": a file's first word and extension */
     const cp_field *fields;
     int count;
-    void *values;       /* the struct that the offsets are of */
+    void *values;       /* the struct to which the offsets apply */
     cp_origin *origins; /* [count] */
     char *name;         /* [CP_NAME_BYTES] */
 } cp_description;
 
-/* The texts that were built in: "gtt.machine", "llama3-405b.model"; a NULL
- * name ends the list. */
+/* The built-in texts: "gtt.machine", "llama3-405b.model"; a NULL name ends the
+ * list. */
 typedef struct {
     const char *name, *text;
 } cp_built_in;
@@ -91,16 +91,15 @@ extern const cp_built_in cp_built_ins[];
 /* The text of that name; NULL if there is none. */
 const char *cp_built_in_text(const char *name);
 
-/* Fill in values that are all zero from a text, which messages call label; NULL:
- * the text of a built-in description of that name ("gtt"), or of the file at
- * that path. Fails with CP_INVALID, or CP_FILE, and one line that names file,
- * line and field: a line that is malformed, a field that is unknown, given
- * twice, in another unit or out of range, or one that must be given and is
- * not. */
+/* Fill in values, which must be all zero, from a text that messages call label.
+ * If text is NULL, label is the name of a built-in description ("gtt") or the
+ * path of a file. Fails with CP_INVALID if a line is malformed, or a field is
+ * unknown, given twice, in another unit, out of range or missing; with CP_FILE
+ * if there is no such file. The message names file, line and field. */
 cp_status cp_description_parse(const cp_description *description,
                                const char *label, const char *text);
 
-/* Change the values that a text gives, and no others. */
+/* Change only the values that a text gives. Fails as cp_description_parse. */
 cp_status cp_description_change(const cp_description *description,
                                 const char *label, const char *text);
 
@@ -110,7 +109,7 @@ void cp_description_write(const cp_description *description, FILE *out);
 /* The field of that name, or -1. */
 int cp_description_field(const cp_description *description, const char *name);
 
-/* From a unit of fields to bytes, seconds, FLOP/s: 1e9 for "GB". */
+/* The factor from a unit to bytes, seconds or FLOP/s: 1e9 for "GB". */
 double cp_unit_scale(const char *unit);
 
 /* The value of a curve at a size; the curve has at least one point. */

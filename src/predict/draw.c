@@ -10,8 +10,8 @@
 #include "ring/history.h"
 
 typedef struct {
-    const cp_plan *plan; /* NULL: strokes of something else */
-    double pair, byte;   /* seconds: scoring a pair of all heads; sending */
+    const cp_plan *plan; /* NULL: strokes come from the caller */
+    double pair, byte;   /* seconds to score a pair of all heads; to send */
     cp_bar *bars;        /* [count], of a plan; and their strokes */
     cp_stroke *made;
     const cp_stroke *strokes; /* [count] */
@@ -19,7 +19,7 @@ typedef struct {
     const char *title;
     int ranks;
     double end; /* of the last stroke */
-    bool holds; /* all say who holds what */
+    bool holds; /* all strokes are spans that a rank holds */
 } drawing;
 
 static double length(void *context, int rank, const cp_op *op) {
@@ -46,7 +46,7 @@ static void add_bar(void *context, const cp_bar *bar) {
     d->bars[d->count++] = *bar;
 }
 
-/* Whose block a bar is about. */
+/* The rank whose block a bar is about. */
 static int origin_of(const drawing *d, const cp_bar *bar) {
     const cp_op *op = bar->op;
     const int ranks = d->plan->layout->ranks;
@@ -165,7 +165,7 @@ static void svg_bar(const drawing *d, const cp_stroke *stroke, FILE *out) {
             "%d</title></rect>\n",
             x, y, width, hue, stroke->talks ? 82 : 68, stroke->name,
             stroke->origin, stroke->hop);
-    if (width > 5.6 * letters) /* what letters of size 10 take, at most */
+    if (width > 5.6 * letters) /* the widest text of that many letters */
         fprintf(out, "<text x=\"%.1f\" y=\"%d\">%s</text>\n", x + width / 2,
                 y + 13, label);
 }
@@ -266,7 +266,8 @@ static cp_status print(drawing *d, cp_drawing kind, FILE *out) {
     set_end(d);
     CP_TRY(prints[kind](d, out));
     if (fflush(out) != 0 || ferror(out))
-        return cp_fail(CP_FILE, "the drawing could not be written");
+        return cp_fail(CP_FILE, "the drawing could not be written; is there "
+                                "room on the disk?");
     return CP_OK;
 }
 

@@ -1,5 +1,5 @@
 /* Tangled from book/16-experts.nw; edit the chapter. */
-/* Experts, counted. */
+/* The experts of a layer, counted. */
 #include "predict/experts.h"
 
 #include <math.h>

@@ -1,24 +1,26 @@
 /* Tangled from book/16-experts.nw; edit the chapter. */
-/* How the experts of a layer are shared by GPUs, and by the tokens of a call.
- * Experts are taken to be used alike. */
+/* How many experts of a layer a GPU holds, and how many of these the tokens of
+ * a call use. Assumes that all experts are used equally often. */
 #ifndef CP_EXPERTS_H
 #define CP_EXPERTS_H
 
 #include "predict/machine.h"
 
 typedef struct {
-    double held;    /* experts of a GPU, at most */
-    double copies;  /* of a token's row that leave its GPU, in the mean */
-    double touched; /* of those held, how many so many tokens use: the mean */
+    double held;    /* experts on the GPU that has most */
+    double copies;  /* of a token's row that leave its GPU; the mean */
+    double touched; /* experts held that some token uses; the mean */
     double pairs;   /* of a token and an expert that it uses, on that GPU */
 } cp_experts;
 
-/* All zero if the model has none. With more GPUs than experts, some have one
+/* Count for a layer shared by gpus, and for tokens in all. All zero if the
+ * model has no experts. With more GPUs than experts, some GPUs have one expert
  * and the others none. */
 cp_experts cp_experts_of(const cp_model_sizes *model, int64_t gpus,
                          double tokens);
 
-/* The inner numbers of a token, in the mean over layers. */
+/* The inner width of the feed-forward part of a token, the mean over layers.
+ */
 double cp_mean_inner(const cp_model_sizes *model);
 
 /* The parameters that one token uses. */

@@ -1,5 +1,5 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* The time of a layer with a state: its arithmetic, its memory, its scan. */
+/* Predicts a layer with a state: its arithmetic, its memory, its scan. */
 #include "predict/hybrid.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* What a layer with a state takes on a described machine. */
+/* Predicts the time of a layer with a state on a described machine. */
 #ifndef CP_HYBRID_H
 #define CP_HYBRID_H
 
@@ -8,16 +8,17 @@
 
 typedef struct {
     double seconds; /* of a layer */
-    double run;     /* of it, what pairs and answers take */
-    double scan;    /* and the fastest of the scans */
+    double run;     /* of these, for pairs and answers */
+    double scan;    /* and for the fastest scan, */
     cp_scan by;     /* which is this one */
     double bytes;   /* of the states of a layer on a GPU, at most */
 } cp_state_forecast;
 
-/* Predict a layer with a state of the model of a call, whose plan is that of
- * its attention; all zero if the model has none. Linear layers are taken to be
- * those of a layer that attends. A decode step leaves states where they are.
- * Fails as cp_plan_scan and cp_timeline_run do. */
+/* Predict a layer with a state of the call's model; plan is that of its
+ * attention. All zero if the model has no such layers. Assumes that its linear
+ * layers cost as much as those of a layer that attends, and that a decode step
+ * leaves states where they are. Fails as cp_plan_scan and cp_timeline_run do.
+ */
 cp_status cp_state_foresee(const cp_pace *pace, const cp_plan *plan,
                            cp_state_forecast *forecast);
 

@@ -1,8 +1,8 @@
 /* Tangled from book/16-latent.nw; edit the chapter. */
-/* Latent attention, counted. */
+/* The costs of latent attention, counted. */
 #include "predict/latent.h"
 
-/* Numbers of a head's matrices that make a key and a value. */
+/* How many numbers a head's matrices have that expand a latent. */
 static double made_of_latent(const cp_model_sizes *model) {
     const int64_t plain = model->head_dim - model->rotary;
     return (double)(plain + model->value_dim) * (double)model->latent;
@@ -16,7 +16,7 @@ bool cp_latent_expands(const cp_model_sizes *model, int ranks,
            (double)load->keys * ranks * made_of_latent(model);
 }
 
-/* What leads to latents is not cut: each GPU has all of it. */
+/* The projections to latents are not cut: each GPU has all of them. */
 cp_latent cp_latent_of(const cp_model_sizes *model, int64_t n) {
     const double heads = (double)model->query_heads / (double)n;
     const double width = (double)model->width, rank = (double)model->query_rank;

@@ -1,5 +1,5 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Descriptions of machines and models, by their tables of fields. */
+/* Reads and writes machines and models by their tables of fields. */
 #include "predict/machine.h"
 
 cp_description cp_hardware_description(cp_hardware *hardware) {
@@ -41,7 +41,8 @@ static cp_status experts_check(const char *label, const cp_model_sizes *sizes) {
 
 static cp_status latent_check(const char *label, const cp_model_sizes *sizes) {
     if (sizes->latent == 0 && (sizes->rotary > 0 || sizes->query_rank > 0))
-        return cp_refuse("%s: rotary, query_rank: without a latent", label);
+        return cp_refuse("%s: rotary, query_rank: without a latent; set latent",
+                         label);
     if (sizes->rotary >= sizes->head_dim)
         return cp_refuse("%s: rotary: %ld of the %ld numbers of a head", label,
                          sizes->rotary, sizes->head_dim);
@@ -69,7 +70,9 @@ cp_status cp_model_sizes_read(const char *label, const char *text,
     if (sizes->layers > 100000)
         return cp_refuse("%s: layers: more than 100000", label);
     if (cp_attention_layers(sizes) < 1)
-        return cp_refuse("%s: state_layers: all of them", label);
+        return cp_refuse("%s: state_layers: all layers; one or more must "
+                         "attend",
+                         label);
     if (sizes->cache_bytes > 8)
         return cp_refuse("%s: cache_bytes: more than 8", label);
     if (sizes->tables > 2)

@@ -1,16 +1,16 @@
 /* Tangled from book/15-machines.nw; edit the chapter. */
-/* Descriptions of machines, what a GPU, its node and its network can do, and of
- * models, the shapes that cost time and memory; and who says so. Measures
- * nothing, and knows no weights. */
+/* Descriptions of machines (what a GPU, its node and its network can do) and of
+ * models (the shapes that cost time and memory), with the source of each value.
+ * Measures nothing, and has no weights. */
 #ifndef CP_MACHINE_H
 #define CP_MACHINE_H
 
 #include "predict/description.h"
 #include "ring/span.h"
 
-/* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: name, what it
- * may be, the unit in a description, what it is where no line gives it
- * (a number, another field; NULL: a line must), and what it means. */
+/* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: name, kind,
+ * unit in a description, default (a number or another field; NULL: a line must
+ * give it), and meaning. */
 #define CP_HARDWARE(FIELD)                                                     \
     FIELD(gpus_per_node, COUNT, "GPUs", "1", "GPUs of a node")                 \
     FIELD(cores, COUNT, "cores", "0", "cores that all ranks share")            \
@@ -87,21 +87,21 @@ typedef struct {
     cp_origin origins[CP_HARDWARE_FIELDS];
 } cp_hardware;
 
-/* The machine of a text that messages call label; NULL: the one of that name
- * (gtt, gti, h200, laptop, home), or of the file at that path. Fails as
- * cp_description_parse does. */
+/* Read a machine from a text that messages call label. If text is NULL, label
+ * is a built-in name (gtt, gti, h200, laptop, home) or the path of a file.
+ * Fails as cp_description_parse does. */
 cp_status cp_hardware_read(const char *label, const char *text,
                            cp_hardware *hardware);
 
 /* Write a description that cp_hardware_read reads. */
 void cp_hardware_write(const cp_hardware *hardware, FILE *out);
 
-/* How the fields are called, and where they lie. values and origins are those
- * of hardware, which must outlive it. */
+/* The table of the fields of a machine. values and origins point into hardware,
+ * which must outlive it. */
 cp_description cp_hardware_description(cp_hardware *hardware);
 
-/* The fields of a model, as those of a machine are listed. Bits of a number are
- * with the scales of its block. */
+/* The fields of a model, listed like those of a machine. Bits per number
+ * include the scales of its block. */
 #define CP_MODEL(FIELD)                                                        \
     FIELD(layers, COUNT, "layers", NULL, "blocks")                             \
     FIELD(width, COUNT, "numbers", NULL, "of a token between layers")          \
@@ -145,15 +145,16 @@ typedef struct {
     cp_origin origins[CP_MODEL_FIELDS];
 } cp_model_sizes;
 
-/* The model of a text, or of that name (llama3-405b, llama3-70b, llama3-8b,
- * smollm2-135m, qwen3.5-like, deepseek-v3-like), or of the file at that path.
- * Fails as cp_description_parse does, and with CP_INVALID if the heads make no
- * shape (cp_shape_check). */
+/* Read a model from a text that messages call label. If text is NULL, label is
+ * a built-in name (llama3-405b, llama3-70b, llama3-8b, smollm2-135m,
+ * qwen3.5-like, deepseek-v3-like) or the path of a file. Fails as
+ * cp_description_parse does, and with CP_INVALID if the heads make no shape
+ * (cp_shape_check). */
 cp_status cp_model_sizes_read(const char *label, const char *text,
                               cp_model_sizes *sizes);
 
-/* The attention shape of all heads, as keys and values are kept: of latents,
- * the absorbed one. */
+/* The attention shape of all heads as they are cached: with latents, the
+ * absorbed shape. */
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes);
 
 /* The layers that attend: all but those with a state (chapter 16). */
@@ -161,7 +162,7 @@ static inline int64_t cp_attention_layers(const cp_model_sizes *sizes) {
     return sizes->layers - (int64_t)sizes->state_layers;
 }
 
-/* The layers whose feed-forward part is experts. */
+/* The layers whose feed-forward part consists of experts. */
 static inline int64_t cp_expert_layers(const cp_model_sizes *sizes) {
     return sizes->experts > 0 ? sizes->layers - sizes->dense_layers : 0;
 }

@@ -35,7 +35,7 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
                          "key heads of %s",
                          n, model->query_heads, kv, model->name);
     if (n > 1 && hardware->node_rate <= 0)
-        return cp_refuse("machine %s: no node_rate, which %ld GPUs a rank need",
+        return cp_refuse("machine %s: no node_rate; %ld GPUs per rank need one",
                          hardware->name, n);
     const double width = (double)model->width;
     const double sharing = hardware->cores > 0 ? call->ranks : 1;
@@ -59,7 +59,7 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     pace->table = width * (double)model->vocabulary / (double)n;
     pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
     pace->memory_rate = hardware->memory_rate / sharing;
-    /* A model without a width is an attention alone, of what is kept. */
+    /* A model without a width is only an attention over cached latents. */
     return model->latent > 0 && width > 0 ? divide_latents(pace) : CP_OK;
 }
 
@@ -103,7 +103,8 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
     return seconds;
 }
 
-/* Sequences that some queries are of; of everybody's, all with new tokens. */
+/* How many sequences the queries belong to; for those of all ranks, all
+ * sequences with new tokens. */
 static int64_t count_sequences(const cp_layout *layout,
                                const cp_block *queries) {
     const bool all = queries == &layout->everybody;
@@ -139,8 +140,8 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
                : reading;
 }
 
-/* Keys and values of heads are made of the latents of a block, but for those of
- * the rank's new tokens, whose linear layers make them. */
+/* The time to expand the latents of a block, except those of the rank's new
+ * tokens, which its linear layers expand. */
 static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
                         cp_use keys) {
     const cp_layout *layout = plan->layout;
@@ -151,7 +152,7 @@ static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
     return linear(pace, pace->making, pace->call->model->attention_bits, rows);
 }
 
-/* Is the operation part of a kernel that one before it has launched? */
+/* Whether the operation is part of a kernel that an earlier one launched. */
 static bool launched(const cp_plan *plan, int rank, const cp_op *op) {
     const cp_op *first = plan->programs[rank].ops, *last = op;
     do
@@ -169,7 +170,8 @@ static double attend_prefill(const cp_pace *pace, const cp_block *queries,
                         (double)cp_block_pairs(queries, keys));
 }
 
-/* An indexer scores at the rate of attention, a dot product a head and pair. */
+/* An indexer scores at the rate of attention, one dot product per head and
+ * pair. */
 static double select(const cp_pace *pace, const cp_plan *plan,
                      const cp_op *op) {
     const cp_hardware *hardware = pace->call->hardware;
@@ -210,7 +212,7 @@ static double message(const cp_curve *curve, double latency, double rate,
     return bytes > last ? at * bytes / last : at;
 }
 
-/* Do two ranks live on one host? */
+/* Whether two ranks are on one host. */
 static bool near(const cp_pace *pace, int a, int b) {
     const int64_t gpus = pace->call->hardware->gpus_per_node;
     const int64_t tensor = pace->call->tensor;
@@ -289,7 +291,7 @@ static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
     return exchange(pace, within, rank, op->to, bytes);
 }
 
-/* All ranks send so many bytes each, to all others. */
+/* Each rank sends bytes in all, to all others. */
 static double all_to_all(const cp_pace *pace, bool within, double bytes) {
     const cp_hardware *hardware = pace->call->hardware;
     int from, to;
@@ -321,8 +323,8 @@ static double moving(const cp_pace *pace, double bytes) {
            bytes / (hardware->memory_fraction * pace->memory_rate);
 }
 
-/* Numbers that are sent in another writing are written before, but for those
- * that are passed on, and read when they have come. */
+/* The time to encode numbers before they are sent, except those passed on as
+ * they came, and to decode them on arrival. */
 static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
                         const cp_op *op) {
     const cp_slot *slot = &plan->slots[op->in.slot];

@@ -1,14 +1,14 @@
 /* Tangled from book/16-pipeline.nw; edit the chapter. */
-/* Layers over ranks. */
+/* Predicts a pipeline: layers, not tokens, divided over ranks. */
 #include "predict/pipeline.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 typedef struct {
-    double part; /* of the time of all layers on the first device */
-    double free; /* when it has ended its last piece, */
-    double sent; /* and when that had arrived */
+    double part; /* its share of the time of all layers on the first device */
+    double free; /* when it finished its last piece, */
+    double sent; /* and when that piece had arrived */
     double busy;
 } stage;
 
@@ -16,9 +16,9 @@ typedef struct {
     const cp_scenario *call;
     cp_pace pace; /* of messages between stages */
     int stages;
-    int64_t layers; /* of the stage with most */
-    double hidden;  /* share of a message */
-    double step;    /* to begin a piece, where there are several stages */
+    int64_t layers; /* of the stage with most layers */
+    double hidden;  /* share of a message that overlaps */
+    double step;    /* time to begin a piece, if there are several stages */
     stage *at;      /* [stages] */
     double done, longest, tokens;
     cp_forecast *sum;
@@ -71,7 +71,7 @@ static void divide(pipe *it) {
     }
 }
 
-/* Simulate sequences on one stage that had all layers. */
+/* Simulate sequences on one stage, as if it had all layers. */
 static cp_status one(const pipe *it, int64_t sequences, const int64_t *fresh,
                      const int64_t *past, cp_forecast *forecast) {
     const int first = it->call->devices != NULL ? it->call->devices[0] : 0;
@@ -87,7 +87,7 @@ static cp_status one(const pipe *it, int64_t sequences, const int64_t *fresh,
     return cp_simulate(&call, forecast);
 }
 
-/* Such a piece goes through, for the share of the way from a to b. */
+/* Send a piece through; its costs lie between a and b, at the given share. */
 static void send(pipe *it, double tokens, const cp_forecast *a,
                  const cp_forecast *b, double share) {
     cp_forecast *sum = it->sum;
@@ -221,7 +221,7 @@ static cp_status run(pipe *it, int64_t piece) {
     return CP_OK;
 }
 
-/* Pieces of a stage's share of all tokens, and of halves of that. */
+/* Try pieces of 1/stages of all tokens, then half of that, and so on. */
 static cp_status fastest(pipe *it, cp_forecast *forecast) {
     cp_forecast now;
     int64_t all = 0;
@@ -244,8 +244,9 @@ cp_status cp_pipeline(const cp_scenario *call, int64_t piece,
     pipe it = {.call = call, .stages = call->ranks, .sum = forecast};
     const cp_hardware *hardware = call->hardware;
     if (call->ranks > call->model->layers)
-        return cp_refuse("a pipeline of %d stages for %ld layers", call->ranks,
-                         call->model->layers);
+        return cp_refuse("a pipeline of %d stages for %ld layers; each stage "
+                         "needs at least one layer",
+                         call->ranks, call->model->layers);
     CP_TRY(cp_pace_new(call, &it.pace));
     CP_TRY(cp_allocate(&it.at, it.stages, sizeof(stage), "stages"));
     it.hidden = it.pace.decode ? hardware->decode_overlap : hardware->overlap;

@@ -1,5 +1,5 @@
 /* Tangled from book/16-unlike.nw; edit the chapter. */
-/* In which order unlike devices should make a ring. */
+/* Finds the order in which unlike devices should form a ring. */
 #include "predict/ring_order.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ typedef struct {
 typedef struct {
     int ranks;
     const double *seconds;
-    int *order, *found; /* under way, and the best so far */
+    int *order, *found; /* the one being tried, and the best so far */
     length best;
 } search;
 

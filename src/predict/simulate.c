@@ -1,6 +1,6 @@
 /* Tangled from book/15-simulate.nw; edit the chapter. */
-/* What a call will take on a described machine: a plan's timeline, with the
- * pace of that machine. */
+/* Predicts a call on a described machine: a plan's timeline, with the pace of
+ * that machine. */
 #include "predict/simulate.h"
 
 #include <math.h>
@@ -88,7 +88,7 @@ static void count_bytes(const simulation *s) {
     forecast->buffers += 2 * forecast->routed;
 }
 
-/* Layers with a state take their own time, and their states stay. */
+/* Add the time and the memory of layers with a state. */
 static cp_status add_states(const simulation *s) {
     const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
@@ -162,9 +162,8 @@ static cp_status lay_out(simulation *s) {
         if (fresh < 0 || past < 0 || !cp_add(tokens, fresh, &tokens) ||
             !cp_add(tokens, past, &tokens) || tokens > MOST_TOKENS)
             return cp_fail(CP_CAPACITY,
-                           "--new, --cached: with the %ld and %ld tokens of "
-                           "sequence %ld there are more than the %d that can "
-                           "be planned",
+                           "--new, --cached: %ld and %ld tokens of sequence "
+                           "%ld make more than the %d that can be planned",
                            fresh, past, i, MOST_TOKENS);
         cached += past;
     }
@@ -207,7 +206,7 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
     return status;
 }
 
-/* A rate as Algorithm 1 takes it: a whole number, at least 1. */
+/* Convert a rate for Algorithm 1: to a whole number, at least 1. */
 static int64_t whole(double rate) {
     return (int64_t)fmin(fmax(rate, 1), 1e18);
 }

@@ -1,5 +1,5 @@
 /* Tangled from book/15-simulate.nw; edit the chapter. */
-/* When the operations of a plan run, layer after layer. */
+/* Computes when the operations of a plan run, layer after layer. */
 #include "predict/timeline.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 
 #include "ring/order.h"
 
-/* What an operation costs. */
+/* The cost of an operation. */
 typedef struct {
     double seconds;
     int gate; /* of its message, or of a collective */
@@ -16,33 +16,33 @@ typedef struct {
 } cost;
 
 typedef enum {
-    WORK,  /* so many seconds, while all ranks work */
-    POST,  /* be one of the parties of the operation's gates */
-    AWAIT, /* until they have opened */
+    WORK,  /* for seconds, if all ranks work */
+    POST,  /* post the operation's gates */
+    AWAIT, /* wait until they have opened */
 } task_kind;
 
 typedef struct {
     task_kind kind;
-    double seconds;   /* of a post: its message needs, without a core */
-    unsigned spent;   /* bits: what its time goes to */
+    double seconds;   /* of a post: its message takes, without a core */
+    unsigned spent;   /* bits: the uses of its time */
     const char *name; /* of its bar */
     const cp_op *op;  /* or NULL */
 } task;
 
-/* A rank, and where it is. */
+/* A rank, and how far it is. */
 typedef struct worker {
     int rank;
     const cp_program *program;
     cost *costs;         /* of its operations */
     int64_t layer, next; /* next: 0 before the plan, then its operations */
-    task tasks[4];       /* of what was last begun */
+    task tasks[4];       /* of the operation begun last */
     int count, at;
     double start, given;         /* the clocks when its task began */
-    cp_hours hours, first, last; /* now; when these layers were over */
-    struct worker *behind;       /* it on a list */
+    cp_hours hours, first, last; /* now; when these layers ended */
+    struct worker *behind;       /* the next worker on a list */
 } worker;
 
-/* Workers by when they are found again, the first one last. */
+/* Workers sorted by the time of their next event, the earliest at the end. */
 typedef struct {
     int count;
     struct {
@@ -51,17 +51,17 @@ typedef struct {
     } * entries;
 } queue;
 
-/* It opens some seconds after the last of its parties has posted it. */
+/* A gate opens some seconds after the last of its parties has posted it. */
 typedef struct {
-    int posts;              /* until the last one; then 0 again */
-    double posted, seconds; /* when the last party did; and how many */
+    int posts;              /* so far; after the last one 0 again */
+    double posted, seconds; /* when the last party did; until it opens */
     worker *waiting;
 } gate;
 
 typedef struct {
     const cp_timeline *line;
     int ranks, gate_count, draws;
-    int64_t events, layers; /* of a layer; that are walked */
+    int64_t events, layers; /* events of a layer; layers to walk */
     worker *workers;        /* [ranks] */
     gate *gates;            /* [2 gate_count] */
     double speed;           /* of a rank while all work, at most 1 */
@@ -74,7 +74,7 @@ static cost *cost_of(const worker *worker, const cp_op *op) {
     return &worker->costs[op - worker->program->ops];
 }
 
-/* A deviate of mean 0 and variance 1: the n-th of its seed. */
+/* The n-th deviate of a seed, with mean 0 and variance 1. */
 static double deviate(uint64_t seed, uint64_t n) {
     uint64_t z = seed + (n + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -107,7 +107,7 @@ static void add_step(const clocks *s, worker *worker) {
         add(worker, WORK, s->line->step, SPENT(RING), "step", NULL);
 }
 
-/* Do two operations that follow each other wait for one message group? */
+/* Whether two consecutive operations wait for one message group. */
 static bool wait_together(const worker *worker, const cp_op *first,
                           const cp_op *next) {
     const cp_op *ops = worker->program->ops;
@@ -117,7 +117,7 @@ static bool wait_together(const worker *worker, const cp_op *first,
            ops[next->ends].hop == ops[first->ends].hop;
 }
 
-/* What cannot hide of the exchange that a wait ends. */
+/* The seconds that cannot hide of the exchange that a wait ends. */
 static double copied(const clocks *s, const worker *worker, const cp_op *wait) {
     const cp_op *ops = worker->program->ops;
     double seconds = cost_of(worker, &ops[wait->ends])->seconds;
@@ -167,7 +167,8 @@ static void add_operation(const clocks *s, worker *worker, const cp_op *op) {
     add(worker, WORK, seconds, ring | SPENT(BUSY), name, op);
 }
 
-/* Make the tasks of what comes next; false: nothing does. */
+/* Make the tasks of the next operation, or part of a layer; false: the rank has
+ * finished. */
 static bool refill(const clocks *s, worker *worker) {
     const cp_around *around = &s->line->around;
     const double *times = s->line->times;
@@ -219,15 +220,15 @@ static double first(const queue *queue) {
     return queue->count > 0 ? queue->entries[queue->count - 1].until : INFINITY;
 }
 
-/* Make all ready that are due. */
+/* Make all workers ready whose time has come. */
 static void wake(clocks *s, queue *queue, double now) {
     while (first(queue) <= now)
         push(&s->ready, queue->entries[--queue->count].worker);
 }
 
-/* The gate of what the operation of this task sends (n = 0), which is that of a
- * collective too, or of what it receives (n = 1); NULL: nothing. Each exists
- * twice, for even layers and for odd ones. */
+/* The gate of the message that the operation of this task sends, or of a
+ * collective (n = 0); or of the message that it receives (n = 1). NULL: none.
+ * Each gate exists twice, for even layers and for odd ones. */
 static gate *gate_of(const clocks *s, const worker *worker, int n) {
     const cp_op *op = worker->tasks[worker->at].op;
     const cost *cost = cost_of(worker, op);
@@ -239,7 +240,7 @@ static gate *gate_of(const clocks *s, const worker *worker, int n) {
     return &s->gates[2 * cost->gate + worker->layer % 2];
 }
 
-/* Of two times, without the call that fmax is. */
+/* The later of two times, without a call of fmax. */
 static double later(double a, double b) {
     return a > b ? a : b;
 }
@@ -260,7 +261,8 @@ static void post(clocks *s, const worker *worker, int n) {
         push(&s->ready, pop(&gate->waiting));
 }
 
-/* Pass, at the time at which the gate opened, or later; or wait for that. */
+/* Pass the gate if it is open, at the time at which it opened or later; or put
+ * the worker on a list and return false. */
 static bool pass(clocks *s, worker *worker, int n) {
     gate *gate = gate_of(s, worker, n);
     if (gate == NULL)
@@ -277,7 +279,8 @@ static bool pass(clocks *s, worker *worker, int n) {
     return false;
 }
 
-/* Has the task ended? Else the worker is on a list. */
+/* Carry out the worker's task. Returns whether it has ended; if not, the worker
+ * is on a list. */
 static bool ended(clocks *s, worker *worker) {
     const task *task = &worker->tasks[worker->at];
     const double work = task->seconds * s->speed;
@@ -376,7 +379,7 @@ static cp_status walk(clocks *s, int64_t layers) {
     return CP_OK;
 }
 
-/* Did the second layer take all ranks as long as the first of them? */
+/* Whether the last layer took every rank as long as it took the first rank. */
 static bool repeats(const clocks *s) {
     const worker *workers = s->workers;
     const double moved = workers[0].last.now - workers[0].first.now;
@@ -400,7 +403,7 @@ static cp_status walk_enough(clocks *s) {
     return s->layers == most || repeats(s) ? CP_OK : walk(s, most);
 }
 
-/* Each rank goes on as it did after its first layer. */
+/* Sum up; in layers not walked, each rank continues as after its first. */
 static void sum_up(const clocks *s, cp_hours *sum) {
     const double all = (double)s->line->layers * s->ranks;
     const int64_t left = s->line->layers - s->layers;

@@ -1,6 +1,6 @@
 /* Tangled from book/16-home.nw; edit the chapter. */
-/* Decode steps that do not begin with a rank's own tokens: who has which
- * queries, and how partials come home. */
+/* Decode steps that do not begin with a rank's own tokens: which rank has
+ * which queries, and how partials come home. */
 #include "ring/build.h"
 
 static cp_use part_at(const cp_plan *plan, int slot, int p) {

@@ -1,18 +1,20 @@
 /* Tangled from book/16-heads.nw; edit the chapter. */
-/* Tokens are traded for heads within a host, and keys and values go round the
- * hosts: with one host Ulysses, with hosts of one rank ring pass-KV. */
+/* A mesh: ranks trade tokens for heads within a host, and keys and values go
+ * round the hosts. One host is Ulysses, hosts of one rank are ring pass-KV. */
 #include "ring/build.h"
 
-/* Slots, and how many ranks a host has. Those of members stand in a row: own
- * tokens by parts, or the tokens of each of the host's ranks, by its part. */
+/* The slots of a mesh, and how many ranks a host has. A name stands for a run
+ * of slots, one for each rank of the host: a rank's own tokens, one part of the
+ * heads each, or one rank's tokens each, in this rank's part of the heads. */
 typedef struct {
     int members, hosts;
-    int packed, keys, blocks; /* own keys; in parts; two sets that visit */
-    int queries, asked;       /* own queries in parts; those of the others */
+    int packed, keys, blocks; /* own keys; in parts; two sets of other hosts' */
+    int queries, asked;       /* own queries in parts; other ranks' queries */
     int scratch, partials, home;
 } mesh;
 
-/* Part r of a rank's own tokens, and its own part of those of member r. */
+/* Part r of rank k's own tokens, and rank k's part of the tokens of rank r of
+ * its host. */
 static cp_use mine(int slot, int k, int r) {
     return cp_use_part(slot + r, k, r);
 }
@@ -99,7 +101,7 @@ static void build(cp_plan *plan, int members) {
     const int ranks = plan->layout->ranks;
     if (ranks % members != 0) {
         plan->status =
-            cp_refuse("%d ranks are not hosts of %d", ranks, members);
+            cp_refuse("%d ranks do not form hosts of %d", ranks, members);
         return;
     }
     const mesh m = {

@@ -1,5 +1,5 @@
 /* Tangled from book/16-paged.nw; edit the chapter. */
-/* Blocks, tables, users. */
+/* Pages of a cache: blocks, tables, and how many tables share a block. */
 #include "ring/pages.h"
 
 #include <assert.h>
@@ -15,8 +15,9 @@ cp_status cp_pages_new(int64_t sequences, int64_t block, int64_t blocks,
     *out = NULL;
     if (sequences < 1 || block < 1 || blocks < 1 ||
         !cp_multiply(block, blocks, &rows))
-        return cp_refuse("%ld tables over %ld blocks of %ld rows", sequences,
-                         blocks, block);
+        return cp_refuse("%ld tables over %ld blocks of %ld rows: all three "
+                         "must be > 0, and the product must fit 64 bits",
+                         sequences, blocks, block);
     CP_TRY(cp_allocate(&pages, 1, sizeof(*pages), "pages"));
     *pages = (cp_pages){block, blocks, sequences, NULL, NULL, blocks, NULL};
     cp_status status = cp_allocate(&pages->users, blocks, 8, "blocks");
@@ -66,7 +67,7 @@ void cp_moves_free(cp_moves *moves) {
     *moves = (cp_moves){0};
 }
 
-/* The block that a sequence has not filled; -1: there is none. */
+/* The block that a sequence has only partly filled; -1: there is none. */
 static int64_t last_block(const cp_pages *pages, int64_t sequence) {
     const cp_table *table = &pages->tables[sequence];
     return table->rows % pages->block == 0 ? -1
@@ -246,8 +247,8 @@ void cp_pages_cut(cp_pages *pages, int64_t sequence, int64_t rows) {
 
 typedef struct {
     int64_t size;
-    int64_t *place; /* [blocks] where a block is now */
-    int64_t *whose; /* [blocks] which block is at a place; -1: none */
+    int64_t *place; /* [blocks] the slot of a block */
+    int64_t *whose; /* [blocks] the block in a slot; -1: none */
     int64_t hole;
     cp_moves *moves;
 } moving;
@@ -307,9 +308,10 @@ cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves) {
     const int64_t blocks = pages->blocks, before = moves->count;
     int64_t *lists;
     if (pages->left == 0)
-        return cp_fail(CP_CAPACITY, "none of %ld blocks is free to move others",
+        return cp_fail(CP_CAPACITY,
+                       "all %ld blocks are in use; moving needs a free one",
                        blocks);
-    CP_TRY(cp_allocate(&lists, 3 * blocks, 8, "places"));
+    CP_TRY(cp_allocate(&lists, 3 * blocks, 8, "block slots"));
     moving m = {pages->block, lists, lists + blocks,
                 pages->unused[pages->left - 1], moves};
     int64_t *due = lists + 2 * blocks;

@@ -1,12 +1,12 @@
 /* Tangled from book/16-paged.nw; edit the chapter. */
-/* The rows of a rank's cache in blocks, tables of sequences, and what they
- * share. Only numbers: rows are copied by whoever has them. */
+/* The rows of a rank's cache in blocks: which blocks each sequence has, and
+ * which it shares. Bookkeeping only: the caller copies the rows. */
 #ifndef CP_PAGES_H
 #define CP_PAGES_H
 
 #include "ring/span.h"
 
-/* So many rows of a cache are copied, in the order of a list. */
+/* Copy count rows of a cache. Moves are made in the order of their list. */
 typedef struct {
     int64_t from, to, count;
 } cp_move;
@@ -17,8 +17,7 @@ typedef struct {
     int64_t count, room;
 } cp_moves;
 
-/* Where a sequence lies: its n-th row is in the block that stands at
- * n / block. */
+/* Where a sequence is stored: its n-th row is in blocks[n / block]. */
 typedef struct {
     int64_t *blocks; /* ceil(rows / block) of them */
     int64_t count, room;
@@ -30,9 +29,9 @@ typedef struct {
     int64_t block;     /* rows of one */
     int64_t blocks;    /* how many there are */
     int64_t sequences; /* how many tables */
-    int64_t *users;    /* [blocks] tables that name it */
-    int64_t *unused;   /* [blocks] a stack of those without users */
-    int64_t left;      /* how many those are */
+    int64_t *users;    /* [blocks] how many tables name the block */
+    int64_t *unused;   /* [blocks] a stack of the blocks without users */
+    int64_t left;      /* how many are on the stack */
     cp_table *tables;  /* [sequences] */
 } cp_pages;
 
@@ -40,56 +39,60 @@ typedef struct {
 typedef struct {
     int64_t rows;
     int64_t kept;  /* blocks of the table that stay in it */
-    int64_t added; /* new ones behind them... */
-    int64_t first; /* ...from this one of the call's on */
-    bool copies;   /* the first of them takes the place of one that is shared */
+    int64_t added; /* new blocks behind them... */
+    int64_t first; /* ...starting with this one of the call's new blocks */
+    bool copies;   /* the first new block replaces one that is shared */
 } cp_growth;
 
-/* Empty tables over blocks * block rows. Fails with CP_INVALID for none of
- * something, and with CP_MEMORY. */
+/* Make empty tables over blocks * block rows. Fails with CP_INVALID if a
+ * number is below 1 or the product overflows, and with CP_MEMORY. */
 cp_status cp_pages_new(int64_t sequences, int64_t block, int64_t blocks,
                        cp_pages **out);
 void cp_pages_free(cp_pages *pages);
 
-/* Give out unused blocks in another order, by a seed, which must not be 0. */
+/* Shuffle the order in which unused blocks are given out; seed must not be 0.
+ */
 void cp_pages_shuffle(cp_pages *pages, uint64_t seed);
 
-/* What it takes to add growth[s].rows to each table, growth[sequences], and
- * which rows must be copied first. The pages are not touched. Fails with
- * CP_CAPACITY if there are too few blocks, and with CP_MEMORY; copies then
- * holds nothing new. */
+/* Plan to add growth[s].rows to each table s of growth[sequences]: fill in the
+ * rest of growth, and append to copies the rows that must be copied first. The
+ * pages are not touched. Fails with CP_CAPACITY if there are too few blocks,
+ * and with CP_MEMORY; copies then holds nothing new. */
 cp_status cp_pages_plan(const cp_pages *pages, cp_growth *growth,
                         cp_moves *copies);
 
-/* The row of a sequence's n-th, in a table that has grown (NULL: as it is);
- * *run, at least 1, is lowered to how many rows follow each other from there
- * on. There must be that many. */
+/* The row of a sequence's n-th token, in the table as it will be after growth
+ * (NULL: as it is). *run is how many rows the caller wants from there on, at
+ * least 1, and the sequence must have them; it is lowered to how many are
+ * consecutive. */
 int64_t cp_pages_row(const cp_pages *pages, const cp_growth *growth,
                      int64_t sequence, int64_t n, int64_t *run);
 
-/* Pieces name rows as if each sequence had room rows of its own, one behind
- * the other; name the rows that they have instead. Where those do not follow
- * each other pieces are cut, and so are those beside them, as many, of the
- * same tokens. Fails with CP_MEMORY, both lists untouched. */
+/* Replace the rows of pieces, which count as if each sequence had room
+ * consecutive rows to itself, by the rows in its pages. A piece whose rows are
+ * not consecutive is cut; so is its counterpart in beside, a list of as many
+ * pieces of the same tokens. Fails with CP_MEMORY, both lists untouched. */
 cp_status cp_pages_place(const cp_pages *pages, const cp_growth *growth,
                          int64_t room, cp_pieces *pieces, cp_pieces *beside);
 
-/* Let the tables grow as was planned, with nothing in between. Reserve, which
- * may fail with CP_MEMORY, changes nothing that is seen; then grow cannot. */
+/* Grow the tables as planned; the pages must not change in between. Reserve
+ * may fail with CP_MEMORY and has no visible effect; after it, grow cannot
+ * fail. */
 cp_status cp_pages_reserve(cp_pages *pages, const cp_growth *growth);
 void cp_pages_grow(cp_pages *pages, const cp_growth *growth);
 
-/* Let an empty table name the first rows of another. Fails with CP_MEMORY, the
- * pages untouched. */
+/* Make the empty table to share the first rows of table from. Fails with
+ * CP_MEMORY, the pages untouched. */
 cp_status cp_pages_fork(cp_pages *pages, int64_t from, int64_t to,
                         int64_t rows);
 
-/* Keep the first rows of a table. */
+/* Keep the first rows of a table and free blocks without users. */
 void cp_pages_cut(cp_pages *pages, int64_t sequence, int64_t rows);
 
-/* Bring the blocks of each sequence together, by sequence, from row 0 on:
- * append the moves, to be made in their order. Fails with CP_MEMORY, and with
- * CP_CAPACITY if not one block is unused; the pages are then untouched. */
+/* Make the blocks of each sequence contiguous, by sequence, from row 0 on.
+ * Append to moves what the caller must copy, in that order. Fails with
+ * CP_MEMORY, and with CP_CAPACITY if no block is unused; the pages are then
+ * untouched. */
 cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves);
 
 cp_status cp_moves_append(cp_moves *moves, cp_move move);

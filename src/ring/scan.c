@@ -1,10 +1,12 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* Scans: what all chunks before a chunk do, whoever owns them. */
+/* Scans: give each chunk the composition of all chunks before it, whichever
+ * ranks own them. */
 #include "ring/scan.h"
 
 #include "ring/build.h"
 
-/* Where rank k has chunk c, once all chunks before it are in it too. */
+/* The slot where rank k has chunk c, after all chunks before it have been
+ * merged into it. */
 static cp_use item(const cp_plan *plan, int items, int k, int c) {
     const int ranks = plan->layout->ranks, half = c >= ranks;
     const int owner = half ? 2 * ranks - 1 - c : c;
@@ -69,20 +71,20 @@ void cp_plan_state_ring(cp_plan *plan) {
         }
 }
 
-/* The rank, not this one, that has chunk c, if there is one. */
+/* The rank that has chunk c; CP_NOBODY if that is rank k or there is none. */
 static int other(const cp_plan *plan, int k, int c) {
     const int ranks = plan->layout->ranks;
     const int owner = c < ranks ? c : 2 * ranks - 1 - c;
     return owner == k || owner < 0 ? CP_NOBODY : owner;
 }
 
-/* What the chunks before c do, as far as it is known after a step. */
+/* The composition of the last reach chunks before the chunk of this half. */
 static cp_use known(const cp_plan *plan, int k, int half, int reach) {
     const cp_use due = cp_plan_due_run(plan, k, half);
     return cp_use_run(due.slot, (int)cp_max(0, due.part + 1 - reach), due.part);
 }
-/* Chunks from the first on each send to the one so far behind. True if there
- * is something to wait for. */
+/* Each chunk from first on sends to the chunk far after it. Returns whether
+ * there is something to wait for. */
 static bool pass(cp_plan *plan, int k, int half, int hop, int first, int far,
                  cp_use sent, cp_use arriving) {
     const int c = cp_plan_chunk(plan, k, half);

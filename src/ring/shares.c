@@ -1,5 +1,5 @@
 /* Tangled from book/16-unlike.nw; edit the chapter. */
-/* Tokens in proportion to weights. */
+/* Deals out tokens in proportion to weights. */
 #include "ring/shares.h"
 
 static int64_t total(const int64_t *counts, int ranks) {
@@ -12,12 +12,12 @@ static int64_t total(const int64_t *counts, int ranks) {
 cp_status cp_shares_check(const int64_t *weights, int ranks) {
     int64_t sum = 0;
     if (ranks > CP_SHARES_RANKS)
-        return cp_refuse("weights for %d ranks; %d is the most", ranks,
-                         CP_SHARES_RANKS);
+        return cp_refuse("weights for %d ranks; at most %d ranks are possible",
+                         ranks, CP_SHARES_RANKS);
     for (int n = 0; n < ranks; n++) {
         if (weights[n] < 1 || weights[n] > CP_SHARES_SUM - sum)
-            return cp_refuse("rank %d has weight %ld; 1 or more is needed, and "
-                             "no more than %d in all",
+            return cp_refuse("rank %d has weight %ld; a weight must be >= 1, "
+                             "and their sum <= %d",
                              n, weights[n], CP_SHARES_SUM);
         sum += weights[n];
     }

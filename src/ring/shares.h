@@ -1,7 +1,7 @@
 /* Tangled from book/16-unlike.nw; edit the chapter. */
-/* Tokens in proportion to weights, for ranks of unequal speed or memory: how
- * many each gets, which, and whose turn it is. Weights are checked by
- * cp_shares_check; the other functions rely on it. */
+/* Deals out tokens in proportion to weights, for ranks of unequal speed or
+ * memory: how many each rank gets, which ones, and whose turn it is. The other
+ * functions rely on weights that cp_shares_check accepts. */
 #ifndef CP_SHARES_H
 #define CP_SHARES_H
 
@@ -13,24 +13,24 @@ enum { CP_SHARES_RANKS = 1024, CP_SHARES_SUM = 10000 };
  * CP_SHARES_SUM. */
 cp_status cp_shares_check(const int64_t *weights, int ranks);
 
-/* How many of the next count tokens of a sequence each rank gets that holds so
- * many: shares [ranks], which add up to count. Thereby no rank gets ahead of
- * its part, weight / sum of all tokens, by a whole token. */
+/* Deal out the next count tokens of a sequence of which rank n holds held[n]:
+ * shares [ranks], which add up to count. No rank that gets a token thereby gets
+ * a whole token ahead of its part of all tokens, weight / sum. */
 void cp_shares_deal(const int64_t *weights, int ranks, int64_t count,
                     const int64_t *held, int64_t *shares);
 
-/* As cp_shard, by zigzag: part n is two chunks, mirror images, and has
- * weights[n] of every sum of weights tokens; run.count is a multiple of that
- * sum, and run.step 1. */
+/* Append the pieces of one part of a run, as cp_shard does by zigzag: part n is
+ * two chunks, mirror images, and has weights[n] of every sum of weights tokens.
+ * run.count must be a multiple of that sum, and run.step 1. */
 cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
                          cp_span run, int64_t row, cp_pieces *pieces);
 
-/* Who gets the one new token of a sequence of which the ranks hold so many, at
- * that turn, from 0. scratch is [ranks]. */
+/* The rank that gets the one new token of a sequence of which rank n holds
+ * held[n]. turn counts from 0; scratch is [ranks]. */
 int cp_shares_owner(const int64_t *weights, int ranks, int64_t turn,
                     const int64_t *held, int64_t *scratch);
 
-/* The rows that no rank outgrows while a sequence has so many tokens. */
+/* How many rows suffice on any rank for a sequence of up to tokens tokens. */
 int64_t cp_shares_room(const int64_t *weights, int ranks, int64_t tokens);
 
 #endif

@@ -1,5 +1,5 @@
 /* Tangled from book/16-sparse.nw; edit the chapter. */
-/* Which ring attends to chosen keys. */
+/* Chooses the ring for sparse attention. */
 #include "ring/sparse.h"
 
 #include <stdio.h>
@@ -26,8 +26,8 @@ cp_status cp_choose_sparse(const cp_indexer *indexer, const cp_shape *shape,
                  "one rank: nothing to send");
     else
         snprintf(choice->rule, sizeof(choice->rule),
-                 "by bytes: keys and values are %.4g; queries, what they have "
-                 "chosen, and partials %.4g",
+                 "by bytes: keys and values are %.4g; queries, their chosen "
+                 "positions and partials %.4g",
                  keys, queries);
     return CP_OK;
 }

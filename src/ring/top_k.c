@@ -1,9 +1,9 @@
 /* Tangled from book/16-sparse.nw; edit the chapter. */
-/* Sparse attention: lists of the best keys are made, and with them any ring
- * attends to what was chosen. */
+/* Plans of sparse attention: make lists of the best keys, then let any ring
+ * attend to the chosen keys. */
 #include "ring/build.h"
 
-/* The queries of rank k meet a block of keys, its own first. */
+/* The index queries of rank k meet a block of index keys, its own first. */
 static void meet(cp_plan *plan, int k, int hop, cp_use keys, int scratch) {
     const cp_use queries = cp_use_of(plan->index_queries, k);
     const cp_use list = cp_use_of(plan->list, k);
@@ -14,7 +14,7 @@ static void meet(cp_plan *plan, int k, int hop, cp_use keys, int scratch) {
         cp_emit(plan, k, hop, CP_OP_MERGE, added, list);
 }
 
-/* The list is complete. */
+/* Attach the complete list to the queries of rank k. */
 static void choose(cp_plan *plan, int k, int hop) {
     cp_emit(plan, k, hop, CP_OP_PACK, cp_use_of(plan->list, k),
             cp_use_of(plan->queries, k));
