@@ -26,8 +26,8 @@ cp_status cp_held_new(const cp_plan *plan, int rank, cp_held **out) {
     return status;
 }
 
-/* The nodes of the first leaves wait for their siblings while one more leaf is
- * attended to. */
+/* The least partials to make room for: nodes of the first leaves wait for their
+ * siblings while one more leaf is attended to. */
 static int least_room(uint32_t leaves, int *all) {
     cp_node nodes[CP_NODES_MAX];
     int least = 0;

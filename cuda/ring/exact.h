@@ -15,9 +15,9 @@ typedef struct {
     uint32_t in, out;
 } cp_held;
 
-/* cp_held_new: those of all operations of a rank, [count], for free(). Fails
- * with CP_MEMORY. cp_held_room: the partials for which an attention needs room
- * if a launch should cover `wanted` leaves; *bytes: the most that one takes. */
+/* The first makes those of all operations of a rank, [count], for free(); fails
+ * with CP_MEMORY. The second: the partials for which an attention needs room if
+ * a launch should cover `wanted` leaves, and the most bytes of one. */
 cp_status cp_held_new(const cp_plan *plan, int rank, cp_held **out);
 int64_t cp_held_room(const cp_plan *plan, int rank, int64_t wanted,
                      int64_t *bytes);
@@ -28,10 +28,10 @@ typedef struct {
     uint32_t leaves;
 } cp_grove;
 
-/* cp_grove_attend launches an attention to some leaves on a stream and merges
- * its result with into. The call's output, LSE and splits are not read; its
- * unfinished has room for `room` partials. cp_grove_unite merges lists that
- * share no leaf; rows counts tokens times heads. The result lies where the
+/* Both launch on a stream. The first attends to some leaves and merges the
+ * result with into; the call's output, LSE and splits are not read, and its
+ * unfinished has room for `room` partials. The second merges lists that share
+ * no leaf, where rows counts tokens times heads; the result lies where the
  * first list does, which may be empty. */
 cudaError_t cp_grove_attend(const cp_device_attention *call, int64_t room,
                             cp_grove into, cudaStream_t stream);
@@ -39,10 +39,9 @@ cudaError_t cp_grove_unite(int64_t rows, int64_t dim, const cp_grove *groves,
                            int count, cudaStream_t stream);
 
 /* A list of keys for cp_device_keys: whole blocks, by sequence, leaf and
- * position. cp_leaf_pieces: how many pieces it has. cp_leaf_list: the list, and
- * where each leaf of each sequence begins, [sequences * CP_LEAVES + 1].
- * cp_leaf_check: can it be made of a rank's keys? CP_INVALID if the keys of a
- * block lie apart. */
+ * position. In this order: how many pieces it has; the list, and where each
+ * leaf of each sequence begins, [sequences * CP_LEAVES + 1]; and whether it can
+ * be made of a rank's keys, with CP_INVALID if those of a block lie apart. */
 int64_t cp_leaf_pieces(const cp_pieces *keys);
 void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
                   cp_piece *to);

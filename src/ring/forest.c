@@ -135,9 +135,9 @@ static cp_status compare(const forest *it) {
 static cp_status follow(forest *it) {
     const cp_plan *plan = it->plan;
     const int64_t lists = plan->layout->ranks * (int64_t)plan->slot_count;
-    CP_TRY(cp_allocate(&it->held, lists, sizeof(uint32_t), "a forest"));
+    CP_TRY(cp_allocate(&it->held, lists, sizeof(uint32_t), "node lists"));
     CP_TRY(cp_allocate(&it->most, 2 * (int64_t)plan->slot_count, sizeof(int),
-                       "a forest"));
+                       "node lists"));
     it->due = it->most + plan->slot_count;
     do {
         memset(it->held, 0, (size_t)lists * sizeof(uint32_t));

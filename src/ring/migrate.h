@@ -44,7 +44,7 @@ void cp_migration_free(cp_migration *migration);
 cp_status cp_migration_spots(const cp_migration *migration,
                              const cp_pieces *lists, cp_spot *spots);
 
-/* Fill the transfers. Fails as cp_migration_spots does, and with CP_MEMORY. */
+/* Fill the transfers. Fails as the function above does, and with CP_MEMORY. */
 cp_status cp_migration_match(cp_migration *migration);
 cp_parcel *cp_parcel_of(const cp_migration *migration, int from, int to);
 

@@ -28,8 +28,8 @@ typedef enum {
     CP_WRITING_NONE,
     CP_WRITING_BF16,
     CP_WRITING_FP8,   /* e4m3, of which 448 is the largest */
-    CP_WRITING_INT8,  /* whole numbers up to 127 */
-    CP_WRITING_BLOCK, /* whole numbers up to 32,767; the scale is a power of
+    CP_WRITING_INT8,  /* integers up to 127 */
+    CP_WRITING_BLOCK, /* integers up to 32,767; the scale is a power of
                          two: D numbers have one exponent */
 } cp_writing;
 
