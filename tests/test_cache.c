@@ -192,7 +192,7 @@ TEST(a_cut_that_cannot_be_is_refused) {
     must(cp_cache_new(2, 2, 200, &cache));
     take_turn((int64_t[]){9, 100}, false);
     refuses(cp_cache_truncate(cache, 0, 10), CP_INVALID,
-            "sequence 0 has 9 tokens, and cannot be cut to 10");
+            "sequence 0 has 9 tokens; it cannot be cut to 10");
     refuses(cp_cache_truncate(cache, 0, -1), CP_INVALID, "cut to -1");
     cp_cache_free(cache);
     must(cp_cache_new(2, 1, 200, &cache));

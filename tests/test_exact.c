@@ -391,11 +391,11 @@ TEST(a_power_of_two_sends_no_byte_more) {
 TEST(what_does_not_fit_is_refused) {
     plan_call(CP_PASS_KV, 5);
     plan->slots[plan->result].held /= 2;
-    expect("are due");
+    expect("; expected ");
     plan_call(CP_PASS_Q, 3);
     for (int slot = plan->slot_count - 6; slot < plan->slot_count; slot++)
         plan->slots[slot].bytes /= 2;
-    expect("are due");
+    expect("; expected ");
 }
 
 TEST(an_exchange_says_whose_leaves_arrive) {
@@ -404,7 +404,8 @@ TEST(an_exchange_says_whose_leaves_arrive) {
     for (int64_t n = 0; n < program->count; n++)
         if (program->ops[n].kind == CP_OP_EXCHANGE)
             program->ops[n].leaves ^= 1;
-    expect("a partial of leaves 000000ff arrives where one of 000000fe is due");
+    expect("a partial of leaves 000000ff arrives where one of 000000fe is "
+           "expected");
 }
 
 TEST(keys_of_other_leaves_are_refused) {
@@ -420,7 +421,7 @@ TEST(keys_of_other_leaves_are_refused) {
     const cp_span kept = one->span;
     one->span = layout->cache[0].pieces.items[0].span = other->span;
     other->span = layout->cache[1].pieces.items[0].span = kept;
-    expect("of leaves that it has not");
+    expect("outside its leaves");
 }
 
 TEST(what_has_no_exact_order_says_so) {
@@ -445,7 +446,7 @@ TEST(what_has_no_exact_order_says_so) {
     problem *p = prefill(shapes[0], 3, 3);
     cp_attention asked = call_of(p, 1);
     asked.leaves = cp_all_leaves;
-    refuses(cp_attend(&asked), CP_INVALID, "without exact order");
+    refuses(cp_attend(&asked), CP_INVALID, "has no exact order");
 }
 
 /* If all ranks end with all answers, a token's answer is read from the rank

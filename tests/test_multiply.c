@@ -201,7 +201,7 @@ LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
         problem p = make_problem(160, 80, 1, kind, 5);
         if (stand_in_pretends())
             refuses(cp_multiplier_try_order(multiplier, &p.w, NULL), CP_INVALID,
-                    "sums up a row of 160 numbers in one order among");
+                    "sums a row of 160 numbers in one order among");
         cp_multiplier_keep_order(multiplier);
         must(cp_multiplier_try_order(multiplier, &p.w, NULL));
         must(product(&p, false, NULL));

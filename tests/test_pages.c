@@ -331,10 +331,11 @@ TEST(what_cannot_be_done_changes_nothing) {
     must(cp_cache_fork(cache, 0, 2, 12));
     const uint64_t before = fingerprint(cache);
     refuses(cp_cache_page(cache, 4, 5), CP_INVALID,
-            "sequence 0 has 13 tokens, and no pages");
+            "sequence 0 already has 13 tokens, outside pages");
     refuses(cp_cache_fork(cache, 0, 1, 3), CP_INVALID,
             "sequence 1 has 4 tokens already");
-    refuses(cp_cache_fork(cache, 0, 3, 3), CP_INVALID, "sequence 3 as 0, of 3");
+    refuses(cp_cache_fork(cache, 0, 3, 3), CP_INVALID,
+            "sequence 3 cannot fork sequence 0, of 3");
     /* On each rank 3 blocks of 5 are used; a shared one would be copied. */
     refuses_with(cp_cache_lay_out(cache, false, (int64_t[]){0, 0, 26}, &layout),
                  CP_CAPACITY,
@@ -384,7 +385,7 @@ TEST(the_longest_user_of_a_block_does_not_copy_it) {
     must(cp_cache_commit(cache, layout));
     ck_assert_int_eq(cache->pages[0]->left, 0);
     cp_layout_free(layout);
-    refuses(cp_cache_compact(cache, NULL), CP_CAPACITY, "no free block");
+    refuses(cp_cache_compact(cache, NULL), CP_CAPACITY, "needs a free block");
     cp_cache_free(cache);
 }
 

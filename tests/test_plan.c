@@ -99,21 +99,21 @@ static const char *damage(int which) {
         return "rank 1, hop 0: pack reads slot 0, which holds nothing";
     case 5: /* the block is not the one that the operation names */
         find(2, CP_OP_ATTEND, 1)->keys.origin = 3;
-        return "wants the block of rank 3";
+        return "expects the block of rank 3";
     case 6: /* one rank sends the wrong way */
         find(2, CP_OP_EXCHANGE, 0)->to = 1;
-        return "rank 2, hop 1: what is sent to rank 1 meets no receive";
-    case 7: /* one rank omits an exchange */
+        return "rank 2, hop 1: the message to rank 1 meets no receive";
+    case 7: /* one rank leaves out an exchange */
         erase(0, find(0, CP_OP_WAIT, 2));
         erase(0, find(0, CP_OP_EXCHANGE, 2));
-        return "rank 3, hop 3: what is sent to rank 0 meets no receive";
+        return "rank 3, hop 3: the message to rank 0 meets no receive";
     case 8: /* a message of another size */
         find(1, CP_OP_EXCHANGE, 0)->in.slot = find(1, CP_OP_ATTEND, 0)->in.slot;
         return "rank 2, hop 1: exchange takes slot";
     case 9: /* the last wait is forgotten, though nothing needs its slot */
         plan->programs[3].ops[plan->programs[3].count++] =
             (cp_op){.kind = CP_OP_EXCHANGE, .to = CP_NOBODY, .from = CP_NOBODY};
-        return "rank 3 ends with an exchange that nobody waited for";
+        return "rank 3 ends with an exchange that was not waited for";
     case 10: /* received into the slot that it sends */
         find(1, CP_OP_EXCHANGE, 1)->out.slot =
             find(1, CP_OP_EXCHANGE, 1)->in.slot;
@@ -126,7 +126,7 @@ static const char *damage(int which) {
         return "bytes to rank 1, which expects";
     case 13: /* one rank keeps its last block to itself */
         find(3, CP_OP_EXCHANGE, 2)->to = CP_NOBODY;
-        return "rank 0, hop 3: what is received from rank 3 meets no";
+        return "rank 0, hop 3: the message from rank 3 meets no";
     case 14: /* a partial over the cache */
         find(2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
         return "rank 2, hop 0: attend writes slot 0, which is the cache";
@@ -159,10 +159,10 @@ static const char *damage(int which) {
     case FIRST_OF_PASS_Q + 5: /* merged with a partial of another rank's
                                  queries */
         find(1, CP_OP_MERGE, 0)->in = find(1, CP_OP_ATTEND, 1)->out;
-        return "merge wants the block of rank 1";
+        return "merge expects the block of rank 1";
     case FIRST_OF_PASS_Q + 6: /* and into it */
         find(1, CP_OP_MERGE, 0)->out = find(1, CP_OP_ATTEND, 1)->out;
-        return "merge wants the block of rank";
+        return "merge expects the block of rank";
     }
     return NULL;
 }
@@ -248,11 +248,11 @@ static const struct {
      "rank 1: the keys from 5 to 14 of sequence 0 are not the same in its"},
     {CACHE, 1, 0, 0, 0, 1, 0, 0, "rank 1: the keys from 5 to 14"},
     {CACHE, 0, 0, 1, 0, 0, 0, 0,
-     "rank 0 has 5 keys of sequence 0, from 0 on, in row 1 of its cache: due "
-     "is row 0"},
+     "rank 0 has 5 keys of sequence 0, from 0 on, in row 1 of its cache; "
+     "expected row 0"},
     {CACHE, 0, 1, -1, 0, 0, 0, 0,
-     "rank 0 has 2 keys of sequence 0, from 15 on, in row 4 of its cache: due "
-     "is row 5"},
+     "rank 0 has 2 keys of sequence 0, from 15 on, in row 4 of its cache; "
+     "expected row 5"},
     {CACHE, 1, 3, -20, 0, 0, 0, 0, /* in the rows of another sequence */
      "of sequence 1, from"},
     {APPENDED, 0, 0, -9, 0, 0, 0, 0, /* over the first row */
@@ -300,7 +300,7 @@ TEST(a_cache_without_room_is_found) {
     plan_call(CP_PASS_Q, 2, 24);
     layout->room = 11;
     expect("rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
-           "cache: due is row 6, and room ends before 11");
+           "cache; expected row 6, and room ends before 11");
     layout->room = 24;
     layout->keys[1].rows++;
     expect("the key block of rank 1 needs 12 rows and has 13; that of "

@@ -193,8 +193,10 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
     must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
     take_turn(false, (int64_t[]){90, 0, 0}, CP_PASS_KV);
-    refuses(cp_cache_lose(cache, 3, ROOM), CP_INVALID, "rank 3 is lost, of 3");
-    refuses(cp_cache_lose(cache, 0, 1), CP_INVALID, "1 rows after one of 640");
+    refuses(cp_cache_lose(cache, 3, ROOM), CP_INVALID,
+            "lost rank 3: there are 3 ranks");
+    refuses(cp_cache_lose(cache, 0, 1), CP_INVALID,
+            "it must not be less than 640");
     must(cp_cache_lose(cache, 0, ROOM));
     let_go();
     refuses(cp_cache_lay_out(cache, false, (int64_t[]){5, 0, 0}, &layout),
@@ -214,7 +216,7 @@ TEST(a_rank_that_held_nothing_is_not_missed) {
     must(cp_cache_refill(cache, 12, lengths, &count));
     ck_assert_int_eq(count, 0);
     must(cp_cache_lose(cache, 1, ROOM));
-    refuses(cp_cache_lose(cache, 0, ROOM), CP_INVALID, "of 1");
+    refuses(cp_cache_lose(cache, 0, ROOM), CP_INVALID, "there are 1 ranks");
     take_turn(false, (int64_t[]){5, 6, 7}, CP_PASS_KV);
     check_holders(true);
 }
@@ -295,7 +297,7 @@ TEST(a_key_that_the_others_have_lost_is_named) {
 }
 
 TEST(a_query_that_is_no_hole_is_named) {
-    damaged(fill_elsewhere, "which is no hole");
+    damaged(fill_elsewhere, "which is not a hole");
 }
 
 TEST(a_hole_that_is_filled_twice_is_named) {
@@ -303,7 +305,7 @@ TEST(a_hole_that_is_filled_twice_is_named) {
 }
 
 TEST(rows_of_everybodys_holes_are_checked) {
-    damaged(move_everybody, "due is row");
+    damaged(move_everybody, "expected row");
 }
 
 /* Conversations with a tiny model, in two sessions: one has a single rank and

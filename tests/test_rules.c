@@ -379,7 +379,7 @@ TEST(appendix_d_turns_where_it_says) {
     cp_verdict verdict;
     must(cp_load_of(2, two, two, &load));
     refuses_with(cp_rule_ask(&cp_rules[APPENDIX_D], &setting, &load, &verdict),
-                 CP_INVALID, "Appendix D is about one sequence, not 2");
+                 CP_INVALID, "Appendix D is for one sequence, not 2");
     must(cp_load_of(1, two, NULL, &load)); /* ln 1 = 0 */
     refuses_with(cp_rule_ask(&near, &setting, &load, &verdict), CP_INVALID,
                  "near: h = 5e-14, too near 0 to tell");

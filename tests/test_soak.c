@@ -835,7 +835,7 @@ static const char *take_out(rig *rig, ring_turn *now) {
     if (exact && rig->wire != CP_WIRE_FP32) {
         seen.refused[EXACT][WIRE]++;
         rig->wire = CP_WIRE_FP32;
-        return "what is rounded to be sent has no exact order";
+        return "a rounded wire format has no exact order";
     }
     return NULL;
 }

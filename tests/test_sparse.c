@@ -227,19 +227,18 @@ static const char *damage(int which) {
     case 2: /* queries that have chosen no keys */
         erase(3, choice_of(3));
         return "rank 3, hop 0: queries of rank 3 attend to the keys of rank 3 "
-               "and have chosen none";
-    case 3: /* the list of another rank: the last rank to merge sends its old
-               list */
+               "but have chosen none";
+    case 3: /* those of another rank: who merges last sends what it had */
         choice_of(1)->in.slot = find(1, CP_OP_SELECT, 1)->out.slot;
         return "query 3 of sequence 0 (rank 1) chooses without keys 0..1 of "
                "rank 0";
     case 4: /* keys where index keys are expected */
         find(0, CP_OP_SELECT, 0)->keys.slot = (int16_t)plan->cache;
-        return "rank 0, hop 0: select takes slot 0 for what it is not";
-    case 5: /* index keys of a rank other than the named one */
+        return "rank 0, hop 0: select takes slot 0 for another kind";
+    case 5: /* index keys of another rank than it believes */
         find(2, CP_OP_SELECT, 1)->keys.origin = 3;
-        return "rank 2, hop 1: select wants the block of rank 3";
-    case 6: /* a returned list is not merged */
+        return "rank 2, hop 1: select expects the block of rank 3";
+    case 6: /* what came home is not merged */
         erase(1, find(1, CP_OP_MERGE, 2));
         return "chooses without keys";
     case 7: /* one is merged twice instead of another */

@@ -13,7 +13,7 @@ typedef struct {
     float number, lse;
 } node_number;
 
-/* By size and not by side: the same bits whichever is first. */
+/* Ordered by size, not by side: the same bits whichever comes first. */
 static __device__ node_number join_siblings(node_number a, node_number b) {
     const node_number large = b.lse > a.lse ? b : a;
     const node_number small = b.lse > a.lse ? a : b;

@@ -14,7 +14,7 @@ static const int64_t groups[][2] = {{0, 1},   {77, 1},   {5, 2},  {16, 17},
 
 typedef struct {
     const cp_device_matrix *w;
-    int64_t row, scales, result; /* bytes: of a row of x; of all; of y */
+    int64_t row, scales, result; /* bytes: a row of x; all scales; a row of y */
     char *device;                /* x, scales, y of all, y of some */
     char *host;                  /* x and scales; then both y */
 } trial;
@@ -70,7 +70,7 @@ static cp_status compare(const trial *t, cp_multiplier *multiplier,
     CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "a trial of exact order"));
     if (memcmp(t->host, t->host + bytes, (size_t)bytes) == 0)
         return CP_OK;
-    return cp_refuse("--exact-order: this GPU sums up a row of %ld numbers in "
+    return cp_refuse("--exact-order: this GPU sums a row of %ld numbers in "
                      "one order among %ld rows, and in another among %d",
                      t->w->in, rows, ROWS);
 }

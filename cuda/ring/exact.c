@@ -26,8 +26,8 @@ cp_status cp_held_new(const cp_plan *plan, int rank, cp_held **out) {
     return status;
 }
 
-/* Of the leaves that come first, what they are together must wait for others
- * while one more is attended to. */
+/* The least partials to make room for: nodes of the first leaves wait for their
+ * siblings while one more leaf is attended to. */
 static int least_room(uint32_t leaves, int *all) {
     cp_node nodes[CP_NODES_MAX];
     int least = 0;
@@ -81,7 +81,7 @@ static void add_grove(uniting *u, cp_grove grove) {
     }
 }
 
-/* Find where siblings meet. Returns how many of the first meet none. */
+/* Find siblings to merge. Returns how many of the first nodes have none. */
 static int find_merges(uniting *u) {
     cp_node stack[CP_LEAVES];
     int alone = u->call.count;
@@ -98,7 +98,7 @@ static int find_merges(uniting *u) {
     return alone;
 }
 
-/* Nodes that meet none and lie where they shall are not touched. */
+/* Nodes without a sibling that lie in place already are not touched. */
 static void leave_still(uniting *u, int alone) {
     cp_device_uniting *call = &u->call;
     const int64_t size = call->rows * (call->dim + 1);
@@ -121,7 +121,7 @@ cudaError_t cp_grove_unite(int64_t rows, int64_t dim, const cp_grove *groves,
     return cp_device_unite(&u.call, stream);
 }
 
-/* As many leaves as there is room for, behind the nodes that are done. */
+/* As many leaves as there is room for, after the finished nodes. */
 static cudaError_t attend_some(const cp_device_attention *asked, int64_t room,
                                uint32_t *left, cp_grove *done, cp_grove into,
                                cudaStream_t stream) {
@@ -144,7 +144,7 @@ static cudaError_t attend_some(const cp_device_attention *asked, int64_t room,
     if (error != cudaSuccess)
         return error;
     done->leaves |= call.leaves;
-    if (*left == 0) { /* to where they shall be, whatever lies there */
+    if (*left == 0) { /* to their final place, overwriting it */
         all[count++] = all[0];
         all[0] = into;
     }
@@ -171,8 +171,7 @@ static int64_t list_of(cp_piece block) {
     return block.span.sequence * CP_LEAVES + cp_leaf_of(block.span.start);
 }
 
-/* Blocks come in the order of positions, but for those of a rank that was
- * lost. */
+/* Blocks come in the order of positions, except those of a lost rank. */
 static void sort_list(cp_piece *items, int64_t count) {
     for (int64_t n = 1; n < count; n++) {
         const cp_piece item = items[n];
@@ -187,8 +186,8 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
                   cp_piece *to) {
     const int64_t lists = sequences * CP_LEAVES;
     memset(first, 0, (size_t)(lists + 1) * sizeof(*first));
-    /* Count blocks; then put each where its list begins, which then begins
-     * behind it. */
+    /* Count blocks; then put each where its list begins, and move that
+     * beginning behind it. */
     for (int turn = 0; turn < 2; turn++) {
         for (int64_t n = 0; n < keys->count; n++)
             for (int64_t i = 0; i < keys->items[n].span.count;
@@ -215,7 +214,7 @@ cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
         if (span.start % CP_LEAF_BLOCK != 0)
             return cp_refuse("exact order on GPUs takes blocks of %d keys, and "
                              "pages of whole blocks; rank %d has position %ld "
-                             "of sequence %ld apart",
+                             "of sequence %ld elsewhere",
                              CP_LEAF_BLOCK, rank, span.start, span.sequence);
     }
     return CP_OK;

@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* What lies in a rank's slots, written to be sent, and back. */
+/* Encoding a rank's slots to be sent, and decoding messages. */
 #include "cuda/ring/messages.h"
 
 #include "cuda/kernels/device.h"
@@ -15,7 +15,7 @@ static cp_status rewrite_slot(const cp_plan *plan, int slot, bool reads,
                                           it.dims[n], held,    sent};
         CP_TRY(cp_cuda(reads ? cp_device_rows_read(&call, stream)
                              : cp_device_rows_write(&call, stream),
-                       "%s a message", reads ? "reading" : "writing"));
+                       "%s a message", reads ? "decoding" : "encoding"));
         held += it.rows * it.dims[n] * it.number;
         sent += it.rows * cp_writing_bytes(it.writing, it.dims[n], it.number);
     }

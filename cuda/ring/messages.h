@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* What lies in a rank's slots, written to be sent, and back, on a device. */
+/* Encoding a rank's slots to be sent, and decoding messages, on a device. */
 #ifndef CP_DEVICE_MESSAGES_H
 #define CP_DEVICE_MESSAGES_H
 
@@ -7,8 +7,8 @@
 
 #include "ring/plan.h"
 
-/* Write on a stream what an operation that talks is about to send, or read what
- * it has received; nothing, if that travels as it is held.
+/* Encode on a stream what a communicating operation is about to send, or decode
+ * what it has received; does nothing if the data is sent as held.
  *   slots, messages   [slot_count], on the device; see ring/messages.h */
 cp_status cp_messages_rewrite(const cp_plan *plan, int rank, const cp_op *op,
                               bool received, void *const *slots,

@@ -89,7 +89,7 @@ static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
     const int64_t value_dim = cp_value_dim(w->shape);
     const float *values = asked->values + tile.row * value_row +
                           kv_head * cp_value_step(w->shape);
-    /* Turn keys on their side, strip by strip. */
+    /* Transpose keys, strip by strip. */
     for (int64_t j = 0; j < padded; j++) {
         float *to = w->keys + j / STRIP * dim * STRIP + j % STRIP;
         for (int64_t d = 0; d < dim; d++)
@@ -226,7 +226,7 @@ static tiles lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space) {
 cp_status cp_attention_check(const cp_attention *call) {
     CP_TRY(cp_shape_check(call->shape));
     if (call->threads < 1)
-        return cp_refuse("%d threads cannot attend", call->threads);
+        return cp_refuse("%d threads; at least 1 is needed", call->threads);
     return CP_OK;
 }
 
@@ -263,7 +263,7 @@ cp_status cp_attend(const cp_attention *asked) {
     call c = {.asked = asked};
     CP_TRY(cp_attention_check(asked));
     if (asked->leaves != 0)
-        return cp_refuse("a kernel without exact order");
+        return cp_refuse("this kernel has no exact order");
     const cp_status status = prepare(&c);
     if (status == CP_OK)
         attend_tiles(&c);

@@ -1,7 +1,7 @@
 /* Tangled from book/01-attention.nw; edit the chapter. */
-/* Attention in fp32 on the CPU's cores: what a kernel is, the first of them,
- * and what it shares with the others. Not the fastest kernel there is: the one
- * that can be read in one sitting. */
+/* Attention in fp32 on the CPU's cores: the contract of a kernel, the first of
+ * them, and the code that it shares with the others. Not the fastest kernel,
+ * but one that can be read in one sitting. */
 #ifndef CP_ATTEND_H
 #define CP_ATTEND_H
 
@@ -13,7 +13,7 @@
 typedef void cp_merge_row(float *output, float *lse, float *rest,
                           const float *add, float add_lse, int64_t dim);
 
-/* What to attend to, and where the answer goes. Owns nothing. */
+/* One call: queries, keys, and where the answer goes. Owns nothing. */
 typedef struct {
     const cp_shape *shape;
     const cp_pieces *query_pieces;
@@ -22,11 +22,11 @@ typedef struct {
     const float *keys, *values;
     int64_t key_row, value_row; /* numbers from a row to the next; 0: packed */
     int threads;
-    cp_merge_row *merge; /* into what output and lse hold; NULL: over it */
+    cp_merge_row *merge; /* with output and lse; NULL: overwrite them */
     float *output, *lse;
     float *rest;     /* of a running answer, with merge; or NULL (partial.h) */
-    uint32_t leaves; /* 0; else keys are of these, and in exact order ... */
-    int64_t node_size; /* ...output and lse go by nodes, so far apart */
+    uint32_t leaves; /* 0; else the leaves of the keys, in exact order, and */
+    int64_t node_size; /* ...the distance of nodes in output and lse */
     void (*poke)(void *context); /* or NULL */
     void *poke_context;
 } cp_attention;
@@ -36,23 +36,23 @@ typedef struct {
  *   queries  [rows][query_heads][head_dim]  keys [rows][kv_heads][head_dim]
  *   values   [rows][kv_heads][value_dim]    lse  [rows][query_heads]
  *   output   [rows][query_heads][value_dim]
- * Of a latent, values is keys. key_row and value_row say how far rows lie apart where these are some heads
- * of more.
+ * With a latent, values is keys. key_row and value_row give the distance of
+ * rows if these heads are some of more.
  * A key is visible to a query of the same sequence at its position or a
  * later one. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
  * logarithm. Only rows that the pieces name are read or written; a query
  * that sees no key gets output 0 and lse -inf. NaN in a query or in keys
- * and values that it sees gives NaN, elsewhere it does nothing. With merge
- * the partial is merged into the one that output and lse hold, with the bits
- * that it would give to all of it later. threads OpenMP threads share
- * the work; the result does not depend on them. A kernel may call poke now
- * and then, on the caller's thread: something else may want that thread
- * for a moment. Fails with CP_INVALID for a wrong shape or threads < 1, and
- * with CP_MEMORY; output and lse are then untouched.
- *   With leaves (ring/leaves.h) keys are all that there are of these, in spans
- * of step 1, and the answer is a partial for each node, output and lse
- * node_size apart, that does not depend on pieces, nor on other queries; merge
- * is NULL. cp_attend knows no such order, and refuses. */
+ * and values that it sees gives NaN, elsewhere it has no effect. With merge
+ * the partial is merged into the one that output and lse hold, with the same
+ * bits as merging it afterwards. threads OpenMP threads share the work; the
+ * result does not depend on them. A kernel may call poke now and then, on the
+ * caller's thread, so that the caller can make progress elsewhere. Fails with
+ * CP_INVALID for a wrong shape or threads < 1, and with CP_MEMORY; output and
+ * lse are then untouched.
+ *   With leaves (ring/leaves.h), keys are all keys of these leaves, in spans of
+ * step 1. The answer is then a partial for each node, output and lse node_size
+ * apart, that depends neither on pieces nor on other queries; merge is NULL.
+ * cp_attend has no such order, and refuses. */
 typedef cp_status (*cp_kernel)(const cp_attention *call);
 
 /* The first kernel: blocks of keys, online softmax, plain loops. */
@@ -62,8 +62,8 @@ cp_status cp_attend(const cp_attention *call);
  * r % G of a group of G. */
 enum { CP_STRIP = 16 }; /* floats of a cache line, computed side by side */
 
-/* The memory of one thread, handed out from its front in whole cache lines;
- * where there is none, only counted. */
+/* The memory of one thread, handed out from the front in whole cache lines; if
+ * there is none, only counted. */
 typedef struct {
     float *memory;
     int64_t used; /* floats */
@@ -75,7 +75,7 @@ static inline float *cp_workspace_take(cp_workspace *space, int64_t floats) {
     return space->memory == NULL ? NULL : space->memory + at;
 }
 
-/* Fails unless the call has a right shape and at least one thread. */
+/* Fails unless the call has a valid shape and at least one thread. */
 cp_status cp_attention_check(const cp_attention *call);
 
 /* The numbers from one row of keys or values to the next. */
@@ -90,7 +90,7 @@ static inline int64_t cp_value_row(const cp_attention *call) {
                : call->shape->kv_heads * cp_value_step(call->shape);
 }
 
-/* What queries are scaled by: scores then have base 2. */
+/* The factor by which queries are scaled: scores then have base 2. */
 static inline float cp_query_scale(const cp_shape *shape) {
     return (float)(1.4426950408889634 / sqrt((double)shape->head_dim));
 }
@@ -99,12 +99,12 @@ static inline float cp_query_scale(const cp_shape *shape) {
 int64_t cp_row_index(const cp_shape *shape, cp_piece queries, int64_t kv_head,
                      int64_t r);
 
-/* How many keys of a tile rows see: each, and the least and the most. */
+/* The number of keys of a tile that each row sees, the least and the most. */
 typedef struct {
     int64_t *of, least, most;
 } cp_reach;
 
-/* Find that of so many rows, the first of them row first of the queries. The
+/* Find the reach of rows rows, beginning with row first of the queries. The
  * caller has set reach->of [rows]. The spans are not apart. */
 void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
                    int64_t first, int64_t rows, cp_reach *reach);
@@ -123,9 +123,9 @@ static inline float cp_row_largest(const float *scores, int64_t width,
     return largest;
 }
 
-/* Let a row see the first reach of its scores [width], whole strips: they
- * become weights against its level, which first rises to the largest of them,
- * and total grows by their sum. Returns what the row's sums are worth now. */
+/* Turn the first reach of a row's scores [width], whole strips, into weights
+ * against its level, which first rises to the largest of them; total grows by
+ * their sum. Returns the factor by which the row's earlier sums shrink. */
 static inline float cp_row_weigh(float *scores, int64_t reach, int64_t width,
                                  float *level, float *total) {
     float lane[CP_STRIP] = {0.0f}, sum = 0.0f;
@@ -148,7 +148,7 @@ static inline float cp_row_weigh(float *scores, int64_t reach, int64_t width,
 }
 
 /* Write out the row with this index: the sums of its weighted values, divided
- * by the total of its weights, which are against a level in base 2. */
+ * by the total of its weights, which are relative to a level in base 2. */
 void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
                    double level, double total);
 

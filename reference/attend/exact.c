@@ -1,7 +1,7 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
-/* Attention in exact order. A leaf's keys are gone through block by block, and
- * leaves become nodes in a tree. Many rows go by panels, few by themselves,
- * with the same products and sums. */
+/* Attention in exact order. The keys of a leaf are visited block by block, and
+ * leaves are merged into nodes of the tree. Many rows are handled in panels,
+ * few rows singly, with the same products and sums. */
 #include "reference/attend/exact.h"
 
 #include <math.h>
@@ -16,14 +16,14 @@
 enum {
     BLOCK = CP_LEAF_BLOCK,
     MOST_ROWS = 512,
-    TASKS = 16, /* that a call is cut into if it can be */
+    TASKS = 16, /* into which a call is cut if possible */
 };
 
-/* A task has leaves first to last - 1, and is one of the parts of a node. */
+/* A task has leaves first to last - 1 and computes one part of a node. */
 typedef struct {
     cp_team team;
     cp_pieces keys; /* cut by blocks, in the order of sequences, leaves, rows */
-    int64_t cuts;   /* of a node's leaves, for many rows */
+    int64_t cuts;   /* parts of a node, for many rows */
 } call;
 
 static int by_leaf(const void *a, const void *b) {
@@ -57,7 +57,7 @@ static cp_status cut_keys(call *c) {
     return CP_OK;
 }
 
-/* The first of the keys of a sequence that is of that leaf or a later one. */
+/* The first piece of a sequence's keys in that leaf or a later one. */
 static int64_t first_of(const call *c, int64_t sequence, int64_t leaf) {
     int64_t from = 0, to = c->keys.count;
     while (from < to) {
@@ -72,7 +72,7 @@ static int64_t first_of(const call *c, int64_t sequence, int64_t leaf) {
     return from;
 }
 
-/* Take the block that begins with the n-th piece; returns the next one's. */
+/* Take the block that begins at the n-th piece; returns where the next does. */
 static int64_t take_block(const call *c, int64_t n, cp_leaf_block *b) {
     const cp_attention *asked = c->team.asked;
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
@@ -91,7 +91,7 @@ static int64_t take_block(const call *c, int64_t n, cp_leaf_block *b) {
     return n;
 }
 
-/* How many keys of a block query r / group sees. */
+/* The number of keys of a block that query r / group sees. */
 static int64_t reach_of(const cp_team *team, const cp_task *t, int64_t r,
                         const cp_leaf_block *b) {
     const cp_span span = t->queries.span;
@@ -100,12 +100,12 @@ static int64_t reach_of(const cp_team *team, const cp_task *t, int64_t r,
     return cp_max(0, cp_min(past, b->count));
 }
 
-/* Many rows: a desk of panels, and answers [dim][stride], divided by their
- * totals, with their LSE [stride] behind, over 1, 2, 4 ... leaves. */
+/* Many rows: a workspace of panels, and answers over 1, 2, 4 ... leaves: each
+ * [dim][stride], divided by its totals, then its LSE [stride]. */
 typedef struct {
     cp_panels desk;
     int64_t panels, dim;
-    int64_t levels, width; /* of nodes; numbers of an answer */
+    int64_t levels, width; /* levels of nodes; numbers in an answer */
     float *answers;        /* [levels][panels][width] */
     float *copy;           /* [BLOCK][dim], keys and values */
     bool *touched;         /* [panels] in this leaf... */
@@ -129,8 +129,8 @@ static bench lay_out(const cp_team *team, const cp_task *t,
     return b;
 }
 
-/* Whether a whole block's rows lie one behind the other: all of them, since
- * pages between its first row and its last may have changed places. */
+/* Are all rows of a whole block contiguous? All are looked at, since pages
+ * between its first row and its last may have been swapped. */
 static bool in_one_piece(const cp_attention *asked, const cp_leaf_block *keys) {
     const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
     for (int64_t j = 0; j < BLOCK; j++)
@@ -140,8 +140,8 @@ static bool in_one_piece(const cp_attention *asked, const cp_leaf_block *keys) {
     return true;
 }
 
-/* Where a block is whole and in one piece it is packed as it lies, else from a
- * copy that ends in zeros. */
+/* A whole block in one piece is packed in place, any other from a copy that
+ * ends in zeros. */
 static void pack_block(const cp_attention *asked, const bench *b,
                        const cp_leaf_block *keys, int64_t kv_head) {
     const int64_t dim = asked->shape->head_dim, wide = b->dim;
@@ -164,8 +164,8 @@ static void pack_block(const cp_attention *asked, const bench *b,
     cp_panels_pack(&b->desk, BLOCK, copy, dim, values, wide);
 }
 
-/* Values that are no numbers, of keys that not all rows see: 0 times them would
- * be none. They are taken out; returns whether there are any. */
+/* Mask non-finite values of keys that not all rows see, since 0 times such a
+ * value is NaN. Returns whether there are any. */
 static bool take_out(const bench *b, const cp_leaf_block *keys, int64_t value) {
     const cp_micro *micro = b->desk.micro;
     bool any = false;
@@ -180,7 +180,7 @@ static bool take_out(const bench *b, const cp_leaf_block *keys, int64_t value) {
     return any;
 }
 
-/* And given to the lanes that see them. */
+/* Restore them for the lanes that see them. */
 static void put_back(const bench *b, const cp_leaf_block *keys, int64_t value,
                      const int64_t *reach, float *sums) {
     const int64_t stride = b->desk.micro->panel_stride;
@@ -211,8 +211,8 @@ static void score_panel(const bench *b, int64_t panel, const int64_t *reach) {
     }
 }
 
-/* The whole block, whatever a row sees of it: what it does not see weighs 0.
- * The first of a leaf finds nothing that it would be added to. */
+/* The whole block, whatever a row sees of it: keys that it does not see weigh
+ * 0. The first block of a leaf is not added to anything. */
 static float *attend_panel(const bench *b, int64_t panel,
                            const int64_t *reach) {
     const cp_panels *desk = &b->desk;
@@ -278,7 +278,7 @@ finish_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *sums,
             answer[d * stride + i] = sums[d * stride + i] * share[i];
 }
 
-/* An answer, and the sibling before it, become their parent. */
+/* Merge an answer with the sibling before it into their parent. */
 static inline __attribute__((always_inline)) void
 merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
             float *answer) {
@@ -304,9 +304,9 @@ merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
                             right[i] == -INFINITY, left[i] == -INFINITY);
 }
 
-/* A leaf of a panel is complete: carry it up by so many levels. The lanes of a
- * panel lie side by side; with a count that the compiler knows it needs no loop
- * for them. */
+/* A leaf of a panel is complete: merge it up the given number of levels. The
+ * lanes of a panel are adjacent; if the compiler knows their number it needs no
+ * loop for them. */
 static inline __attribute__((always_inline)) void
 carry_lanes(int64_t lanes, int64_t stride, const bench *b, int64_t panel,
             int64_t up) {
@@ -344,7 +344,7 @@ static void finish_leaf(const bench *b, int64_t n) {
             carry_lanes(micro->panel, micro->panel_stride, b, panel, up);
 }
 
-/* Where row r of a task is to go, and its LSE. */
+/* Where to write row r of a task, and its LSE. */
 static float *row_at(const cp_team *team, const cp_task *t, int64_t r,
                      float **lse) {
     const cp_attention *asked = team->asked;
@@ -404,7 +404,7 @@ static void finish_few(const cp_team *team, const cp_task *t, const cp_few *a) {
     }
 }
 
-/* Few rows have one leaf a task. */
+/* With few rows, a task has one leaf. */
 static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     const call *c = (const call *)team;
     const int64_t sequence = t->queries.span.sequence;
@@ -416,7 +416,7 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     cp_few_begin(&a, t->queries, team->asked->queries);
     const int64_t end = first_of(c, sequence, t->last);
     const int64_t all = first_of(c, sequence, CP_LEAVES);
-    /* What this thread may do next, if the team takes leaf after leaf. */
+    /* The next leaf of this thread, if the team takes leaf after leaf. */
     const int64_t later =
         first_of(c, sequence, t->first + team->asked->threads);
     int64_t at = first_of(c, sequence, t->first);
@@ -471,7 +471,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     }
 }
 
-/* The parts of a node, of which t is the first, become the node. */
+/* Merge the parts of a node, of which t is the first, into the node. */
 static void raise_row(const cp_team *team, const cp_task *t, int64_t r) {
     const int64_t dim = cp_value_dim(team->asked->shape);
     const int64_t step = t->rows * (dim + 1);
@@ -488,7 +488,7 @@ static void raise_row(const cp_team *team, const cp_task *t, int64_t r) {
     *lse = row[dim];
 }
 
-/* Queries of a task, and into how many a node is cut so that all have work. */
+/* Queries per task, and parts per node, so that all threads have work. */
 static void size_tasks(call *c) {
     cp_team *team = &c->team;
     const int64_t rows = cp_pieces_tokens(team->asked->query_pieces) *

@@ -1,6 +1,6 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
-/* Few rows in exact order. Keys are turned, so that a vector has a number of
- * each of some. */
+/* Few rows in exact order. Keys are transposed, so that a vector has one number
+ * of each of several keys. */
 #include "reference/attend/few.h"
 
 #include <math.h>
@@ -9,10 +9,10 @@
 #include "reference/attend/panels.h"
 
 enum {
-    LANES = 8,        /* of a vector */
-    KEYS = 2 * LANES, /* that rows meet at a time */
+    LANES = 8,        /* in a vector */
+    KEYS = 2 * LANES, /* transposed at a time */
 };
-_Static_assert((int)CP_LEAF_BLOCK == (int)CP_ROW_KEYS, "a desk's scores");
+_Static_assert((int)CP_LEAF_BLOCK == (int)CP_ROW_KEYS, "scores per block");
 
 cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
                       cp_workspace *space) {
@@ -45,7 +45,7 @@ static inline vector load(const float *from) {
     return v;
 }
 
-/* Of two pairs of rows, numbers 2i and 2i + 1 of each half. */
+/* Numbers 2i and 2i + 1 of each half of two pairs of rows. */
 static inline void pair_up(const float *const *rows, int64_t first,
                            vector to[4]) {
     const vector a = load(rows[0] + first), b = load(rows[1] + first);
@@ -61,8 +61,8 @@ static inline void pair_up(const float *const *rows, int64_t first,
     to[3] = __builtin_shufflevector(up, last, 2, 3, 10, 11, 6, 7, 14, 15);
 }
 
-/* Eight numbers of eight rows, turned: lane k of line n is number n of row k;
- * lines are so far apart. */
+/* Transpose eight numbers of eight rows: lane k of line n is number n of row k;
+ * lines are stride apart. */
 static inline void turn(const float *const *rows, int64_t first, float *to,
                         int64_t stride) {
     vector one[4], two[4];
@@ -79,8 +79,8 @@ static inline void turn(const float *const *rows, int64_t first, float *to,
     }
 }
 
-/* So many keys, turned: [dim][KEYS]. Meanwhile memory is asked for so many
- * numbers of each of their values. */
+/* Transpose KEYS keys to [dim][KEYS]. Meanwhile prefetch the first wide numbers
+ * of each of their values. */
 static void turn_keys(const float *const *keys, int64_t first, int64_t dim,
                       float *to, const float *const *values, int64_t wide) {
     const int64_t full = dim - dim % LANES;
@@ -102,7 +102,7 @@ static inline vector fused(vector a, vector b, vector c) {
     return sum;
 }
 
-/* Turned keys against up to four rows, product after product. */
+/* Transposed keys times up to four rows, product after product. */
 static inline __attribute__((always_inline)) void score(int rows, int64_t dim,
                                                         const float *keys,
                                                         const float *queries,
@@ -160,7 +160,7 @@ static void score_few(const cp_few *a, const cp_leaf_block *keys) {
     }
 }
 
-/* The weights of a block, [CP_LEAF_BLOCK][lanes]: of keys that are not seen, 0. */
+/* The weights of a block, [CP_LEAF_BLOCK][lanes]; 0 for keys out of reach. */
 static void weigh_few(const cp_few *a) {
     const cp_micro micro = {.panel = a->lanes, .panel_stride = a->lanes};
     const cp_panels desk = {.micro = &micro, .scores = a->weights};
@@ -192,8 +192,8 @@ add_keys(int keys, int64_t dim, const float *const *values,
     }
 }
 
-/* The values of eight keys, to each row that sees them. Meanwhile memory is
- * asked for as many keys of the next block. */
+/* Add the values of eight keys to each row that sees them. Meanwhile prefetch
+ * eight keys of the next block. */
 static void add_few(const cp_few *a, const cp_leaf_block *keys,
                     const cp_leaf_block *next, int64_t j) {
     const cp_shape *shape = a->desk.shape;
@@ -218,7 +218,7 @@ static void add_few(const cp_few *a, const cp_leaf_block *keys,
     }
 }
 
-/* What this block adds joins what there was, which may weigh less now. */
+/* Add this block's sums to the earlier ones, which may weigh less now. */
 static void join_few(const cp_few *a) {
     const int64_t dim = cp_value_dim(a->desk.shape);
     for (int64_t n = 0; n < a->all; n++) {

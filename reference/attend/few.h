@@ -1,19 +1,19 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
-/* Attention of few rows in exact order: with the bits that they have in a
- * panel. One thread's share of a call, not a call. */
+/* Attention of few rows in exact order, with the bits that they would have in a
+ * panel. One thread's share of a call, not a whole call. */
 #ifndef CP_FEW_H
 #define CP_FEW_H
 
 #include "reference/attend/rows.h"
 #include "ring/leaves.h"
 
-/* The keys of a block that are there: so many rows from its first position. */
+/* The keys of a block that are cached: count rows from its first position. */
 typedef struct {
     int64_t start, count;
     const float *keys[CP_LEAF_BLOCK], *values[CP_LEAF_BLOCK]; /* of head 0 */
 } cp_leaf_block;
 
-/* A desk of rows whose scores are weighed with rows as lanes. */
+/* A workspace of rows; their scores are weighted with rows as lanes. */
 typedef struct {
     cp_rows desk;
     int64_t all, lanes; /* rows of all heads; in whole vectors */
@@ -21,17 +21,17 @@ typedef struct {
     float *weights;     /* [CP_LEAF_BLOCK][lanes] */
     float *added;       /* [kv_heads][rows][value_dim] of a block */
     float *keep;        /* [lanes] */
-    int64_t *reach;     /* [rows] keys that each sees: for the caller to set */
+    int64_t *reach;     /* [rows] keys that each sees; the caller sets it */
 } cp_few;
 
-/* A desk for so many rows under each key head, in memory of the workspace. */
+/* Lay out the rows under each key head in the memory of space. */
 cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space);
 
-/* Take up queries, of all heads; tensor as in cp_attention. */
+/* Load queries, of all heads; tensor as in cp_attention. */
 void cp_few_begin(const cp_few *few, cp_piece queries, const float *tensor);
 
-/* Let them see what they reach of a block, of which some row sees some; the
- * keys of the next will be wanted then. */
+/* Attend to the keys within reach of a block, of which some row sees some; keys
+ * of the next block are prefetched. */
 void cp_few_add(const cp_few *few, const cp_leaf_block *keys,
                 const cp_leaf_block *next);
 

@@ -25,7 +25,7 @@ void cp_node_merge_row(float *output, float *lse, const float *add,
     *lse = of.lse;
 }
 
-/* One row of one head of a forest while it is united with another. */
+/* One row of one head, while two lists of nodes are merged. */
 typedef struct {
     int count;
     cp_node nodes[CP_NODES_MAX + 1];
@@ -41,7 +41,7 @@ static void push(stack *s, cp_node node, const cp_partial *of, int64_t place,
     s->lse[top] = of->lse[at + row];
     memcpy(s->output[top], of->output + at + row * of->dim,
            (size_t)of->dim * sizeof(float));
-    /* Merge siblings as they are complete. */
+    /* Merge siblings as soon as both are there. */
     for (; top > 0; top--) {
         cp_node *left = &s->nodes[top - 1];
         if (!cp_nodes_meet(*left, s->nodes[top]))

@@ -1,7 +1,7 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
 /* The merge of exact order: two partials of the same queries that are siblings
- * in a tree become their parent, with bits that are the same in a kernel's
- * registers and between ranks. Knows nothing of ranks. */
+ * in a tree become their parent, with the same bits in a kernel's registers and
+ * between ranks. Knows nothing about ranks. */
 #ifndef CP_NODES_H
 #define CP_NODES_H
 
@@ -23,8 +23,8 @@ static inline float cp_node_log(float x) {
     return cp_fused((float)power, 0.69314718f, sum * t) + (x - x);
 }
 
-/* What two siblings are worth in their parent, and its LSE. Which of them is
- * which makes no difference; an empty one is worth nothing. */
+/* The weights of two siblings in their parent, and its LSE. Swapping them makes
+ * no difference; an empty one has weight 0. */
 typedef struct {
     float mine, theirs, lse;
 } cp_node_shares;
@@ -39,20 +39,20 @@ static inline cp_node_shares cp_node_weigh(float mine, float theirs) {
                             large + cp_node_log(1.0f + weight)};
 }
 
-/* A number of theirs joins one of mine; an empty side is as if it were not. */
+/* Mix a number of each side; an empty side is ignored. */
 static inline float cp_node_mix(cp_node_shares of, float mine, float theirs,
                                 bool only_mine, bool only_theirs) {
     const float both = of.mine * mine + of.theirs * theirs;
     return only_mine ? mine : only_theirs ? theirs : both;
 }
 
-/* Merge a row of one head of its sibling into one. */
+/* Merge one row of one head with that of its sibling. */
 void cp_node_merge_row(float *output, float *lse, const float *add,
                        float add_lse, int64_t dim);
 
-/* A slot that holds some leaves holds their nodes one behind the other
- * (cp_leaves_nodes), each output, then LSE, as a partial is; this is the first.
- * Unite what out and add hold, which share no leaf. */
+/* A slot holds the nodes of its leaves one behind the other (cp_leaves_nodes),
+ * each laid out like a partial, output and then LSE; out and add are the first
+ * nodes. Merge the nodes of add into those of out; they share no leaf. */
 void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
                     uint32_t added);
 

@@ -1,6 +1,6 @@
 /* Tangled from book/01-attention.nw; edit the chapter. */
-/* Attention in fp64, from its definition: slow, dense, and right. Not
- * for use, but to be compared with. */
+/* Attention in fp64, from its definition: slow, dense, and right. For
+ * comparison, not for use. */
 #ifndef CP_ORACLE_H
 #define CP_ORACLE_H
 
@@ -12,7 +12,7 @@
  *   queries  [rows][query_heads][head_dim]  keys [rows][kv_heads][head_dim]
  *   values   [rows][kv_heads][value_dim]    lse  [rows][query_heads]
  *   output   [rows][query_heads][value_dim]
- * Of a latent, values is keys.
+ * With a latent, values is keys.
  * Writes only rows that query_pieces name; a query that sees no key gets
  * output 0 and lse -inf. Fails with CP_INVALID for a wrong shape and with
  * CP_MEMORY; output and lse are then untouched. */

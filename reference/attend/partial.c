@@ -41,7 +41,7 @@ void cp_partial_merge_row(float *output, float *lse, float *rest,
         const double other = take * (double)add[d];
         output[d] = (float)(ours + other);
     }
-    /* Keep the logarithm, and what of it does not fit. */
+    /* Keep the logarithm and its remainder. */
     const double both = larger + log(sum);
     *lse = (float)both;
     if (rest != NULL)

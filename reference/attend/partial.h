@@ -1,6 +1,6 @@
 /* Tangled from book/02-partials.nw; edit the chapter. */
-/* Half an answer: attention over some of the keys, and how two such halves
- * become the answer over all of them. Knows nothing of positions or ranks. */
+/* Half an answer: attention over some of the keys, and the merge of two such
+ * halves. Knows nothing about positions or ranks. */
 #ifndef CP_PARTIAL_H
 #define CP_PARTIAL_H
 
@@ -10,7 +10,7 @@
  *   output [rows][heads][dim]
  *   lse    [rows][heads], natural log, -inf = attended to nothing
  *   rest   [rows][heads], what lse lacks of the logarithm; NULL: not kept.
- *          A running answer has it, a partial that travels has not. */
+ *          A running answer has it, a partial in a message does not. */
 typedef struct {
     int64_t rows, heads, dim;
     float *output, *lse, *rest;

@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* How wrong an answer can become because numbers are sent in fewer bits. */
+/* How wrong an answer can become if numbers are sent in fewer bits. */
 #include "reference/model/loss.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "reference/ring/rewrite.h"
 #include "ring/writing.h"
 
-/* For what arithmetic in doubles, and of floats, adds. */
+/* A margin for the roundings of doubles, and of floats. */
 #define ROUNDED 1.00001
 
 cp_travels cp_travels_of(const cp_plan *plan) {
@@ -35,7 +35,7 @@ cp_status cp_loss_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
     const int64_t keys = shape->kv_heads * shape->head_dim;
     *table = (cp_loss_table){.wire = wire, .held = held, .shape = *shape};
     CP_TRY(cp_allocate(&table->keys, keys + cp_value_width(shape),
-                       sizeof(cp_loss_column), "what keys can be off"));
+                       sizeof(cp_loss_column), "errors of keys"));
     table->values = table->keys + (shape->latent ? 0 : keys);
     cp_loss_table_clear(table);
     return CP_OK;
@@ -53,7 +53,7 @@ void cp_loss_table_free(cp_loss_table *table) {
     free(table->keys);
 }
 
-/* A number of the caller's, where it is held. */
+/* A number of the caller's, as held. */
 static float held_of(const cp_loss_table *table, float number) {
     return table->held == 4
                ? number
@@ -69,7 +69,7 @@ static double scale_of(const cp_loss_table *table, cp_writing writing,
     return isnan(scale) ? INFINITY : (double)scale;
 }
 
-/* What is read is rounded once more where bf16 is held. */
+/* A decoded number is rounded once more if it is held in bf16. */
 static double off_by(const cp_loss_table *table, cp_writing writing,
                      double scale, double number) {
     const double off = cp_number_off(writing, scale, number);
@@ -105,8 +105,8 @@ void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
     }
 }
 
-/* Of a score: how far it can be off, and the sum of its products' sizes as they
- * come in the end. */
+/* A score's largest error, and the sum of the magnitudes of its products,
+ * errors included. */
 typedef struct {
     double off, size;
 } score_bound;
@@ -139,7 +139,7 @@ double cp_loss_score(const cp_loss_table *table, cp_travels travels,
     return bound_score(table, travels, head, query).off;
 }
 
-/* Of all numbers of a head's values. */
+/* Over all numbers of a head's values. */
 typedef struct {
     double widest, most, off;
 } range;
@@ -163,8 +163,8 @@ double cp_loss_value(const cp_loss_table *table, int64_t head) {
     return range_of(table, head).off;
 }
 
-/* Of a partial whose numbers are no larger. Its scale is no less than FLT_MIN;
- * what it is off by is written, too, the next time. */
+/* The error of a partial with numbers up to most. Its scale is no less than
+ * FLT_MIN; its error is encoded, too, the next time. */
 static double off_by_partials(cp_travels travels, double most) {
     return travels.partials * fmax(most, 16383.0 * FLT_MIN) /
            (32766 - travels.partials);
@@ -179,8 +179,8 @@ cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
     return (cp_wire_error){output * ROUNDED, score};
 }
 
-/* A sum over the keys of a block: once for each key, and for each tile of 16 or
- * more for what weights are relative to, which may rise. */
+/* Roundings of a sum over the keys of a block: one for each key, and some for
+ * each tile of 16 or more, whose maximum may rise. */
 static int64_t sums_of(const cp_block *block, int64_t sequence) {
     int64_t count = 0;
     for (int64_t p = 0; p < block->pieces.count; p++) {
@@ -193,7 +193,7 @@ static int64_t sums_of(const cp_block *block, int64_t sequence) {
 
 cp_loss_depth cp_loss_depth_of(const cp_machine *machine,
                                const cp_layout *layout) {
-    /* GPUs merge in fp32; each rank's partial is merged once at most. */
+    /* GPUs merge in fp32; each rank's partial is merged at most once. */
     cp_loss_depth depth = {.merges = layout->ranks,
                            .single = !machine->shares_cores};
     for (int64_t s = 0; s < layout->sequences; s++) {
@@ -205,13 +205,13 @@ cp_loss_depth cp_loss_depth_of(const cp_machine *machine,
         }
     }
     depth.sums += 8 + depth.merges * (depth.single ? 16 : 1);
-    /* Weights in bf16 are rounded as 2^15 roundings would. */
+    /* Weights in bf16 count as 2^15 roundings. */
     depth.sums += machine->element_bytes == 2 ? 1 << 15 : 0;
     depth.merges += 2;
     return depth;
 }
 
-/* What so many roundings, one after the other, make of a number of size 1. */
+/* The error of count roundings, one after the other, of a number of size 1. */
 static double rounded(double count) {
     const double sum = count * FLT_EPSILON / 2;
     return sum < 1 ? sum / (1 - sum) : INFINITY;
@@ -225,7 +225,7 @@ cp_wire_error cp_loss_rounding(const cp_loss_table *table, cp_travels travels,
     const double most = it.most + value + FLT_MIN;
     const double widest = fmin(2 * most, it.widest + 2 * value);
     const double size = bound_score(table, travels, head, query).size;
-    /* Weights below 2^-126 are 0: scores that count are no further apart. */
+    /* Weights below 2^-126 are 0, so only closer scores count. */
     const double apart = fmin(2 * size, 96);
     const double lse = size + log1p((double)depth->keys);
     const double sums = rounded((double)depth->sums);
@@ -235,7 +235,7 @@ cp_wire_error cp_loss_rounding(const cp_loss_table *table, cp_travels travels,
                          rounded((double)depth->merges) * merge;
     const double output = widest * tanh(score / 2) + 2 * sums * most;
     if (!travels.keys && !travels.queries && travels.partials == 0)
-        return (cp_wire_error){0, 0}; /* it is the same call twice */
+        return (cp_wire_error){0, 0}; /* both calls are the same */
     const double again = 1 + off_by_partials(travels, 1);
     return (cp_wire_error){2 * output * again * ROUNDED, 2 * score * ROUNDED};
 }
@@ -309,13 +309,13 @@ cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
     CP_TRY(cp_allocate(&loss->sums, rows, sizeof(cp_loss_sum), "bounds"));
     for (int64_t n = 0; n < rows; n++)
         loss->sums[n] = cp_loss_none;
-    /* Of the sequences that take part: others may lie between their rows. */
+    /* Only sequences that take part: others may lie between their rows. */
     for (int k = 0; k < job->ranks; k++)
         add_keys(loss, &layout->keys[k].pieces, &loss->all);
     return CP_OK;
 }
 
-/* The largest of any number, before or after. */
+/* The largest bound of any number, before or after. */
 static cp_wire_error largest(const cp_loss *loss, bool after) {
     const cp_attend_job *job = loss->call.job;
     const int64_t heads = job->shape.query_heads, dim = job->shape.head_dim;
@@ -329,7 +329,7 @@ static cp_wire_error largest(const cp_loss *loss, bool after) {
             cp_loss_rounding(all, travels, head, query, &loss->depth);
         cp_wire_error one = cp_loss_bound(
             all, travels, head, cp_loss_score(all, travels, head, query));
-        /* The LSE of partials are rounded, so their weights are off. */
+        /* The LSE of partials is rounded, so their weights are off. */
         const double weight = exp(adds.lse);
         if (after) {
             const cp_wire_error seen =

@@ -1,41 +1,41 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* How wrong an attention call's answer can become because what it sends is
- * written in fewer bits: bounds from keys, values and queries alone, and from
- * the LSE of partials; and how much of that fp32 adds. */
+/* How wrong an attention call's answer can become because its messages have
+ * fewer bits: bounds from keys, values and queries alone, and from the LSE of
+ * partials; and how much of them fp32 adds. */
 #ifndef CP_LOSS_H
 #define CP_LOSS_H
 
 #include "model/attend_call.h"
 
 typedef struct {
-    double output, lse; /* the largest, of any number */
+    double output, lse; /* largest error of any number */
 } cp_wire_error;
 
-/* What is written: keys and values, queries; and how many times, at most, a
- * partial or what became of it: no more often than a rank has it in messages. */
+/* Which payloads are encoded: keys and values, queries; and how many times, at
+ * most, a partial or its successor: no more often than a rank sends it. */
 typedef struct {
     bool keys, queries;
     int partials;
 } cp_travels;
 cp_travels cp_travels_of(const cp_plan *plan);
 
-/* Of a number of all keys, or all values: the least, the largest, and how far
- * any can be off. */
+/* One column of all keys, or of all values: the least number, the largest, and
+ * the largest error. */
 typedef struct {
     double low, high, off;
 } cp_loss_column;
 
-/* Of some keys and values. */
+/* The columns of a set of keys and values. */
 typedef struct {
     cp_wire wire;
     int64_t held; /* bytes of a number: 4, or 2 for bf16 */
     cp_shape shape;
     cp_loss_column *keys;   /* [N_KV][D_H] */
-    cp_loss_column *values; /* [N_KV][D_V]; of a latent, those of the keys */
+    cp_loss_column *values; /* [N_KV][D_V]; a latent's are in the keys */
 } cp_loss_table;
 
-/* Of no keys; then of these rows too. values may be NULL where they are part of
- * their keys. Fails with CP_MEMORY; free even then. */
+/* A table without keys; then add these rows. values may be NULL where they are
+ * part of their keys. Fails with CP_MEMORY; free even then. */
 cp_status cp_loss_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                             cp_loss_table *table);
 void cp_loss_table_clear(cp_loss_table *table);
@@ -43,40 +43,40 @@ void cp_loss_table_add(cp_loss_table *table, int64_t rows, const float *keys,
                        const float *values);
 void cp_loss_table_free(cp_loss_table *table);
 
-/* How far any number of a head's values can be off. */
+/* The largest error of any number of a head's values. */
 double cp_loss_value(const cp_loss_table *table, int64_t head);
 
-/* How far a score of a head's query with any of these keys can be off. */
+/* The largest error of a score of a head's query with any of these keys. */
 double cp_loss_score(const cp_loss_table *table, cp_travels travels,
                      int64_t head, const float *query);
 
-/* And how far its answer, if its scores can be off by so much; in exact
+/* The largest error of its answer, if scores can be off by score; in exact
  * arithmetic, as cp_loss_bound_of below. */
 cp_wire_error cp_loss_bound(const cp_loss_table *table, cp_travels travels,
                             int64_t head, double score);
 
 /* How often fp32 rounds on the way to an answer. */
 typedef struct {
-    int64_t sums;   /* a sum over keys, and what becomes of it */
-    int64_t merges; /* an LSE: at the end of a kernel, and of each merge */
+    int64_t sums;   /* roundings of a sum over keys, merges included */
+    int64_t merges; /* of an LSE: at the end of a kernel and of each merge */
     int64_t keys;   /* keys of a sequence, at most */
     bool single;    /* merges are in fp32, not in double */
 } cp_loss_depth;
 cp_loss_depth cp_loss_depth_of(const cp_machine *machine,
                                const cp_layout *layout);
 
-/* How far that can put two calls apart, of which one sends in fewer bits. */
+/* How far these roundings can put two calls apart, one of which sends fewer
+ * bits. */
 cp_wire_error cp_loss_rounding(const cp_loss_table *table, cp_travels travels,
                                int64_t head, const float *query,
                                const cp_loss_depth *depth);
 
-/* The same from partials that were computed: of each, its LSE, how far its
- * scores can be off, and how far its numbers apart from that. */
+/* The bound from computed partials: for each, its LSE, the largest error of its
+ * scores, and the other errors of its numbers. */
 typedef struct {
     double lse, higher;    /* of all; and if all scores were higher */
-    double square, output; /* means: what scores, squared, and outputs can be
-                              off */
-    double most;           /* of what scores can be off */
+    double square, output; /* mean errors: of scores, squared; of outputs */
+    double most;           /* largest error of a score */
 } cp_loss_sum;
 
 extern const cp_loss_sum cp_loss_none;
@@ -84,7 +84,7 @@ void cp_loss_merge(cp_loss_sum *sum, double lse, double score, double output);
 cp_wire_error cp_loss_bound_of(const cp_loss_table *table, int64_t head,
                                const cp_loss_sum *sum);
 
-/* Both, of a whole call. */
+/* Both bounds for a whole call. */
 typedef struct {
     cp_attend_call call;
     cp_travels travels;
@@ -93,17 +93,17 @@ typedef struct {
     cp_loss_sum *sums; /* [new tokens][N_H] */
 } cp_loss;
 
-/* Lay out the call of a job; nothing is computed. Fails as cp_attend_call_new;
- * free even then. */
+/* Lay out the call of a job; nothing is computed. Fails as cp_attend_call_new
+ * does; free even then. */
 cp_status cp_loss_new(const cp_machine *machine, cp_attend_job *job,
                       cp_loss *loss);
 void cp_loss_free(cp_loss *loss);
 
-/* Before anything runs. */
+/* The bound before anything runs. */
 cp_wire_error cp_loss_before(const cp_loss *loss);
 
-/* See what the n-th attend of a rank has computed, as job->partial tells it;
- * and when all have been seen, how far the answer can be off. */
+/* Note the result of the n-th attend of a rank, as job->partial reports it; and
+ * after all have been noted, the bound of the answer. */
 void cp_loss_see(cp_loss *loss, int rank, int64_t n, const float *output,
                  const float *lse);
 cp_wire_error cp_loss_after(const cp_loss *loss);

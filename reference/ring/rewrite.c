@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* Numbers in the writings in which they are sent. */
+/* Encoding and decoding numbers. */
 #include "reference/ring/rewrite.h"
 
 #include "ring/messages.h"
@@ -13,8 +13,8 @@ float cp_row_scale(cp_writing writing, int64_t dim, const float *row) {
 }
 
 double cp_number_off(cp_writing writing, double scale, double number) {
-    /* For what floats add: to 127 steps, 127 units each way; to numbers that
-     * underflow, half of the least of them. */
+    /* The error of floats: 127 units each way for 127 steps; half of the least
+     * number for those that underflow. */
     static const double rounded = 1.00004, least = FLT_TRUE_MIN;
     switch (writing) {
     case CP_WRITING_BF16:
@@ -37,7 +37,7 @@ void cp_rows_write(cp_writing writing, int64_t rows, int64_t dim,
     const int64_t before = writing == CP_WRITING_BF16 ? 0 : sizeof(float);
     for (int64_t n = 0; n < rows && dim > 0; n++, from += dim, to += bytes) {
         const float scale = before > 0 ? cp_row_scale(writing, dim, from) : 1;
-        memset(to + bytes - 4, 0, 4); /* where a row is filled up */
+        memset(to + bytes - 4, 0, 4); /* the padding of a row */
         memcpy(to, &scale, (size_t)before);
         for (int64_t d = 0; d < dim; d++)
             cp_row_put(to + before, writing, scale, d, from[d]);

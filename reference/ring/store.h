@@ -7,12 +7,12 @@
 #include "ring/comm.h"
 
 /* The tensors of a cache: for each rank and layer, keys and values, each
- * [sequences * room][N_KV][D_H]. Of a latent the keys are the values too. */
+ * [sequences * room][N_KV][D_H]. A latent's keys are also its values. */
 typedef struct cp_store cp_store;
 
-/* Rows cost memory only once they are written. only: the one rank that is in
- * this process, where the tensors of the others are NULL; CP_NOBODY: all are
- * here. Fails with CP_MEMORY. */
+/* Rows cost memory only once they are written. only: the one rank of this
+ * process; the tensors of the others are NULL. CP_NOBODY: all ranks are in this
+ * process. Fails with CP_MEMORY. */
 cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out);
 
@@ -22,11 +22,11 @@ void cp_store_free(cp_store *store);
 float *cp_store_keys(cp_store *store, int rank, int64_t layer);
 float *cp_store_values(cp_store *store, int rank, int64_t layer);
 
-/* Copy rows of them, in this order. */
+/* Copy rows within them, in the order of the moves. */
 void cp_store_move(cp_store *store, int rank, int64_t layer,
                    const cp_moves *moves);
 
-/* A rank is gone, with its tensors; those above it are numbered anew. */
+/* A rank is lost, with its tensors; those above it are renumbered. */
 void cp_store_lose(cp_store *store, int rank);
 
 #endif

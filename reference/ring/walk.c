@@ -38,7 +38,7 @@ static cp_status allocate_slots(cp_walker *walker) {
 }
 
 typedef struct {
-    float *keys, *values; /* [rows][N_KV][D_H]; of a latent, both are one */
+    float *keys, *values; /* [rows][N_KV][D_H]; one tensor for a latent */
 } tensors;
 
 static tensors tensors_of(const cp_walker *walker, int slot) {
@@ -138,7 +138,7 @@ static cp_status allocate_messages(cp_walker *walker) {
     return status;
 }
 
-/* What an operation sends, before it does, or what it has received. */
+/* Encode what an operation is about to send, or decode what it has received. */
 static void rewrite(const cp_walker *walker, const cp_op *op, bool received) {
     const cp_plan *plan = walker->plan;
     cp_touch touch;
@@ -194,7 +194,7 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     return CP_OK;
 }
 
-/* How a tensor is cut: so many heads become some of theirs, from the first;
+/* How a tensor is cut: of `heads` heads, `some` are taken, from `first` on;
  * each has dim numbers. */
 typedef struct {
     int64_t rows, heads, some, first, dim;
@@ -224,7 +224,7 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
         copy_columns(&by, from, to);
         if (!keys || whole.latent)
             continue;
-        /* Values lie behind the keys, here and there. */
+        /* Values lie behind the keys, on both sides. */
         from += by.rows * heads * by.dim;
         to += by.rows * by.some * by.dim;
         by.dim = cp_value_dim(&whole);
@@ -323,7 +323,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     if (plan->migration != NULL && (packs || op->kind == CP_OP_APPEND))
         return carry(walker, packs ? op->out : op->in, packs);
     switch (op->kind) {
-    /* What a rank does alone. */
+    /* Local operations. */
     case CP_OP_APPEND:
         return copy_rows(walker, op, &layout->queries[rank],
                          &layout->appended[rank]);
@@ -358,7 +358,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return split(walker, op);
     case CP_OP_JOIN:
         return join(walker, op);
-    /* What it does with others. */
+    /* Communicating operations. */
     case CP_OP_EXCHANGE:
         rewrite(walker, op, false);
         return cp_comm_exchange(walker->comm, op->to, *sent, bytes, op->from,
@@ -426,7 +426,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     walker->rank = rank;
     if (options != NULL)
         walker->options = *options;
-    /* Fill in what the options leave open. */
+    /* Fill in default options. */
     if (walker->options.kernel == NULL)
         walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)

@@ -7,7 +7,7 @@
 
 #include "ring/check.h"
 
-/* How many of the tokens from the first on lie behind each other. */
+/* How many tokens from the first on lie in consecutive rows of one rank. */
 static int64_t run_of(const cp_spot *spots, int64_t count) {
     int64_t run = 1;
     while (run < count && spots[run].rank == spots[0].rank &&
@@ -16,7 +16,7 @@ static int64_t run_of(const cp_spot *spots, int64_t count) {
     return run;
 }
 
-/* Copy the rows that are here. */
+/* Copy the rows that are in this process. */
 static cp_status copy_here(cp_engine *engine, const cp_spot *spots,
                            const cp_row_copy *copy) {
     const cp_shape *shape = &engine->model->facts.shape;
@@ -36,7 +36,7 @@ static cp_status copy_here(cp_engine *engine, const cp_spot *spots,
     return CP_OK;
 }
 
-/* Every process offers a whole block; of each row the owner's is taken. */
+/* Every process offers a whole block; each row is taken from its owner. */
 static cp_status collect(cp_engine *engine, const cp_spot *spots,
                          const cp_row_copy *copy) {
     const cp_shape *shape = &engine->model->facts.shape;
@@ -67,7 +67,7 @@ static cp_status copy_rows(cp_engine *engine, const cp_spot *spots,
                            const cp_row_copy *copy) {
     const cp_engine_place *place = &engine->place;
     if (place->parts > 1)
-        return cp_refuse("ranks of %d GPUs have but a part of a row each",
+        return cp_refuse("ranks of %d GPUs hold only part of a row each",
                          place->parts);
     return place->crew != NULL && place->crew->ranks > 1 && !copy->writes
                ? collect(engine, spots, copy)
@@ -83,7 +83,7 @@ cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
     if (status == CP_OK)
         status = cp_migration_spots(it, it->before, spots);
     if (status == CP_OK && copy->row > it->tokens - copy->count)
-        status = cp_refuse("rows %ld to %ld of %ld tokens", copy->row,
+        status = cp_refuse("rows %ld to %ld: there are %ld tokens", copy->row,
                            copy->row + copy->count - 1, it->tokens);
     if (status == CP_OK)
         status = copy_rows(engine, spots + copy->row, copy);

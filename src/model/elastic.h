@@ -1,18 +1,18 @@
 /* Tangled from book/17-elastic.nw; edit the chapter. */
-/* The rows of a cache wherever its ranks are: read, written, and moved to other
- * ranks. */
+/* Reading and writing the rows of a cache wherever its ranks are, and moving
+ * them to other ranks. */
 #ifndef CP_ELASTIC_H
 #define CP_ELASTIC_H
 
 #include "model/engine.h"
 #include "ring/settle.h"
 
-/* What moving to another number of ranks took. */
+/* The cost of moving to another number of ranks. */
 typedef struct {
     int from, to;
-    int64_t tokens, moved; /* cached; those that left their rank */
-    int64_t bytes, most;   /* sent over all layers; by the busiest rank */
-    double before, after;  /* the most tokens of a rank, over their mean */
+    int64_t tokens, moved; /* all that are cached; those that left their rank */
+    int64_t bytes, most;   /* sent in all layers: in all; by the busiest */
+    double before, after;  /* most tokens of a rank over the mean */
     double seconds;
 } cp_ranks_report;
 
@@ -20,9 +20,9 @@ typedef struct {
 cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
                           const cp_row_copy *copy);
 
-/* Move all rows from one engine, in from's order, to another of the same kind,
- * in to's, which has settled. All ranks are in this process. Fails as
- * the engines do. */
+/* Move all rows from engine out, in the order of cache from, to engine in of
+ * the same kind, in the order of cache to, which has its tokens assigned. All
+ * ranks are in this process. Fails as the engines do. */
 cp_status cp_elastic_move(const cp_cache *from, cp_engine *out,
                           const cp_cache *to, cp_engine *in,
                           cp_ranks_report *report);

@@ -1,5 +1,5 @@
 /* Tangled from book/17-repair.nw; edit the chapter. */
-/* A conversation goes on without a rank. */
+/* Continuing a conversation without a lost rank. */
 #include "model/repair.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "model/session_own.h"
 #include "ring/repair.h"
 
-/* The weights of the ranks that are left. */
+/* The weights of the surviving ranks. */
 static cp_status drop_weight(cp_session *session, int rank) {
     cp_session_options *own = &session->options;
     const int64_t *before = own->dealing.weights;
@@ -36,7 +36,7 @@ cp_status cp_session_lose(cp_session *session, int rank) {
     return CP_OK;
 }
 
-/* All tokens of all sequences, one behind the other. */
+/* All tokens of all sequences, concatenated. */
 static cp_status gather(const cp_session *session, const int32_t *const *tokens,
                         int64_t *first_row, int32_t **all, int64_t *count) {
     const cp_cache *cache = session->cache;
@@ -52,7 +52,7 @@ static cp_status gather(const cp_session *session, const int32_t *const *tokens,
     return CP_OK;
 }
 
-/* One call: so many tokens of each sequence, at the positions that it lost. */
+/* One call: these numbers of tokens, at the positions that were lost. */
 static cp_status fill_holes(cp_session *session, const int64_t *lengths,
                             cp_forward *forward) {
     const cp_model *model = session->model;
@@ -76,7 +76,7 @@ static cp_status fill_holes(cp_session *session, const int64_t *lengths,
     return status;
 }
 
-enum { PIECE = 4096 }; /* tokens of a call that reads again, for each rank */
+enum { PIECE = 4096 }; /* tokens that a call reads again, per rank */
 
 static cp_status refill(cp_session *session, int64_t *lengths,
                         cp_forward *forward, cp_repair_report *report) {
@@ -112,7 +112,7 @@ cp_status cp_session_repair(cp_session *session, int rank,
                             cp_repair_report *report) {
     const int64_t sequences = session->options.sequences;
     const double start = cp_clock();
-    int64_t *numbers; /* rows, positions, lengths; bytes */
+    int64_t *numbers; /* rows, positions and lengths; in bytes */
     *report = (cp_repair_report){0};
     CP_TRY(cp_session_lose(session, rank));
     CP_TRY(cp_allocate(&numbers, 3 * sequences + session->options.ranks, 8,

@@ -74,8 +74,8 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under) {
     return words;
 }
 
-/* Eq. 5: the miss rate against eq. 1's constant, less what the all-to-all
- * costs. */
+/* Eq. 5: the miss rate against eq. 1's constant, less the cost of the
+ * all-to-all. */
 static cp_status sides_of_exposed(const cp_rule *rule,
                                   const cp_setting *setting,
                                   const cp_load *load, cp_sides *sides) {
@@ -124,7 +124,7 @@ static cp_status ask_equation(int equation, const cp_rule *rule,
     return CP_OK;
 }
 
-/* What N - 1 exchanges of 1/N of these bytes take beyond the attention. */
+/* The time of N - 1 exchanges of 1/N of these bytes beyond the attention. */
 static double exposed_seconds(const cp_setting *setting, double bytes,
                               double attention) {
     const double travel = bytes / (double)setting->ranks /
@@ -157,7 +157,7 @@ static cp_status ask_empirical(const cp_rule *rule, const cp_load *load,
                                cp_verdict *verdict) {
     const cp_empirical *fit = &rule->fit;
     if (load->sequences != 1)
-        return cp_refuse("%s is about one sequence, not %ld", rule->name,
+        return cp_refuse("%s is for one sequence, not %ld", rule->name,
                          load->sequences);
     const long double fresh = (long double)load->fresh;
     const long double keys = (long double)load->keys;

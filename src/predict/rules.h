@@ -1,5 +1,5 @@
 /* Tangled from book/10-choose.nw; edit the chapter. */
-/* The paper's rules for choosing a ring: what they look at, what they say, and
+/* The paper's rules for choosing a ring: their inputs, their verdicts, and
  * where they turn. Measures nothing. */
 #ifndef CP_RULES_H
 #define CP_RULES_H
@@ -12,11 +12,11 @@ typedef struct {
     cp_shape shape;
     int ranks;      /* N */
     double latency; /* of an exchange, seconds */
-    double all_to_all_bandwidth, all_to_all_latency; /* the same of that */
+    double all_to_all_bandwidth, all_to_all_latency; /* of an all-to-all */
 } cp_setting;
 
-/* Paper, Table 3: FLOPs, and bytes of all that could travel, of all ranks
- * together. partials: output and one LSE a head, of all queries over the keys
+/* Paper, Table 3: FLOPs, and bytes of every possible payload, of all ranks
+ * together. partials: output and one LSE per head, of all queries over the keys
  * of one rank. causal: only the pairs that are not masked. */
 typedef struct {
     double flops, queries, keys, partials;
@@ -33,7 +33,7 @@ typedef enum {
     CP_RULE_SIZE,      /* eq. 1 alone: the smaller message */
     CP_RULE_HIDDEN,    /* Algorithm 1: eqs. 2 and 1 */
     CP_RULE_EXPOSED,   /* Algorithm 5: eqs. 2 and 5 */
-    CP_RULE_SECONDS,   /* what both rings leave exposed, latencies included */
+    CP_RULE_SECONDS,   /* exposed time of both rings, latencies included */
     CP_RULE_EMPIRICAL, /* Appendix D: a line in two logarithms */
 } cp_rule_kind;
 
@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     const char *name;
     cp_rule_kind kind;
-    bool causal;      /* count pairs as causality leaves them */
+    bool causal;      /* count only pairs that are not masked */
     cp_empirical fit; /* of CP_RULE_EMPIRICAL */
 } cp_rule;
 
@@ -56,14 +56,14 @@ typedef struct {
     char because[120];  /* the comparison that decided, with its numbers */
 } cp_verdict;
 
-/* "1/40", or "4827.59" where neither side is short or the fraction is not
- * below 1. Use it within one expression. */
+/* "1/40", or "4827.59" if neither side is short or the fraction is not below 1.
+ * Use it within one expression. */
 typedef struct {
     char text[32];
 } cp_fraction_words;
 cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 
-/* What a rule says of a call. One rank sends nothing: pass-KV. Fails with
+/* The verdict of a rule on a call. One rank sends nothing: pass-KV. Fails with
  * CP_INVALID if ranks, machine or shape are out of range, if a product does not
  * fit 128 bits, or if an empirical rule is asked about a batch. */
 cp_status cp_rule_ask(const cp_rule *rule, const cp_setting *setting,
@@ -75,7 +75,7 @@ extern const cp_rule cp_rules[CP_RULES];
 
 /* The least number of new tokens, of context in all, from which on one
  * sequence passes keys and values; context + 1 if it never does. Fails as
- * cp_rule_ask. */
+ * cp_rule_ask does. */
 cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
                         int64_t context, int64_t *least);
 

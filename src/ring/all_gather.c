@@ -1,5 +1,5 @@
 /* Tangled from book/06-pass-kv.nw; edit the chapter. */
-/* All-gather KV: every rank first gets everybody's keys and values, then
+/* All-gather KV: every rank first gets the keys and values of all ranks, then
  * attends. The baseline that the rings are measured against. */
 #include "ring/build.h"
 

@@ -6,7 +6,7 @@
 
 #include "ring/forest.h"
 
-/* Of a whole query: its label, and which keys it has chosen. */
+/* Bytes that a whole query carries: its label, and the keys it has chosen. */
 static int64_t carried(const cp_plan *plan) {
     return (plan->labelled ? CP_LABEL_BYTES : 0) +
            plan->indexer.top_k * CP_CHOSEN_BYTES;
@@ -59,7 +59,8 @@ static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
                       &slot.held) ||
          !cp_multiply(slot.rows, row_bytes(plan, kind, parts, plan->wire),
                       &slot.bytes)))
-        plan->status = cp_refuse("a slot of %ld rows overflows", slot.rows);
+        plan->status =
+            cp_refuse("the bytes of a slot of %ld rows overflow", slot.rows);
     return slot;
 }
 
@@ -71,7 +72,7 @@ int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts) {
         return 0;
     if (all > INT16_MAX)
         plan->status =
-            cp_refuse("%ld slots; a plan can name %d", all, INT16_MAX);
+            cp_refuse("%ld slots; at most %d are possible", all, INT16_MAX);
     else
         plan->status = cp_grow(&plan->slots, &plan->slot_room, all,
                                sizeof(cp_slot), "a plan's slots");
@@ -105,7 +106,7 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
 void cp_plan_begin_scan(cp_plan *plan) {
     if (plan->status == CP_OK && plan->run_bytes < 1)
         plan->status =
-            cp_refuse("a scan of runs of %ld bytes", plan->run_bytes);
+            cp_refuse("a scan whose runs have %ld bytes", plan->run_bytes);
     cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
     plan->labelled = false;
     for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
@@ -171,7 +172,7 @@ static void begin(cp_plan *plan) {
         cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
     if (ranks > INT16_MAX)
         plan->status =
-            cp_refuse("%d ranks; a plan can name %d", ranks, INT16_MAX);
+            cp_refuse("%d ranks; at most %d are possible", ranks, INT16_MAX);
     plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
     plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
     plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);

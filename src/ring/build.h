@@ -5,8 +5,7 @@
 
 #include "ring/plan.h"
 
-/* The builders, one a chapter: each adds slots and emits operations. variants.c
- * lists them. */
+/* The builders: each adds slots and emits operations. variants.c lists them. */
 typedef void cp_plan_builder(cp_plan *plan);
 
 cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
@@ -17,7 +16,8 @@ cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_sparse_decode;
 
 /* Build a plan for a layout, which must outlive it. options may be NULL: 4
- * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then NULL. */
+ * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then
+ * NULL. */
 cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       const cp_shape *shape, const cp_plan_options *options,
                       cp_plan **out);
@@ -25,8 +25,8 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
 /* Add slots of a kind; returns the first one's number. */
 int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count);
 
-/* Append an operation to the program of a rank: by cp_emit one that has no more
- * to it than a slot in and a slot out. */
+/* Append an operation to the program of a rank; cp_emit appends one that has
+ * only a slot in and a slot out. */
 void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
              cp_use out);
 void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
@@ -35,19 +35,19 @@ void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
                       cp_use receive, int from);
 void cp_emit_wait(cp_plan *plan, int rank, int hop);
 
-/* The same, each for one of so many parts of the heads. Queries and partials
- * are of everybody's tokens, unless ranks begin with their own. */
+/* The same, each for one of this many parts of the heads. Queries and partials
+ * are of all ranks' tokens, unless ranks begin with their own. */
 int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
 
-/* What a builder calls first if ranks do not begin and end with their own
+/* A builder calls this first if ranks do not begin and end with their own
  * tokens. */
 void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
 
-/* What the builder of a scan calls first: nothing is appended, and a rank
+/* The builder of a scan calls this first: nothing is appended, and a rank
  * begins and ends with runs (cp_plan_own_run, cp_plan_due_run). */
 void cp_plan_begin_scan(cp_plan *plan);
 
-/* What a sparse attention's builder emits first. */
+/* The builder of a sparse attention emits this first. */
 void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,
                     cp_use keys, cp_use list);
 

@@ -1,5 +1,5 @@
 /* Tangled from book/08-conversations.nw; edit the chapter. */
-/* Who holds which cached tokens, between calls. */
+/* Which rank holds which cached tokens, between calls. */
 #include "ring/cache.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ cp_status cp_cache_new(int ranks, int64_t sequences, int64_t room,
     int64_t lists;
     *out = NULL;
     if (ranks < 1 || sequences < 1 || room < 1)
-        return cp_refuse("a cache of %d ranks, %ld sequences, %ld rows", ranks,
+        return cp_refuse("cache of %d ranks, %ld sequences, %ld rows", ranks,
                          sequences, room);
     if (!cp_multiply(ranks, sequences, &lists))
         lists = -1;
@@ -175,7 +175,7 @@ cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length) {
     if (cache->lost != NULL)
         return cp_refuse("tokens of a lost rank are missing");
     if (length < 0 || length > cache->length[sequence])
-        return cp_refuse("sequence %ld has %ld tokens, and cannot be cut to "
+        return cp_refuse("sequence %ld has %ld tokens; it cannot be cut to "
                          "%ld",
                          sequence, cache->length[sequence], length);
     for (int rank = 0; rank < cache->ranks; rank++)
@@ -200,8 +200,9 @@ cp_status cp_cache_page(cp_cache *cache, int64_t block, int64_t blocks) {
     cp_pages **pages;
     for (int64_t s = 0; s < cache->sequences; s++)
         if (cache->length[s] > 0)
-            return cp_refuse("sequence %ld has %ld tokens, and no pages", s,
-                             cache->length[s]);
+            return cp_refuse("sequence %ld already has %ld tokens, outside "
+                             "pages",
+                             s, cache->length[s]);
     CP_TRY(cp_allocate(&pages, cache->ranks, sizeof(*pages), "pages"));
     cp_status status = CP_OK;
     for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++)
@@ -219,11 +220,12 @@ static cp_status fork_check(const cp_cache *cache, int64_t from, int64_t to,
                             int64_t tokens) {
     const int64_t sequences = cache->sequences;
     if (cache->pages == NULL)
-        return cp_refuse("a cache without pages has none to share");
+        return cp_refuse("a cache without pages cannot share rows");
     if (cache->lost != NULL)
         return cp_refuse("tokens of a lost rank are missing");
     if (from < 0 || from >= sequences || to < 0 || to >= sequences)
-        return cp_refuse("sequence %ld as %ld, of %ld", to, from, sequences);
+        return cp_refuse("sequence %ld cannot fork sequence %ld, of %ld", to,
+                         from, sequences);
     if (cache->length[to] > 0)
         return cp_refuse("sequence %ld has %ld tokens already", to,
                          cache->length[to]);
@@ -266,12 +268,12 @@ cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
 
 cp_status cp_cache_compact(cp_cache *cache, cp_moves *moves) {
     if (cache->pages == NULL)
-        return cp_refuse("a cache without pages has nothing to bring together");
+        return cp_refuse("a cache without pages cannot be compacted");
     for (int rank = 0; rank < cache->ranks; rank++)
         if (cache->pages[rank]->left == 0)
             return cp_fail(CP_CAPACITY,
-                           "rank %d has no free block to move "
-                           "others",
+                           "rank %d needs a free block to compact its "
+                           "cache, and has none",
                            rank);
     for (int rank = 0; rank < cache->ranks; rank++)
         CP_TRY(cp_pages_compact(cache->pages[rank], &moves[rank]));

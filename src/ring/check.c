@@ -1,5 +1,5 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
-/* Prove that a plan is right, and count what it costs. */
+/* Prove that a plan is right, and count its cost. */
 #include "ring/check.h"
 
 #include <stdlib.h>
@@ -86,7 +86,7 @@ static cp_status refuse_no_hole(const cp_layout *layout, owned query) {
         if (!is_new(layout, (cp_span){query.span.sequence, position, 1, 1}))
             return cp_fail(CP_BROKEN,
                            "rank %d holds query %ld of sequence %ld, which is "
-                           "no hole",
+                           "not a hole",
                            query.rank, position, query.span.sequence);
     }
     return CP_OK;
@@ -174,8 +174,8 @@ static int by_row(const void *a, const void *b) {
     return one->span.sequence < other->span.sequence ? -1 : 1;
 }
 
-/* Whether two pieces, the second of which does not begin before the first, may
- * lie in the rows in which they do. */
+/* May two pieces, the second of which does not begin before the first, overlap
+ * in their rows as they do? */
 static bool may_share(const cp_layout *layout, cp_piece one, cp_piece other) {
     const int64_t ahead = other.row - one.row, left = one.span.count - ahead;
     const int64_t rows = cp_min(left, other.span.count);
@@ -234,7 +234,7 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
             return cp_fail(
                 CP_BROKEN,
                 "rank %d has %ld keys of sequence %ld, from %ld on, in row %ld "
-                "of its cache: due is row %ld, and room ends before %ld",
+                "of its cache; expected row %ld, and room ends before %ld",
                 rank, piece.span.count, piece.span.sequence, piece.span.start,
                 piece.row, row, first + layout->room);
     }
@@ -276,15 +276,15 @@ static cp_status check_everybody(const cp_layout *layout) {
         const cp_piece due = {{i, past, fresh, 1}, row};
         if (n >= all->count || memcmp(&all->items[n++], &due, sizeof(due)) != 0)
             return cp_fail(CP_BROKEN,
-                           "everybody's queries are not tokens %ld to %ld of "
-                           "sequence %ld, from row %ld on",
+                           "the queries of all ranks are not tokens %ld to %ld "
+                           "of sequence %ld, from row %ld on",
                            past, past + fresh - 1, i, row);
         row += fresh;
     }
     return CP_OK;
 }
 
-/* So many tokens of each sequence, one row behind the other. */
+/* The expected number of tokens of each sequence, in consecutive rows. */
 static cp_status check_holes(const cp_layout *layout) {
     const cp_pieces *all = &layout->everybody.pieces;
     int64_t n = 0, row = 0;
@@ -293,16 +293,16 @@ static cp_status check_holes(const cp_layout *layout) {
         for (; n < all->count && all->items[n].span.sequence == i; n++) {
             if (all->items[n].row != row)
                 return cp_fail(CP_BROKEN,
-                               "everybody's query %ld of sequence %ld is in "
-                               "row %ld: due is row %ld",
+                               "query %ld of sequence %ld is in row %ld of all "
+                               "ranks' queries; expected row %ld",
                                all->items[n].span.start, i, all->items[n].row,
                                row);
             row += all->items[n].span.count;
         }
         if (row != end)
             return cp_fail(CP_BROKEN,
-                           "everybody's queries of sequence %ld end before row "
-                           "%ld: due is row %ld",
+                           "all ranks' queries of sequence %ld end before row "
+                           "%ld; expected row %ld",
                            i, row, end);
     }
     return CP_OK;
@@ -323,34 +323,34 @@ static cp_status check_layout(const cp_layout *layout) {
 
 typedef struct {
     int32_t met;         /* a partial: the keys of a rank, or a merge; or ALL */
-    int16_t origin;      /* whose tokens */
-    int16_t part, parts; /* and which heads of them */
+    int16_t origin;      /* the rank of its tokens */
+    int16_t part, parts; /* and which of their heads */
     cp_slot_kind kind : 8;
     bool full;   /* has contents */
-    bool chosen; /* queries: what they attend to goes with them */
+    bool chosen; /* queries: they carry their list of chosen keys */
 } content;
 
 enum { ALL = -1 }; /* the keys of all ranks, each once */
 
 typedef struct {
     content holds;
-    int16_t sending; /* exchanges it is lent to that were not waited for */
+    int16_t sending; /* exchanges it is lent to, not waited for yet */
     bool receiving;  /* one of them fills it; its contents are unknown */
 } place;
 
 typedef struct {
-    int32_t left, right; /* what both of two partials had met */
+    int32_t left, right; /* what the two partials had met */
 } merge;
 
 typedef struct {
     const cp_plan *plan;
     place *places;  /* [ranks][slots] */
-    merge *merges;  /* in the order in which they happen, ranks is the first */
-    int32_t merged; /* how many have */
+    merge *merges;  /* in the order in which they happen; the first is ranks */
+    int32_t merged; /* how many have happened */
     int64_t *pairs; /* [ranks + 1][ranks] of a query and a key block; the last
-                       queries are everybody's. Of a migration: how often what
-                       one gives another has arrived */
-    uint8_t *times; /* [ranks] scratch: was it met? */
+                       queries are all ranks'. In a migration: how often a
+                       transfer from one rank to another has arrived */
+    uint8_t *times; /* [ranks] scratch: how often it was met */
     cp_plan_report *report;
 } proof;
 
@@ -389,32 +389,33 @@ static cp_status check_use(const proof *proof, int rank, const cp_op *op,
     const bool cache = kind == CP_SLOT_KEYS && use.slot == proof->plan->cache;
     if (it->kind != kind && !cache)
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s takes slot %d for what "
-                       "it is not",
+                       "rank %d, hop %d: %s takes slot %d for another kind of "
+                       "slot",
                        rank, op->hop, cp_op_name(op->kind), use.slot);
     if (kind == CP_SLOT_RUN &&
         (it->origin != use.origin || it->part != use.part))
-        return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s wants chunks %d to %d in slot %d, "
-                       "which holds %d to %d",
-                       rank, op->hop, cp_op_name(op->kind), use.origin,
-                       use.part, use.slot, it->origin, it->part);
+        return cp_fail(
+            CP_BROKEN,
+            "rank %d, hop %d: %s expects chunks %d to %d in slot %d, "
+            "which holds %d to %d",
+            rank, op->hop, cp_op_name(op->kind), use.origin, use.part, use.slot,
+            it->origin, it->part);
     if (it->origin != use.origin)
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s wants the block of rank %d in slot "
-                       "%d, which holds that of rank %d",
+                       "rank %d, hop %d: %s expects the block of rank %d in "
+                       "slot %d, which holds that of rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
                        use.slot, it->origin);
     if (proof->plan->migration != NULL && it->part != use.part)
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s wants what rank %d gives rank %d "
-                       "in slot %d, which holds what it gives rank %d",
+                       "rank %d, hop %d: %s expects the transfer from rank %d "
+                       "to rank %d in slot %d, which holds that to rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
                        use.part, use.slot, it->part);
     const int parts = proof->plan->slots[use.slot].parts;
     if (!cache && (it->part != use.part || it->parts != parts))
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s wants part %d of %d of the heads "
+                       "rank %d, hop %d: %s expects part %d of %d of the heads "
                        "in slot %d, which holds part %d of %d",
                        rank, op->hop, cp_op_name(op->kind), use.part, parts,
                        use.slot, it->part, it->parts);
@@ -481,8 +482,8 @@ static cp_status check_due(const proof *proof, int rank, int half) {
                          it->origin == due.origin && it->part == due.part))
         return CP_OK;
     return cp_fail(CP_BROKEN,
-                   "rank %d ends without what chunks 0 to %d do, before its "
-                   "chunk %d",
+                   "rank %d ends without the state of chunks 0 to %d, before "
+                   "its chunk %d",
                    rank, due.part, due.part + 1);
 }
 
@@ -492,8 +493,8 @@ static cp_status check_parcels(const proof *proof, int rank) {
         if (cp_parcel_of(it, from, rank)->rows > 0 &&
             proof->pairs[from * it->ranks + rank] == 0)
             return cp_fail(CP_BROKEN,
-                           "rank %d ends without what rank %d gives it", rank,
-                           from);
+                           "rank %d ends without the transfer from rank %d",
+                           rank, from);
     return CP_OK;
 }
 
@@ -591,13 +592,14 @@ static cp_status note_parcel(proof *proof, int rank, const cp_op *op) {
             cp_parcel_of(plan->migration, use.origin, use.part)->rows ||
         (packs ? op->in.slot != plan->cache : op->out.slot != plan->result))
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: %s takes slot %d for what "
-                       "it is not",
+                       "rank %d, hop %d: %s takes slot %d for another kind of "
+                       "slot",
                        rank, op->hop, cp_op_name(op->kind), use.slot);
     if (!packs &&
         (use.part != rank || proof->pairs[use.origin * ranks + rank]++ > 0))
         return cp_fail(CP_BROKEN,
-                       "rank %d, hop %d: appends what rank %d gives rank %d%s",
+                       "rank %d, hop %d: appends the transfer from rank %d to "
+                       "rank %d%s",
                        rank, op->hop, use.origin, use.part,
                        use.part == rank ? " twice" : "");
     return CP_OK;
@@ -622,11 +624,11 @@ static cp_status check_chosen(const proof *proof, int rank, const cp_op *op) {
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "rank %d, hop %d: queries of rank %d attend to the keys of "
-                   "rank %d and have chosen none",
+                   "rank %d but have chosen none",
                    rank, op->hop, op->in.origin, op->keys.origin);
 }
 
-/* What an operation takes, and what it makes of it. */
+/* The kinds of an operation's input and output. */
 static const struct {
     cp_slot_kind in, out;
 } kinds[] = {
@@ -643,7 +645,7 @@ static cp_use subject(const cp_op *op, int rank) {
     return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
 }
 
-/* Which keys the tokens of what is made have met. */
+/* Note which keys the tokens of the output have met. */
 static cp_status note_met(proof *proof, int rank, const cp_op *op,
                           cp_slot_kind kind) {
     content *out = &place_of(proof, rank, op->out.slot)->holds;
@@ -832,8 +834,8 @@ static double sparse_flops(const proof *proof, const cp_op *op) {
            cp_indexer_share(indexer, queries);
 }
 
-/* Pairs of some heads are a part of a pair: whole ones, and what is left of
- * them, whose products with heads would not all fit. */
+/* Pairs of some heads count as fractions of a pair: add whole ones and the
+ * remainders, since not all products with heads would fit. */
 static void count_rank(const proof *proof, int k) {
     const cp_plan *plan = proof->plan;
     const cp_shape *shape = &plan->shape;

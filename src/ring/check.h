@@ -1,31 +1,31 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
-/* Prove that a plan is right, by its spans and slots alone, and count what it
- * costs. Computes no attention and takes no time to speak of; all orders of a
- * small plan take some. */
+/* Prove that a plan is right, by its spans and slots alone, and count its cost.
+ * Computes no attention and takes next to no time; only exploring all orders of
+ * a small plan takes some. */
 #ifndef CP_CHECK_H
 #define CP_CHECK_H
 
 #include "ring/plan.h"
 
-/* What a plan costs, per rank; counted, not timed. */
+/* The cost of a plan, per rank; counted, not timed. */
 typedef struct {
     int ranks;
     int64_t *pairs;     /* [ranks] (query, key) pairs scored, per head, or by
                            an indexer; lists of int64_t lie behind it */
-    double *flops;      /* [ranks] 4 D_H N_H for each pair; of sparse attention
-                           as if it were chosen evenly */
+    double *flops;      /* [ranks] 4 D_H N_H for each pair; sparse attention
+                           as if keys were chosen evenly */
     int64_t *bytes;     /* [ranks] sent */
     int64_t *messages;  /* [ranks] sent; a collective sends N-1 */
     int64_t hops;       /* of the ring: exchanges of the busiest rank */
-    double balance;     /* largest of pairs over their mean; 1 is perfect */
+    double balance;     /* largest pairs over their mean; 1 is perfect */
     int64_t slot_bytes; /* of all slots of one rank */
 } cp_plan_report;
 
-/* Prove that a plan attends each causal pair exactly once, that its messages
- * meet, that no slot is touched while in flight, and that it ends. On success
- * the report is filled in (free it with cp_plan_report_free). Otherwise
- * CP_BROKEN and a message that says which query missed or met twice which key,
- * which slot was overwritten, or who waits for whom. */
+/* Prove that a plan attends each causal pair exactly once, that its sends and
+ * receives match, that no slot is touched while in flight, and that it ends. On
+ * success the report is filled in (free it with cp_plan_report_free). Otherwise
+ * fails with CP_BROKEN, and a message that says which query missed a key or met
+ * it twice, which slot was overwritten, or which rank waits for which. */
 cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report);
 
 void cp_plan_report_free(cp_plan_report *report);

@@ -1,5 +1,5 @@
 /* Tangled from book/10-choose.nw; edit the chapter. */
-/* Algorithm 1 for a session, and in its words. */
+/* Algorithm 1 for a session, and its explanation. */
 #include "ring/choose.h"
 
 #include <stdio.h>
@@ -10,8 +10,8 @@
 
 const cp_machine cp_machine_threads = {.name = "threads", OF_CORES};
 
-const cp_machine cp_machine_processes = {
-    .name = "processes that nobody has calibrated", OF_CORES};
+const cp_machine cp_machine_processes = {.name = "uncalibrated processes",
+                                         OF_CORES};
 
 cp_status cp_machine_check(const cp_machine *machine) {
     const int64_t bytes = machine->element_bytes;
@@ -21,7 +21,7 @@ cp_status cp_machine_check(const cp_machine *machine) {
         return cp_refuse("bandwidth is %ld: it must be above 0",
                          machine->bytes_per_second);
     if (bytes < 1 || bytes > 16)
-        return cp_refuse("%ld bytes a number: 1 to 16 are possible", bytes);
+        return cp_refuse("%ld bytes a number: it must be 1 to 16", bytes);
     return CP_OK;
 }
 

@@ -1,13 +1,13 @@
 /* Tangled from book/10-choose.nw; edit the chapter. */
-/* Which ring a session takes: pass-KV or pass-Q, by the paper's Algorithm 1.
+/* Choosing a session's ring, pass-KV or pass-Q, by the paper's Algorithm 1.
  * Knows two speeds of a machine and the shape of a call; measures nothing. */
 #ifndef CP_CHOOSE_H
 #define CP_CHOOSE_H
 
 #include "ring/variants.h"
 
-/* What Algorithm 1 knows of a machine, per rank. Shape and speeds are of the
- * same thing: a GPU and its share of the heads, or a node and all of them. */
+/* What Algorithm 1 knows about a machine, per rank. Shape and speeds belong to
+ * one level: a GPU and its share of the heads, or a node and all of them. */
 typedef struct {
     const char *name;
     int64_t flops;            /* C: attention, per second */
@@ -17,23 +17,23 @@ typedef struct {
     cp_wire wire;      /* how these numbers, and partials, are sent */
 } cp_machine;
 
-/* Fails with CP_INVALID and the name of what is out of range. */
+/* Fails with CP_INVALID, naming the field that is out of range. */
 cp_status cp_machine_check(const cp_machine *machine);
 
-/* A signed whole number of 128 bits. */
+/* A signed integer of 128 bits. */
 __extension__ typedef __int128 cp_wide;
 
-/* What one call amounts to: sums over its sequences that have new tokens. */
+/* The size of one call: sums over its sequences that have new tokens. */
 typedef struct {
     int64_t sequences;
     cp_wide fresh;  /* T: queries to send */
     cp_wide keys;   /* T + P: keys and values to send */
     cp_wide pairs;  /* T (T + P): pairs to score, as the paper counts */
-    cp_wide causal; /* T P + T (T + 1) / 2: as causality leaves them */
+    cp_wide causal; /* T P + T (T + 1) / 2: without masked pairs */
 } cp_load;
 
-/* Fails with CP_INVALID if a count is negative, or no sequence has new tokens,
- * or sums do not fit. cached may be NULL: none. */
+/* Fails with CP_INVALID if a count is negative, if no sequence has new tokens,
+ * or if a sum does not fit. cached may be NULL: none. */
 cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
                      const int64_t *cached, cp_load *load);
 
@@ -43,16 +43,16 @@ typedef struct {
 } cp_sides;
 
 /* The bytes of a head's query, of a key with its value, and of a partial, and
- * how many numbers meet in a pair, all in smallest terms. For the paper a
- * partial is as wide as a query; if numbers are sent in another writing, it is
- * what it is. */
+ * the numbers multiplied for a pair, all in lowest terms. For the paper a
+ * partial is as wide as a query; if numbers are sent in another encoding, it
+ * has its real width. */
 typedef struct {
     int64_t query, kept, partial, pair;
 } cp_widths;
 cp_widths cp_widths_of(const cp_machine *machine, const cp_shape *shape);
 
-/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H; of other widths, bytes of
- * keys and values over those of queries. */
+/* Eq. 1: the miss rate T / (T + P), and 2 N_KV / N_H; for other widths, bytes
+ * of keys and values over those of queries. */
 cp_status cp_sides_of_sizes(const cp_machine *machine, const cp_shape *shape,
                             const cp_load *load, cp_sides *sides);
 
@@ -63,7 +63,7 @@ cp_status cp_sides_of_hiding(const cp_machine *machine, const cp_shape *shape,
                              int ranks, bool causal, const cp_load *load,
                              cp_sides *sides);
 
-/* Multiply in place; false: it does not fit. Neither is negative. */
+/* Multiply in place; false if it does not fit. Neither may be negative. */
 bool cp_times(cp_wide *product, cp_wide factor);
 
 typedef struct {
@@ -78,8 +78,8 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     int64_t sequences, const int64_t *new_tokens,
                     const int64_t *cached_tokens, cp_choice *choice);
 
-/* Who decides for a call; all zero: Algorithm 1. knows is decide's own, and
- * must live as long as the chooser is asked. */
+/* The function that decides for a call; all zero: Algorithm 1. knows is
+ * decide's context, and must live as long as the chooser is used. */
 typedef struct {
     cp_status (*decide)(const void *knows, const cp_shape *shape,
                         int64_t element_bytes, cp_wire wire, int ranks,
@@ -91,7 +91,7 @@ typedef struct {
 /* Ranks as threads of one process, on one core each (AMD EPYC, Zen 3). */
 extern const cp_machine cp_machine_threads;
 
-/* Ranks as processes, wherever they may be. */
+/* Ranks as processes, on any machines. */
 extern const cp_machine cp_machine_processes;
 
 #endif

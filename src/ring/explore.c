@@ -17,10 +17,10 @@ enum { MOST_OPERATIONS = 64 };
 typedef struct {
     const cp_plan *plan;
     int ranks;
-    size_t size;    /* bytes of a state: a place for each rank */
+    size_t size;    /* bytes of a state, for all ranks */
     place *visited; /* [used][ranks]: states found, in order */
     int64_t *table; /* hash table of state numbers from 1 on; 0 = free */
-    int64_t room;   /* states that fit; the table has twice as many places */
+    int64_t room;   /* states that fit; the table has twice as many entries */
     int64_t used, most;
 } search;
 
@@ -50,7 +50,8 @@ static cp_status discover(search *search, const place *state) {
     if (*find(search, state) > 0)
         return CP_OK;
     if (search->used == search->most)
-        return cp_fail(CP_CAPACITY, "more than %ld states", search->most);
+        return cp_fail(CP_CAPACITY, "more than %ld states to explore",
+                       search->most);
     if (search->used == search->room)
         CP_TRY(grow(search));
     memcpy(search->visited + search->used * search->ranks, state, search->size);
@@ -163,8 +164,8 @@ static cp_status explore_all(search *search, place *state) {
     /* Refuse more operations than there are bits. */
     for (int k = 0; k < search->ranks; k++)
         if (search->plan->programs[k].count > MOST_OPERATIONS)
-            return cp_refuse("rank %d has %ld operations; all orders can be "
-                             "explored for %d at most",
+            return cp_refuse("rank %d has %ld operations; the explorer takes "
+                             "at most %d",
                              k, search->plan->programs[k].count,
                              MOST_OPERATIONS);
     CP_TRY(grow(search));

@@ -1,5 +1,5 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
-/* Which nodes each partial of a plan is. */
+/* The nodes of each partial in a plan. */
 #include "ring/forest.h"
 
 #include <stdlib.h>
@@ -9,10 +9,10 @@
 
 typedef struct {
     const cp_plan *plan;
-    cp_plan *fit;    /* the same, if it is to be changed */
+    cp_plan *fit;    /* the same, if it may be changed */
     uint32_t *held;  /* [ranks][slots] */
-    int *most, *due; /* [slots] nodes that it holds; that travel in it */
-    bool grew;       /* what travels, after it was on its way */
+    int *most, *due; /* [slots] nodes held; nodes sent */
+    bool grew;       /* a message, after it had been sent */
 } forest;
 
 int64_t cp_plan_node_bytes(const cp_plan *plan, int slot) {
@@ -55,7 +55,7 @@ static void follow_local(const forest *it, const cp_event *event) {
     hold_leaves(it, event->rank, op->out.slot, leaves);
 }
 
-/* A message is as long here as there. */
+/* A message has the same length on both sides. */
 static void send(forest *it, int from, int slot, int to, int arrives) {
     const uint32_t leaves = *held(it, from, slot);
     const int mine = it->due[slot], theirs = it->due[arrives];
@@ -78,7 +78,7 @@ static cp_status follow_transfer(forest *it, const cp_event *event) {
     else if (take->leaves != leaves)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: a partial of leaves %08x arrives "
-                       "where one of %08x is due",
+                       "where one of %08x is expected",
                        give->to, take->hop, leaves, take->leaves);
     return CP_OK;
 }
@@ -125,8 +125,8 @@ static cp_status compare(const forest *it) {
         const int64_t due = it->due[slot] * node;
         if (is_partial(it, slot) && (is->held < most || is->bytes < due))
             return cp_fail(CP_BROKEN,
-                           "slot %d holds %ld bytes and sends %ld; %ld and %ld "
-                           "are due",
+                           "slot %d holds %ld bytes and sends %ld; expected "
+                           "%ld and %ld",
                            slot, is->held, is->bytes, most, due);
     }
     return CP_OK;
@@ -135,9 +135,9 @@ static cp_status compare(const forest *it) {
 static cp_status follow(forest *it) {
     const cp_plan *plan = it->plan;
     const int64_t lists = plan->layout->ranks * (int64_t)plan->slot_count;
-    CP_TRY(cp_allocate(&it->held, lists, sizeof(uint32_t), "a forest"));
+    CP_TRY(cp_allocate(&it->held, lists, sizeof(uint32_t), "node lists"));
     CP_TRY(cp_allocate(&it->most, 2 * (int64_t)plan->slot_count, sizeof(int),
-                       "a forest"));
+                       "node lists"));
     it->due = it->most + plan->slot_count;
     do {
         memset(it->held, 0, (size_t)lists * sizeof(uint32_t));
@@ -169,8 +169,8 @@ static cp_status check_rank(const cp_layout *layout, int rank) {
             cp_leaves_tokens(cp_rank_leaves(&layout->owners, rank), span.start,
                              span.count) != span.count)
             return cp_fail(CP_BROKEN,
-                           "rank %d holds keys %ld to %ld of sequence %ld, of "
-                           "leaves that it has not",
+                           "rank %d holds keys %ld to %ld of sequence %ld, "
+                           "outside its leaves",
                            rank, span.start, cp_span_last(span), span.sequence);
     }
     return CP_OK;
@@ -203,7 +203,7 @@ cp_status cp_forest_fit(cp_plan *plan) {
     if (plan->indexer.top_k > 0)
         return cp_refuse("attention to chosen keys has no exact order");
     if (plan->wire != CP_WIRE_FP32)
-        return cp_refuse("what is rounded to be sent has no exact order");
+        return cp_refuse("a rounded wire format has no exact order");
     CP_TRY(check_keys(plan->layout));
     return run((forest){.plan = plan, .fit = plan});
 }

@@ -1,8 +1,8 @@
 /* Tangled from book/17-exact.nw; edit the chapter. */
-/* In exact order a partial is a forest: of a tree over all leaves (leaves.h)
- * the nodes that its keys are together. A merge unites two forests, and
- * siblings become their parent at once; so what a partial holds follows from
- * the ranks whose keys it has met, whatever the order. */
+/* In exact order a partial is a list of nodes of the tree over all leaves
+ * (leaves.h): those that make up its keys. A merge joins two lists, and
+ * siblings become their parent at once. So the ranks whose keys a partial has
+ * met decide which nodes it holds, in whatever order it met them. */
 #ifndef CP_FOREST_H
 #define CP_FOREST_H
 
@@ -12,20 +12,20 @@
 /* Bytes of one node in a slot of partials. */
 int64_t cp_plan_node_bytes(const cp_plan *plan, int slot);
 
-/* The last act of building a plan in exact order: follow which leaves each slot
- * holds, and give each as many nodes as it must hold, messages as few as
- * travel. Fails with CP_INVALID for what has no exact order, else as
- * cp_forest_check and cp_plan_order do, and for want of memory. */
+/* The last step of building a plan in exact order: follow which leaves each
+ * slot holds, give each slot room for the nodes it must hold, and each message
+ * only those it carries. Fails with CP_INVALID for a plan that has no exact
+ * order, else as cp_forest_check and cp_plan_order do, and with CP_MEMORY. */
 cp_status cp_forest_fit(cp_plan *plan);
 
-/* What an operation of a rank makes of the leaves that its slots hold,
- * [slot_count], in the order of its program. */
+/* Apply an operation of a rank to the sets of leaves that its slots hold,
+ * [slot_count]. Operations come in the order of its program. */
 void cp_forest_note(const cp_plan *plan, int rank, const cp_op *op,
                     uint32_t *held);
 
-/* Follow them again: fails with CP_BROKEN if a rank holds a key of no leaf of
- * its own, if a slot is too small, if an exchange receives other leaves than it
- * says, or if a result is not the root alone. */
+/* Follow the sets again. Fails with CP_BROKEN if a rank holds a key outside its
+ * leaves, if a slot is too small, if an exchange receives other leaves than it
+ * names, or if a result is not the root alone. */
 cp_status cp_forest_check(const cp_plan *plan);
 
 #endif

@@ -1,5 +1,6 @@
 /* Tangled from book/03-sharding.nw; edit the chapter. */
-/* Who holds which tokens during one attention call, and in which rows. */
+/* Which rank holds which tokens during one attention call, and in which
+ * rows. */
 #include "ring/layout.h"
 
 #include <stdlib.h>
@@ -26,9 +27,9 @@ static cp_status add_key(cp_layout *layout, int rank, cp_piece piece,
 /* A rank that is dealt to: the n-th seat gets part n. */
 typedef struct {
     int64_t held;  /* of the sequence, before the call */
-    int64_t order; /* the less the sooner, and then by place */
-    int64_t total; /* held, and the new tokens that it gets */
-    int64_t piece; /* of those the first, among all that are appended */
+    int64_t order; /* smallest first, ties by place */
+    int64_t total; /* held, plus the new tokens that it gets */
+    int64_t piece; /* its first new piece, among all that are appended */
     int rank, place;
 } seat;
 
@@ -102,7 +103,7 @@ static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
         qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
 }
-/* The tokens of a list that a span counts, from 0 on. */
+/* The tokens of a list whose numbers, from 0 on, are in a span. */
 static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
     int64_t before = 0, picked = 0;
     for (int64_t n = 0; n < list->count; n++) {
@@ -120,7 +121,7 @@ static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
     return CP_OK;
 }
 
-/* Holes of leaves go to whose these are now. */
+/* Holes go to the present owners of their leaves. */
 static cp_status fill_leaves(const cp_call *call, int part, int64_t sequence,
                              int64_t row, cp_pieces *pieces) {
     const cp_pieces *holes = &call->holes[sequence];
@@ -166,7 +167,8 @@ static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
     return CP_OK;
 }
 
-/* A piece by itself, whatever it continues: each token of a step has a label. */
+/* Add a separate piece, even if it continues one: each token of a step has a
+ * label. */
 static cp_status add_token(cp_pieces *pieces, cp_span token, int64_t row) {
     CP_TRY(cp_pieces_reserve(pieces, pieces->count + 1));
     pieces->items[pieces->count++] = (cp_piece){token, row};
@@ -298,8 +300,8 @@ static cp_status check_call(const cp_call *call) {
     if (call->holes != NULL && call->dealing.placement == CP_ROUND_ROBIN)
         return cp_refuse("holes are not filled by turns");
     if (call->dealing.leaves && call->ranks > CP_LEAVES)
-        return cp_refuse("%d ranks; of a tree with %d leaves, no more can have "
-                         "one each",
+        return cp_refuse("%d ranks; a tree with %d leaves has at most one rank "
+                         "per leaf",
                          call->ranks, CP_LEAVES);
     if (call->dealing.weights != NULL)
         CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));

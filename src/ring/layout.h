@@ -1,13 +1,13 @@
 /* Tangled from book/03-sharding.nw; edit the chapter. */
-/* Who holds which tokens during one attention call, and in which rows. Only
- * numbers: the tensors themselves are the walkers' business. */
+/* Which rank holds which tokens during one attention call, and in which rows.
+ * Only the ledger: the tensors themselves belong to the walkers. */
 #ifndef CP_LAYOUT_H
 #define CP_LAYOUT_H
 
 #include "ring/pages.h"
 #include "ring/shard.h"
 
-/* One attention call: what is asked, and what lies where before it. */
+/* One attention call: its new tokens, and which tokens lie where before it. */
 typedef struct {
     int ranks;
     int64_t sequences;         /* B, all that the cache knows */
@@ -19,8 +19,8 @@ typedef struct {
     int64_t step;              /* ...round-robin is a decode step: owners
                                   turn by one each step */
     const cp_pieces *holes;    /* [sequences], or NULL: the new tokens are
-                                  these, T_i in all, which nobody holds, and
-                                  not behind the cached ones; no decode */
+                                  these, T_i in all, which no rank holds, not
+                                  those behind the cached ones; no decode */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -30,7 +30,7 @@ typedef struct {
     int64_t rows;     /* all rows; the others are padding */
 } cp_block;
 
-/* Who holds what during one call, on every rank: [ranks] of each block. */
+/* Which rank holds what during one call: [ranks] of each block. */
 typedef struct {
     int ranks;
     int64_t sequences;
@@ -47,25 +47,25 @@ typedef struct {
     bool leaves;  /* a rank has the keys of its leaves (leaves.h): */
     cp_owners owners;
     int64_t room;      /* cache rows of one sequence on a rank */
-    int64_t pool;      /* of all, if the cache is in pages; else 0, and: */
+    int64_t pool;      /* rows of all, if the cache is in pages; else 0, and: */
     cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */
     cp_moves *copies;  /* [ranks] rows to copy before the call, or NULL */
 } cp_layout;
 
-/* Work out the layout of a call. Fails, with *out = NULL, if the call makes no
+/* Compute the layout of a call. Fails, with *out = NULL, if the call makes no
  * sense (CP_INVALID: no ranks, T_i < 0, nothing new at all), if a rank's cache
- * has no room for what it would get (CP_CAPACITY, before any work), or for want
- * of memory. The call is not kept. */
+ * has no room for its new tokens (CP_CAPACITY, before any work), or with
+ * CP_MEMORY. The call is not kept. */
 cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
-/* Make an equal layout, which lives by itself, but without growth and copies.
- * Fails with CP_MEMORY. */
+/* Make an independent copy of a layout, without growth and copies. Fails with
+ * CP_MEMORY. */
 cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
 
 void cp_layout_free(cp_layout *layout);
 
-/* How many (query, key) pairs of two blocks causality allows, in closed form:
- * the work of an attention between them, per head. */
+/* The number of (query, key) pairs of two blocks that causality allows, in
+ * closed form: the work of an attention between them, per head. */
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys);
 
 #endif

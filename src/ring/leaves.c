@@ -29,7 +29,8 @@ static uint32_t leaves_of(cp_node node) {
     return (uint32_t)(((uint64_t)1 << node.count) - 1) << node.first;
 }
 
-/* Leaves that the lost rank has all go to the first that is due so many. */
+/* If the lost rank has all leaves of a node, the first rank that lacks at least
+ * that many inherits them. */
 static void inherit(cp_owners *owners, cp_node node, int lost, int *due,
                     int ranks) {
     int heir = 0;

@@ -24,8 +24,8 @@ static cp_status link_waits(const cp_program *program, int rank) {
 
 static cp_status unmatched(int rank, const cp_op *op, bool sent) {
     return cp_fail(CP_BROKEN,
-                   "rank %d, hop %d: what is %s rank %d meets no %s there",
-                   rank, op->hop, sent ? "sent to" : "received from",
+                   "rank %d, hop %d: the message %s rank %d meets no %s there",
+                   rank, op->hop, sent ? "to" : "from",
                    sent ? op->to : op->from, sent ? "receive" : "send");
 }
 
@@ -77,7 +77,7 @@ static cp_status link_collectives(const cp_plan *plan, int rank) {
                    n < mine->count ? cp_op_name(mine->ops[n].kind) : "end");
 }
 
-/* By which computation a slot was last read or written; -1 = none. */
+/* The computation that last read or wrote a slot; -1 = none. */
 typedef struct {
     int32_t touched, written;
 } mark;
@@ -93,7 +93,7 @@ static void link_queues(const cp_plan *plan, int rank, mark *marks) {
         const bool talks = cp_op_talks(op);
         op->sent_to = op->got_from = op->after = -1;
         op->merged = false;
-        /* Leave marks on the slots, or look at them. */
+        /* Leave marks on the slots, or read them. */
         for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
             mark *slot = &marks[touch.slot];
             const int32_t last = touch.writes ? slot->touched : slot->written;

@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* What of a plan's slots is written to be sent. */
+/* Which slots of a plan are encoded to be sent. */
 #include "ring/messages.h"
 
 #include <string.h>

@@ -97,20 +97,22 @@ static cp_status check_parcel(const cp_migration *it, int from, int to,
             const int64_t token = row < 0 || row >= rows ? 0 : whose[row];
             if (token == 0)
                 return cp_fail(CP_BROKEN,
-                               "rank %d gives rank %d what nobody is due in "
-                               "row %ld",
+                               "rank %d sends rank %d row %ld, which belongs "
+                               "to no token",
                                from, to, row);
             if (token < 0)
                 return accuse(it, to, -token - 1, "arrives twice at");
             if (was[token - 1].rank != from ||
                 was[token - 1].row != move.from + i)
-                return accuse(it, to, token - 1, "is not what arrives at");
+                return accuse(it, to, token - 1,
+                              "is not the token that arrives at");
             whose[row] = -token;
         }
     }
     if (count != parcel->rows)
-        return cp_fail(CP_BROKEN, "rank %d gives rank %d %ld rows of %ld", from,
-                       to, count, parcel->rows);
+        return cp_fail(CP_BROKEN,
+                       "rank %d sends rank %d %ld rows; expected %ld", from, to,
+                       count, parcel->rows);
     return CP_OK;
 }
 
@@ -140,7 +142,7 @@ static cp_status check_rank(const cp_migration *it, int to,
     int64_t rows = 0, *whose;
     for (int64_t n = 0; n < due->count; n++) {
         if (due->items[n].row < 0)
-            return cp_fail(CP_BROKEN, "rank %d has row %ld", to,
+            return cp_fail(CP_BROKEN, "rank %d has a row %ld", to,
                            due->items[n].row);
         rows = cp_max(rows, due->items[n].row + due->items[n].span.count);
     }
@@ -176,7 +178,7 @@ static cp_status make_lists(cp_migration *it, const int64_t *lengths) {
     CP_TRY(cp_allocate(&it->before, 2 * ranks, sizeof(cp_pieces), "lists"));
     it->after = it->before + ranks;
     return cp_allocate(&it->parcels, ranks * ranks, sizeof(cp_parcel),
-                       "parcels");
+                       "transfers");
 }
 
 cp_status cp_migration_new(int ranks, int64_t sequences, const int64_t *lengths,
@@ -254,7 +256,8 @@ static void begin(cp_plan *plan) {
             continue;
         slot->rows = some->rows;
         if (!cp_multiply(some->rows, row, &slot->bytes))
-            plan->status = cp_refuse("%ld rows overflow", some->rows);
+            plan->status =
+                cp_refuse("the bytes of %ld rows overflow", some->rows);
         slot->held = slot->bytes;
     }
 }
@@ -263,7 +266,7 @@ static void migrate(cp_plan *plan) {
     const int ranks = plan->migration->ranks;
     begin(plan);
     for (int k = 0; k < ranks; k++) {
-        for (int d = 1; d <= ranks; d++) { /* what stays is copied last */
+        for (int d = 1; d <= ranks; d++) { /* rows that stay are copied last */
             const meeting m = meeting_of(plan, k, d % ranks);
             if (m.gives)
                 cp_emit(plan, k, d, CP_OP_PACK, cp_use_of(plan->cache, k),

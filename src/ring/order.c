@@ -1,5 +1,5 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
-/* One order in which the operations of all ranks of a plan could happen. */
+/* One possible order of the operations of all ranks of a plan. */
 #include "ring/order.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 typedef struct {
     const cp_plan *plan;
     int64_t *next; /* [ranks] operation to issue */
-    int64_t *open; /* [ranks] exchanges that nobody has waited for yet */
+    int64_t *open; /* [ranks] exchanges not waited for yet */
     cp_event_visitor visit;
     void *context;
     bool moved; /* something happened in this round */
@@ -98,7 +98,7 @@ static cp_status ended(const run *run, int rank) {
         return CP_OK;
     if (over)
         return cp_fail(CP_BROKEN,
-                       "rank %d ends with an exchange that nobody waited for",
+                       "rank %d ends with an exchange that was not waited for",
                        rank);
     const cp_op *op = op_of(run, rank, run->next[rank]);
     if (op->kind != CP_OP_WAIT)

@@ -1,6 +1,6 @@
 /* Tangled from book/06-pass-kv.nw; edit the chapter. */
-/* Ring pass-KV (the paper's Algorithm 2): keys and values travel, queries and
- * partials stay. */
+/* Ring pass-KV (the paper's Algorithm 2): keys and values are sent, queries
+ * and partials stay. */
 #include "ring/build.h"
 
 /* The ring's buffers: block h (the one that arrives at hop h) lies in slot

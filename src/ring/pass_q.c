@@ -1,6 +1,6 @@
 /* Tangled from book/07-pass-q.nw; edit the chapter. */
-/* Ring pass-Q (the paper's Algorithms 3 and 4): queries travel, keys and values
- * stay, and partials come home in one all-to-all. */
+/* Ring pass-Q (the paper's Algorithms 3 and 4): queries are sent, keys and
+ * values stay, and partials come home in one all-to-all. */
 #include "ring/build.h"
 
 /* Slots: spare buffers for queries; partials computed here, one for each other
@@ -29,7 +29,7 @@ static void program(cp_plan *plan, int k, query_ring ring) {
                              queries_at(plan, ring, k, started + 1), previous);
             started++;
         }
-        /* Let the queries that are here meet the keys that live here. */
+        /* Attend for the queries that are here to the rank's own keys. */
         const cp_use here = queries_at(plan, ring, k, hop);
         const int partial =
             here.origin == k ? plan->result : ring.computed + here.origin;

@@ -1,5 +1,5 @@
 /* Tangled from book/05-plan.nw; edit the chapter. */
-/* What the operations of a plan touch, and what they are called. */
+/* The slots that the operations of a plan touch, and their names. */
 #include "ring/plan.h"
 
 #include <stdlib.h>

@@ -19,16 +19,16 @@ typedef enum {
     CP_AUTO,       /* choose by Algorithm 1 */
     CP_PASS_KV,    /* Algorithm 2: keys and values go round the ring */
     CP_PASS_Q,     /* Algorithm 3: queries go round, partials come home */
-    CP_ALL_GATHER, /* everybody gets all keys first: the baseline */
+    CP_ALL_GATHER, /* every rank gets all keys first: the baseline */
     CP_DECODE,     /* Algorithm 4: pass-Q for one token per sequence */
     CP_ULYSSES,    /* DeepSpeed: tokens are traded for heads */
-    CP_MESH,       /* USP: that within a host, and a ring of hosts */
+    CP_MESH,       /* USP: Ulysses within a host, and a ring of hosts */
     CP_GATHER_Q,   /* TensorRT-LLM: queries to all, partials home */
     CP_SCATTER_Q,  /* vLLM: queries to all, partials reduced and scattered */
     CP_GATHER_O,   /* partials to all */
     CP_TREE,       /* tree attention: partials to all, in doubling steps */
     CP_HELIX,      /* Helix: queries are everywhere, partials home by heads */
-    CP_VARIANTS,   /* how many there are */
+    CP_VARIANTS,   /* their number */
 } cp_variant;
 
 typedef enum {
@@ -37,7 +37,7 @@ typedef enum {
     CP_SLOT_QUERIES, /* [rows][N_H][D_H] */
     CP_SLOT_KEYS,    /* keys, then values: each [rows][N_KV][D_H] */
     CP_SLOT_PARTIAL, /* output [rows][N_H][D_H], then LSE [rows][N_H] */
-    CP_SLOT_RUN,     /* what runs of chunks do: one row, of a monoid */
+    CP_SLOT_RUN,     /* the state of a run of chunks: one row, of a monoid */
     CP_SLOT_INDEX_QUERIES, /* of an indexer: [rows][heads][dim], then their
                               weights [rows][heads] */
     CP_SLOT_INDEX_KEYS,    /* of an indexer: [rows][dim] */
@@ -46,15 +46,15 @@ typedef enum {
 
 typedef struct {
     cp_slot_kind kind;
-    int parts;     /* the heads are cut into so many; it holds one of them */
+    int parts;     /* the heads are cut into this many; it holds one */
     int64_t rows;  /* padded, equal on all ranks; 0 for the cache */
     int64_t held;  /* bytes of the whole slot */
-    int64_t bytes; /* of a message of it: the same, if it is sent as held */
+    int64_t bytes; /* of its message: the same if it is sent as held */
 } cp_slot;
 
-/* A slot; the rank from which what lies in it came, or, of queries and
- * partials, as many as there are ranks: everybody; and which part of the heads
- * it is. */
+/* A slot; the rank from which its contents came, or for queries and partials
+ * the number of ranks, which means all ranks; and which part of the heads it
+ * holds. */
 typedef struct {
     int16_t slot, origin, part;
 } cp_use;
@@ -74,8 +74,8 @@ static inline cp_use cp_use_run(int slot, int first, int last) {
 
 typedef enum {
     CP_OP_APPEND,   /* new keys and values (in) go into the cache (out) */
-    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out), or what
-                       a list (in) has chosen to its queries (out) */
+    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out), or the
+                       choice of a list (in) to its queries (out) */
     CP_OP_ATTEND,   /* queries (in) meet keys: a partial (out) */
     CP_OP_MERGE,    /* a partial (in) is merged into another (out) */
     CP_OP_EXCHANGE, /* start: send in to rank to, receive out from rank from */
@@ -89,27 +89,28 @@ typedef enum {
 
 typedef struct {
     cp_op_kind kind : 8;
-    bool merged;      /* an attend, a select: with the merge behind it */
+    bool merged;      /* an attend, a select: with the merge after it */
     int16_t hop;      /* which step of the ring this belongs to, from 0 */
     int16_t to, from; /* ranks of an exchange; CP_NOBODY = no such half */
     cp_use in, keys, out;
-    uint32_t leaves; /* in exact order: those whose partials an exchange
-                        receives */
+    uint32_t leaves; /* in exact order: those of the partials that an
+                        exchange receives */
     /* Linked when the plan is finished: numbers of operations; -1 = none. */
     int32_t sent_to, got_from; /* an exchange: its partner halves, of ranks to
                                   and from; a collective: sent_to is rank 0's */
     union {
         int32_t ends;  /* a wait: the exchange that it ends */
         int32_t after; /* a communication: the last computation before it that
-                          touches its slots, unless one before it waits so */
+                          touches its slots, unless an earlier one waits */
     };
 } cp_op;
 
-/* The queries with which a rank begins, or for which it ends with the answer. */
+/* The queries with which a rank begins, or for which it ends with the
+ * answer. */
 typedef enum {
     CP_OWN_TOKENS, /* all heads of its tokens */
-    CP_OWN_HEADS,  /* part k of N of the heads, of everybody's tokens */
-    CP_OWN_ALL,    /* all heads of everybody's tokens */
+    CP_OWN_HEADS,  /* part k of N of the heads, of all ranks' tokens */
+    CP_OWN_ALL,    /* all heads of all ranks' tokens */
 } cp_share;
 
 /* The operations of one rank, in the order in which it issues them. */
@@ -119,20 +120,20 @@ typedef struct {
 } cp_program;
 
 typedef struct {
-    cp_variant variant; /* CP_AUTO: of none that has a name */
+    cp_variant variant; /* CP_AUTO: it has no name */
     cp_shape shape;
     int64_t element_bytes;   /* of queries, keys and values */
-    cp_wire wire;            /* how numbers are written to be sent */
+    cp_wire wire;            /* how numbers are encoded for sending */
     const cp_layout *layout; /* borrowed: must outlive the plan */
     cp_slot *slots;
     int slot_count;
     int64_t slot_room;
     int cache, fresh, queries; /* slots that are full when the walk starts */
     int result;                /* a partial: the answer when it ends */
-    cp_share begins, ends;     /* whose queries these two are */
+    cp_share begins, ends;     /* the queries of these two */
     int spare;                 /* buffers for blocks that arrive */
     int host;                  /* ranks of a host, or 0 */
-    int64_t run_bytes;         /* of what a run does */
+    int64_t run_bytes;         /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */
@@ -142,8 +143,8 @@ typedef struct {
     cp_status status;     /* the first failure while building */
 } cp_plan;
 
-/* The heads of one of so many parts, if they can be cut so: into as many key
- * heads each, or into so many that several parts share one. */
+/* Can the heads be cut into this many parts: with equally many key heads each,
+ * or with several parts that share one? Then the heads of one part. */
 static inline bool cp_shape_divides(const cp_shape *shape, int parts) {
     return shape->query_heads % parts == 0 &&
            (shape->kv_heads % parts == 0 || parts % shape->kv_heads == 0);
@@ -156,31 +157,31 @@ static inline cp_shape cp_shape_part(const cp_shape *shape, int parts) {
     return part;
 }
 
-/* What the caller of a builder may choose. */
+/* The options of a builder, for its caller to choose. */
 typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */
     int spare;             /* buffers for blocks that arrive, >= 1; each lets
                               the ring run one more hop ahead */
-    int host;              /* ranks that live on a host, which a mesh asks;
-                              0: a builder finds a number */
+    int host;              /* ranks on one host, for a mesh; 0: the builder
+                              finds a number */
     cp_wire wire;
-    int64_t run_bytes; /* a scan: of what one of its runs does */
+    int64_t run_bytes; /* a scan: of the state of one of its runs */
     const struct cp_migration *migration; /* of a cache, or NULL (migrate.h) */
-    cp_indexer indexer; /* sparse attention, by it; all zero: attention */
+    cp_indexer indexer; /* of sparse attention; all zero: full attention */
 } cp_plan_options;
 
-/* Those of a plan, to build the same for another layout. */
+/* The options of a plan, to build the same for another layout. */
 cp_plan_options cp_plan_options_of(const cp_plan *plan);
 
-/* What a rank's slot of queries holds when it begins, and its result when it
- * ends. */
+/* The contents of a rank's slot of queries when it begins, and of its result
+ * when it ends. */
 cp_use cp_plan_begins(const cp_plan *plan, int rank);
 cp_use cp_plan_ends(const cp_plan *plan, int rank);
 
-/* Does it carry runs? Then a rank has two of the 2N chunks, one of either half
- * of them; it begins with what each does, in its slots of new tokens and of
- * queries, and ends with what all chunks before each do, in its result and the
- * slot behind that. (Before chunk 0 there are none: 0 to -1.) */
+/* Does it carry runs? Then a rank has two of the 2N chunks, one of each half.
+ * It begins with their states, in its slots of new tokens and of queries, and
+ * ends with the states of all chunks before each of them, in its result and the
+ * next slot. (Before chunk 0 there are none: 0 to -1.) */
 static inline bool cp_plan_scans(const cp_plan *plan) {
     return plan->slots[plan->queries].kind == CP_SLOT_RUN;
 }
@@ -207,11 +208,11 @@ static inline cp_shape cp_plan_shape(const cp_plan *plan, int slot) {
     return cp_shape_part(&plan->shape, plan->slots[slot].parts);
 }
 
-/* How what it holds is written to be sent. */
+/* The encoding in which its contents are sent. */
 cp_writing cp_slot_writing(const cp_plan *plan, int slot);
 
-/* The key head of what is attended to with which part p of the queries begins,
- * if they are cut and it is not. */
+/* The key head with which an attend's part of the queries begins, if they are
+ * cut and the keys are not. */
 static inline int64_t cp_plan_first_head(const cp_plan *plan, const cp_op *op) {
     const int cut = plan->slots[op->in.slot].parts;
     return plan->slots[op->keys.slot].parts == cut
@@ -231,9 +232,9 @@ typedef struct {
 bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
                  cp_touch *touch);
 
-/* Which slots a rank must have: needed[slot_count], set for its new tokens, its
- * queries, its result and all that its program names, but never for the
- * cache. */
+/* The slots that a rank must have: needed[slot_count] is set for its new
+ * tokens, its queries, its result and all slots that its program names, but
+ * never for the cache. */
 void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed);
 
 void cp_plan_free(cp_plan *plan);
@@ -245,12 +246,12 @@ static inline bool cp_op_is_collective(const cp_op *op) {
     return op->kind == CP_OP_ALL_TO_ALL || op->kind == CP_OP_ALL_GATHER;
 }
 
-/* Does it belong to the queue for communication? */
+/* Does it belong on the communication queue? */
 static inline bool cp_op_talks(const cp_op *op) {
     return op->kind == CP_OP_EXCHANGE || cp_op_is_collective(op);
 }
 
-/* How many messages it sends; each is as long as its slot in. */
+/* The number of messages it sends; each is as long as its slot in. */
 static inline int cp_op_messages(const cp_plan *plan, const cp_op *op) {
     if (cp_op_is_collective(op))
         return plan->layout->ranks - 1;
@@ -258,7 +259,7 @@ static inline int cp_op_messages(const cp_plan *plan, const cp_op *op) {
 }
 
 /* Fill in the links of all operations: sent_to, got_from, ends, after, merged.
- * Whoever changes the operations of a finished plan links it again. Fails with
+ * After changing the operations of a finished plan, link it again. Fails with
  * CP_BROKEN if a half of a message, a wait or a collective finds no partner,
  * naming both sides, or with CP_MEMORY. */
 cp_status cp_plan_link(cp_plan *plan);

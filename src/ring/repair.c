@@ -19,8 +19,8 @@ static int by_position(const void *a, const void *b) {
            (one->span.start < other->span.start);
 }
 
-/* In exact order a block lies in one piece. Of one that is not full the rest is
- * still to come, and other blocks would lie before it: so it is lost, too. */
+/* In exact order a block lies in one piece. The rest of an open block is still
+ * to come, and other blocks would lie before it: so the block is lost, too. */
 static void lose_open_block(cp_cache *cache, int64_t sequence) {
     const int64_t length = cache->length[sequence];
     cp_pieces *lost = &cache->lost[sequence];
@@ -46,7 +46,7 @@ static void lose_open_block(cp_cache *cache, int64_t sequence) {
 static cp_status note_lost(cp_cache *cache, int rank) {
     if (cache->lost == NULL)
         CP_TRY(cp_allocate(&cache->lost, 2 * cache->sequences,
-                           sizeof(cp_pieces), "what is lost"));
+                           sizeof(cp_pieces), "lost tokens"));
     for (int64_t s = 0; s < cache->sequences; s++)
         CP_TRY(cp_pieces_reserve(&cache->lost[s],
                                  cache->lost[s].count +
@@ -83,9 +83,10 @@ cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room) {
     const int64_t sequences = cache->sequences;
     int64_t rows;
     if (rank < 0 || rank >= cache->ranks || cache->ranks == 1)
-        return cp_refuse("rank %d is lost, of %d", rank, cache->ranks);
+        return cp_refuse("lost rank %d: there are %d ranks, one must be left",
+                         rank, cache->ranks);
     if (room < cache->room || !cp_multiply(sequences, room, &rows))
-        return cp_refuse("a room of %ld rows after one of %ld", room,
+        return cp_refuse("room of %ld rows; it must not be less than %ld", room,
                          cache->room);
     CP_TRY(note_lost(cache, rank));
     if (cache->dealing.leaves)
@@ -113,7 +114,7 @@ static int64_t lost_before(const cp_pieces *lost, int64_t position) {
     return tokens;
 }
 
-/* The position before which so many are lost; there are more. */
+/* The position before which this many tokens are lost; more are. */
 static int64_t end_of_first(const cp_pieces *lost, int64_t tokens) {
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
@@ -126,7 +127,7 @@ static int64_t end_of_first(const cp_pieces *lost, int64_t tokens) {
     return low;
 }
 
-/* Copy what lies before a position, or leave only what does not. */
+/* Copy the part that lies before a position, or keep only the rest. */
 static void split(cp_pieces *lost, int64_t end, cp_pieces *before) {
     int64_t left = 0;
     for (int64_t n = 0; n < lost->count; n++) {

@@ -22,7 +22,7 @@ cp_status cp_cache_settle(cp_cache *cache, const int64_t *lengths) {
     return status;
 }
 
-/* The tokens of a rank, in the rows that they have in its pages. */
+/* The tokens of a rank, by their rows in its pages. */
 static cp_status list(const cp_cache *cache, int rank, cp_pieces *out) {
     cp_pieces beside = {0};
     for (int64_t s = 0; s < cache->sequences; s++) {
@@ -56,8 +56,8 @@ cp_status cp_cache_migration(const cp_cache *from, const cp_cache *to,
     return status;
 }
 
-/* Which part each rank takes: the largest stretch that can stay, stays, and so
- * on with the ranks and parts that are left. */
+/* Which part each rank takes: the largest stretch that can stay, stays; then
+ * the same for the ranks and parts that are left. */
 static void find_places(const cp_migration *it, int ranks, int *place,
                         int *taken) {
     for (int rank = 0; rank < ranks; rank++)
@@ -79,7 +79,7 @@ static void find_places(const cp_migration *it, int ranks, int *place,
     }
 }
 
-/* Of a cache that has settled, rank r takes what place[r] was to have. */
+/* In a cache with its tokens assigned, rank r takes the part of place[r]. */
 static cp_status trade(cp_cache *cache, const int *place) {
     const int64_t sequences = cache->sequences,
                   lists = cache->ranks * sequences;
@@ -104,7 +104,7 @@ static cp_status trade(cp_cache *cache, const int *place) {
 
 static cp_status settle_near(cp_cache *cache, const cp_cache *from) {
     cp_migration *it;
-    int *place = NULL; /* of each rank, then: whether it is taken */
+    int *place = NULL; /* the part of each rank; then whether it is taken */
     CP_TRY(cp_cache_migration(from, cache, &it));
     cp_status status = cp_migration_match(it);
     if (status == CP_OK)

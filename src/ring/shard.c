@@ -79,7 +79,7 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
         if (how->leaves)
             return deal_leaves(how, ranks, part, run, row, pieces);
         return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);
-    case CP_ROUND_ROBIN: /* has no parts: turns are the layout's to keep */
+    case CP_ROUND_ROBIN: /* has no parts: the layout keeps turns */
         break;
     }
     return CP_OK;

@@ -1,6 +1,6 @@
 /* Tangled from book/01-attention.nw; edit the chapter. */
-/* Which tokens: spans of positions, what they see of each other, and lists
- * of spans with the rows where they lie. No tensor is touched here. */
+/* Which tokens: spans of positions, how much they see of each other, and
+ * lists of spans with their rows. No tensor is touched here. */
 #ifndef CP_SPAN_H
 #define CP_SPAN_H
 
@@ -12,8 +12,8 @@ typedef struct {
     int64_t sequence, start, count, step;
 } cp_span;
 
-/* What some queries see of some keys: nothing, every key, or a part that
- * the positions decide. */
+/* How much queries see of keys: nothing, every key, or a part that the
+ * positions decide. */
 typedef enum { CP_APART, CP_FULL, CP_DIAGONAL } cp_relation;
 
 /* A span, and the row of a tensor where its first token lies; its tokens
@@ -44,8 +44,8 @@ static inline int64_t cp_span_last(cp_span span) {
     return span.start + (span.count - 1) * span.step;
 }
 
-/* How many positions of the span are smaller than the given one. A query
- * at position p sees the first cp_span_before(keys, p + 1) keys. */
+/* The number of positions of the span below the given one. A query at
+ * position p sees the first cp_span_before(keys, p + 1) keys. */
 static inline int64_t cp_span_before(cp_span span, int64_t position) {
     const int64_t past = position - span.start;
     if (past <= 0)
@@ -53,8 +53,8 @@ static inline int64_t cp_span_before(cp_span span, int64_t position) {
     return cp_min(cp_ceil_divide(past, span.step), span.count);
 }
 
-/* What the queries see of the keys. Exact: CP_DIAGONAL is returned only
- * where some pair is visible and some pair is not. */
+/* How much the queries see of the keys. Exact: CP_DIAGONAL is returned only
+ * if some pair is visible and some pair is not. */
 cp_relation cp_span_relate(cp_span queries, cp_span keys);
 
 /* The number of visible pairs, without a loop over positions. */
@@ -70,14 +70,14 @@ cp_status cp_pieces_append(cp_pieces *pieces, cp_piece piece);
 /* The tokens of all pieces together. */
 int64_t cp_pieces_tokens(const cp_pieces *pieces);
 
-/* Make room for so many pieces, so that to append up to that cannot fail. Fails
- * with CP_MEMORY, the list untouched. */
+/* Make room for this many pieces in all, so that appending up to that cannot
+ * fail. Fails with CP_MEMORY, the list untouched. */
 cp_status cp_pieces_reserve(cp_pieces *pieces, int64_t room);
 
-/* Make to an equal list; fails with CP_MEMORY, to untouched. */
+/* Make `to` an equal list; fails with CP_MEMORY, `to` untouched. */
 cp_status cp_pieces_copy(cp_pieces *to, const cp_pieces *from);
 
-/* The tokens of a piece from its first-th on, at most longest of them. */
+/* The tokens of a piece from number first on, at most longest of them. */
 cp_piece cp_piece_part(cp_piece piece, int64_t first, int64_t longest);
 
 /* Fill the empty list tiles with the same tokens in the same order, as pieces
@@ -97,19 +97,19 @@ static inline int64_t cp_value_step(const cp_shape *shape) {
     return shape->latent ? shape->head_dim : cp_value_dim(shape);
 }
 
-/* Numbers of a row of values that are a tensor of their own. */
+/* Numbers of a row of values that have their own tensor. */
 static inline int64_t cp_value_width(const cp_shape *shape) {
     return shape->latent ? 0 : shape->kv_heads * cp_value_dim(shape);
 }
 
-/* Numbers of a token's keys and values together, as they are kept and sent. */
+/* Numbers of a token's keys and values together, as kept and sent. */
 static inline int64_t cp_kept_width(const cp_shape *shape) {
     return shape->kv_heads * shape->head_dim + cp_value_width(shape);
 }
 
 /* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
  * query_heads, and there are at most CP_HEADS_MAX heads of CP_HEAD_DIM_MAX.
- * value_dim may be 0, and of a latent must not be more than head_dim. */
+ * value_dim may be 0, and with a latent must not be more than head_dim. */
 cp_status cp_shape_check(const cp_shape *shape);
 
 #endif

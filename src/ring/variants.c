@@ -1,5 +1,5 @@
 /* Tangled from book/09-decode.nw; edit the chapter. */
-/* The variants of ring attention: name, builder, and what each is for. */
+/* The variants of ring attention: names, builders and uses. */
 #include "ring/variants.h"
 
 #include <stdio.h>
@@ -13,14 +13,15 @@ static const struct {
     bool decodes;
     const char *use;
 } variants[CP_VARIANTS] = {
-    [CP_AUTO] = {"auto", NULL, false, "whichever ring is thought to be faster"},
+    [CP_AUTO] = {"auto", NULL, false, "the ring that is expected to be faster"},
     [CP_PASS_KV] = {"pass-kv", cp_plan_pass_kv, false,
                     "many new tokens: keys and values go round"},
     [CP_PASS_Q] = {"pass-q", cp_plan_pass_q, false,
                    "few new tokens, many cached: queries go round"},
     [CP_ALL_GATHER] = {"all-gather", cp_plan_all_gather, false,
-                       "to compare with: everybody gets all keys first"},
-    [CP_DECODE] = {"decode", cp_plan_decode, true, "one new token a sequence"},
+                       "for comparison: each rank gets all keys first"},
+    [CP_DECODE] = {"decode", cp_plan_decode, true,
+                   "one new token per sequence"},
     /* The variants of other systems. */
     [CP_ULYSSES] =
         {"ulysses", cp_plan_ulysses, false,
@@ -29,13 +30,13 @@ static const struct {
         {"mesh", cp_plan_mesh, false,
          "heads for tokens within a host, keys and values round the hosts"},
     [CP_GATHER_Q] = {"gather-q", cp_plan_gather_q, true,
-                     "decode: all get all queries, partials come home at once"},
+                     "decode: all get all queries, partials return at once"},
     [CP_SCATTER_Q] = {"scatter-q", cp_plan_scatter_q, true,
-                      "decode: the same, and partials are summed on their way"},
+                      "decode: the same, with partials summed on the way"},
     [CP_GATHER_O] = {"gather-o", cp_plan_gather_o, true,
                      "decode: all have all queries, and get all partials"},
     [CP_TREE] = {"tree", cp_plan_tree, true,
-                 "decode: the same, in steps that double"},
+                 "decode: the same, in doubling steps"},
     [CP_HELIX] = {"helix", cp_plan_helix, true,
                   "decode: all have all queries, and get some heads' answers"},
 };
@@ -82,7 +83,7 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
                         cp_plan **out) {
     *out = NULL;
     if (variants[variant].build == NULL)
-        return cp_refuse("a plan needs a variant that has been chosen");
+        return cp_refuse("a plan needs a variant; choose one first");
     const bool chosen = options != NULL && options->indexer.top_k > 0;
     if (chosen && sparse[variant] == NULL)
         return cp_refuse("%s cannot attend to chosen keys alone; pass-kv, "

@@ -5,15 +5,15 @@
 
 #include "ring/plan.h"
 
-/* "pass-kv" and so on, and back; false if the name is unknown. */
+/* From a variant to "pass-kv" and so on, and back; false if unknown. */
 const char *cp_variant_name(cp_variant variant);
 bool cp_variant_parse(const char *name, cp_variant *variant);
 
 /* All names, in their order: "auto|pass-kv|...". */
 const char *cp_variant_names(void);
 
-/* What a variant is for, in a line; is it for a decode step, one new token a
- * sequence? */
+/* The use of a variant, in a line; is it for a decode step, with one new token
+ * per sequence? */
 const char *cp_variant_use(cp_variant variant);
 bool cp_variant_decodes(cp_variant variant);
 

@@ -1,5 +1,5 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* How numbers are written to be sent: names and sizes. */
+/* Wire formats of numbers: names and sizes. */
 #include "ring/wire.h"
 
 const char *cp_wire_names(void) {

@@ -1,17 +1,17 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* How numbers are written to be sent: names and sizes. */
+/* Wire formats of numbers: names and sizes. */
 #ifndef CP_WIRE_H
 #define CP_WIRE_H
 
 #include "ring/span.h"
 
-enum { CP_PARTIAL_BYTES = 4 }; /* a number of a partial is fp32, always */
+enum { CP_PARTIAL_BYTES = 4 }; /* a number of a partial is always fp32 */
 
-/* What --wire says. */
+/* The values of --wire. */
 typedef enum {
-    CP_WIRE_FP32, /* all as it is held; of GPUs, keys and queries as bf16 */
+    CP_WIRE_FP32, /* all as held; on GPUs, keys and queries in bf16 */
     CP_WIRE_BF16, /* two bytes for every number */
-    CP_WIRE_FP8,  /* the same, but one for those of keys and values */
+    CP_WIRE_FP8,  /* the same, but one byte for keys and values */
     CP_WIRE_INT8,
     CP_WIRES,
 } cp_wire;
@@ -19,32 +19,32 @@ typedef enum {
 typedef enum {
     CP_CARGO_KEYS, /* and values */
     CP_CARGO_QUERIES,
-    CP_CARGO_PARTIALS, /* their outputs; the LSE travels as it is */
+    CP_CARGO_PARTIALS, /* their outputs; the LSE is sent as held */
 } cp_cargo;
 
-/* How the numbers of a head are written. All but the first two have a scale
- * before them, a float. */
+/* How the numbers of a head are encoded. All but the first two encodings begin
+ * with a scale, a float. */
 typedef enum {
     CP_WRITING_NONE,
     CP_WRITING_BF16,
     CP_WRITING_FP8,   /* e4m3, of which 448 is the largest */
-    CP_WRITING_INT8,  /* whole numbers up to 127 */
-    CP_WRITING_BLOCK, /* whole numbers up to 32,767; the scale is a power of
+    CP_WRITING_INT8,  /* integers up to 127 */
+    CP_WRITING_BLOCK, /* integers up to 32,767; the scale is a power of
                          two: D numbers have one exponent */
 } cp_writing;
 
 /* "fp32|bf16|fp8|int8". */
 const char *cp_wire_names(void);
 
-/* How that is written which has so many bytes a number where it is held. */
+/* The encoding of a payload that is held with this many bytes per number. */
 cp_writing cp_wire_writing(cp_wire wire, cp_cargo cargo, int64_t held);
 
-/* The bytes of dim numbers of a head; of any other writing than
- * CP_WRITING_NONE a multiple of 4. */
+/* The bytes of dim numbers of a head; a multiple of 4 in every encoding but
+ * CP_WRITING_NONE. */
 int64_t cp_writing_bytes(cp_writing writing, int64_t dim, int64_t held);
 
-/* The bytes of a head in a message: of the key and value of a token, of a
- * query, and of a partial with its LSE. */
+/* The bytes of a head in a message: the key and value of a token, a query, and
+ * a partial with its LSE. */
 typedef struct {
     int64_t keys, query, partial;
 } cp_head_bytes;

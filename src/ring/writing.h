@@ -1,6 +1,6 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* A number of a row in another writing, one small function for each step, for
- * C and for kernels, which so write the same bytes. */
+/* Encoding and decoding a number of a row, one small function for each step,
+ * shared by C and by GPU kernels, so that both write the same bytes. */
 #ifndef CP_WRITING_H
 #define CP_WRITING_H
 
@@ -11,7 +11,7 @@
 
 #include "ring/wire.h"
 
-/* What functions are; kernel files say something else first. */
+/* How functions are declared; kernel files define it differently first. */
 #ifndef CP_INLINE
 #define CP_INLINE static inline
 #endif
@@ -22,7 +22,7 @@ CP_INLINE float cp_number_of_bits(uint32_t bits) {
     return number;
 }
 
-/* To the nearest float of which the lower bits are zero, ties to even, without
+/* Round to the nearest float whose lower bits are zero, ties to even, and drop
  * these bits. */
 CP_INLINE uint32_t cp_upper_bits(float number, int lower) {
     const uint32_t half = 1u << (lower - 1);
@@ -37,8 +37,8 @@ CP_INLINE float cp_larger(float most, float number) {
     return size > most ? size : most;
 }
 
-/* What the numbers of a head are multiples of, by their largest magnitude; NaN
- * if one of them is not finite. For writings that have a scale. */
+/* The scale of the numbers of a head, from their largest magnitude; NaN if one
+ * of them is not finite. For encodings that have a scale. */
 CP_INLINE float cp_writing_scale(cp_writing writing, float most) {
     int exponent;
     if (most == INFINITY)
@@ -62,7 +62,7 @@ CP_INLINE float cp_e4m3_value(uint32_t code) {
     return code & 0x80 ? -size : size;
 }
 
-/* Does a number take two bytes? Else it takes one. */
+/* Does a number take two bytes? Otherwise it takes one. */
 CP_INLINE int cp_writing_is_wide(cp_writing writing) {
     return writing == CP_WRITING_BF16 || writing == CP_WRITING_BLOCK;
 }
