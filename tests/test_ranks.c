@@ -252,7 +252,7 @@ TEST(wrong_options_are_refused) {
                  "cannot run -3 ranks; expected at least 1");
     options.ranks = 1;
     refuses_with(run_on(0, &options, rotate, NULL), CP_INVALID,
-                 "0 threads for the ranks");
+                 "0 threads for the ranks; expected at least 1");
     options.patience = -1;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
     options.patience = NAN;
