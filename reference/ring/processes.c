@@ -387,7 +387,7 @@ static cp_status give_up_patience(struct member *me,
     const int silent = silent_behind(me, peer);
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
-                         "%s, timed out after %g s: rank %d is silent",
+                         "%s; timed out after %g s: rank %d is silent",
                          cp_exchange_describe(exchange).text,
                          me->options.patience, silent),
                  silent);
@@ -459,7 +459,7 @@ static void leave(struct member *me) {
     const int late = silent_behind(me, first_missing(me, false));
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
-                         "waits at the end of call %ld, timed out after %g s: "
+                         "waits at the end of call %ld; timed out after %g s: "
                          "rank %d is silent",
                          me->runs, me->options.patience, late),
                  late);
