@@ -293,7 +293,7 @@ LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
     leave_room(&b);
     make_room(&b, one);
     must(cp_cache_lay_out(b.t.cache, true, one, &b.t.layout));
-    refuses(renew_for(&b, many, CP_PASS_Q), CP_INVALID, "walks decode of");
+    refuses(renew_for(&b, many, CP_PASS_Q), CP_INVALID, "walks decode on");
     b.t.shape.head_dim++;
     ck_assert_int_eq(renew_for(&b, one, CP_DECODE), CP_INVALID);
     b.t.shape.head_dim--;
