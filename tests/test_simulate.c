@@ -560,7 +560,7 @@ static const struct {
     {"and -1 tokens of sequence 1", {2}, {2, -1}, 1, CP_PASS_KV},
     {"--tensor 2: cannot share 9 query heads", {2}, {2}, 2, CP_PASS_KV},
     {"--tensor 0: cannot share", {2}, {2}, 0, CP_PASS_KV},
-    {"no node_rate, which 3 GPUs a rank need", {2}, {2}, 3, CP_PASS_KV},
+    {"no node_rate; 3 GPUs per rank need one", {2}, {2}, 3, CP_PASS_KV},
     {"new", {0}, {2}, 1, CP_PASS_KV},
     {"variant", {2}, {2}, 1, CP_AUTO},
 };
