@@ -106,7 +106,7 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
 void cp_plan_begin_scan(cp_plan *plan) {
     if (plan->status == CP_OK && plan->run_bytes < 1)
         plan->status =
-            cp_refuse("a scan whose runs have %ld bytes", plan->run_bytes);
+            cp_refuse("a scan with runs of %ld bytes", plan->run_bytes);
     cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
     plan->labelled = false;
     for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
