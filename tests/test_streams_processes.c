@@ -335,7 +335,7 @@ static const struct {
     {3, "sleeps", 1, 1,
      .says = " timed out after %g s while gathering the ranks'"},
     {3, "timed out", 1, 1, .come = 2,
-     .says = "timed out after %g s while joining; rank 0 is expected at "},
+     .says = "timed out after %g s while joining; rank 0 is expected at 127"},
     {3, "taken", 1, 1, .taken = true,
      .says = "longring: rank 0, joining: NCCL: unhandled system"},
 };
