@@ -116,7 +116,7 @@ typedef struct {
     double weight[MOST_TRIALS];      /* mean 1; below 0: pass-Q won */
     double middle[FEATURES], scale[FEATURES];
     double between; /* correlation of the two coordinates */
-} problem;
+} learned_problem;
 
 static void coordinates(const trial *trial, double x[FEATURES]) {
     const double fresh = (double)trial->fresh;
@@ -127,7 +127,7 @@ static void coordinates(const trial *trial, double x[FEATURES]) {
 
 /* Bring both coordinates to mean 0 and deviation 1, so that one penalty fits
  * both. One that does not vary is left at 0. */
-static void standardise(problem *problem) {
+static void standardise(learned_problem *problem) {
     const double count = (double)problem->count;
     for (int f = 0; f + 1 < FEATURES; f++) {
         double sum = 0, squares = 0;
@@ -148,7 +148,7 @@ static void standardise(problem *problem) {
 }
 
 /* Whether both variants won at least once. */
-static bool weigh(problem *problem, const trials *trials) {
+static bool weigh(learned_problem *problem, const trials *trials) {
     double sum = 0;
     bool won[2] = {false, false};
     for (int i = 0; i < problem->count; i++) {
@@ -167,7 +167,8 @@ static double height(const double h[FEATURES], const double x[FEATURES]) {
     return h[0] * x[0] + h[1] * x[1] + h[2] * x[2];
 }
 
-static double loss_of(const problem *problem, const double h[FEATURES]) {
+static double loss_of(const learned_problem *problem,
+                      const double h[FEATURES]) {
     double loss = PENALTY / 2 * height(h, h);
     for (int i = 0; i < problem->count; i++) {
         const double weight = problem->weight[i];
@@ -179,7 +180,7 @@ static double loss_of(const problem *problem, const double h[FEATURES]) {
 
 /* Newton's step: minus the slope of the loss over its curvature, both sums
  * over calls of the probability that h gives to the loser. */
-static void newton(const problem *problem, const double h[FEATURES],
+static void newton(const learned_problem *problem, const double h[FEATURES],
                    double step[FEATURES]) {
     double system[FEATURES][FEATURES + 1] = {{0}};
     for (int f = 0; f < FEATURES; f++) {
@@ -202,7 +203,7 @@ static void newton(const problem *problem, const double h[FEATURES],
 
 /* The loss is convex, so a step that does not go down was too long, and half
  * of it is tried. A dozen steps are usual. */
-static void minimise(const problem *problem, double h[FEATURES]) {
+static void minimise(const learned_problem *problem, double h[FEATURES]) {
     for (int round = 0; round < 200; round++) {
         double step[FEATURES], next[FEATURES], moved = 0;
         const double before = loss_of(problem, h);
@@ -223,7 +224,7 @@ static void minimise(const problem *problem, double h[FEATURES]) {
 }
 
 bool learn(const trials *trials, cp_empirical *fit, bool *apart) {
-    static problem problem;
+    static learned_problem problem;
     double h[FEATURES] = {0, 0, 0};
     problem.count = trials->count;
     problem.between = 0;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "figures/tools.h"
-#include "predict/contest.h"
+#include "predict/comparison.h"
 
 #define COUNT_OF(list) (int)(sizeof(list) / sizeof((list)[0]))
 
@@ -34,10 +34,10 @@ static const struct {
                {1, 100000, 64}, {1, 1000000, 8}, {1000, 100000, 8},
                {10000, 0, 8}};
 
-static int kind_of(const cp_entrant *it) {
-    if (it->layers)
+static int kind_of(const cp_comparison_entry *entry) {
+    if (entry->layers)
         return 4;
-    switch (it->variant) {
+    switch (entry->variant) {
     case CP_AUTO:
         return 1;
     case CP_PASS_KV:
@@ -50,7 +50,8 @@ static int kind_of(const cp_entrant *it) {
     }
 }
 
-static void other_print(const cp_entrant *other, const cp_entrant *best) {
+static void other_print(const cp_comparison_entry *other,
+                        const cp_comparison_entry *best) {
     if (other == NULL)
         printf(",none,0");
     else
@@ -59,11 +60,11 @@ static void other_print(const cp_entrant *other, const cp_entrant *best) {
 }
 
 static void row(const cp_scenario *call) {
-    cp_entrant all[CP_ENTRANTS];
-    const cp_entrant *next = NULL, *paper = NULL, *best = &all[0];
+    cp_comparison_entry all[CP_COMPARISON_ENTRIES];
+    const cp_comparison_entry *next = NULL, *paper = NULL, *best = &all[0];
     const int64_t gpus = call->ranks * call->tensor;
     int count;
-    need(cp_contest(call, all, &count));
+    need(cp_compare_builders(call, all, &count));
     printf("%s/%s/%ld/%ld/%ld/%ld,%s,%s,%ld,%ld,%ld,%ld", call->hardware->name,
            call->model->name, gpus, call->new_tokens[0], call->cached_tokens[0],
            call->sequences, call->hardware->name, call->model->name, gpus,
@@ -77,7 +78,7 @@ static void row(const cp_scenario *call) {
             continue;
         if (n > 0)
             next = &all[n];
-        if (cp_entrant_is_of_the_paper(&all[n]))
+        if (cp_comparison_entry_is_of_the_paper(&all[n]))
             paper = &all[n];
     }
     printf(",%s,%d,%ld,%.4g,%s", best->name, best->ranks, best->tensor,

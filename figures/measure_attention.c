@@ -22,11 +22,11 @@ static double now(void) {
 }
 
 /* GFLOP/s of independent chains of multiply-adds that stay in registers. */
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float wide_lanes __attribute__((vector_size(LANES * sizeof(float))));
 
 static double peak_once(void) {
     const int64_t steps = 2000000;
-    lanes sum[CHAINS], factor;
+    wide_lanes sum[CHAINS], factor;
     for (int l = 0; l < LANES; l++)
         factor[l] = 0.999f;
     for (int c = 0; c < CHAINS; c++)
@@ -44,13 +44,13 @@ static double peak_once(void) {
     return 2.0 * LANES * CHAINS * (double)steps / seconds * 1e-9;
 }
 
-struct problem {
+struct attention_problem {
     cp_shape shape;
     int64_t tokens;
     float *queries, *keys, *values, *output, *lse;
 };
 
-static double attend_once(const struct problem *p, bool causal) {
+static double attend_once(const struct attention_problem *p, bool causal) {
     const cp_span keys = {0, 0, p->tokens, 1};
     const cp_span queries = {0, causal ? 0 : p->tokens, p->tokens, 1};
     cp_pieces query_pieces = {0}, key_pieces = {0};
@@ -86,13 +86,13 @@ static float *filled(int64_t count) {
 static void measure(cp_shape shape, int64_t tokens) {
     const int64_t wide = tokens * shape.query_heads * shape.head_dim;
     const int64_t narrow = tokens * shape.kv_heads * shape.head_dim;
-    struct problem p = {.shape = shape,
-                        .tokens = tokens,
-                        .queries = filled(wide),
-                        .keys = filled(narrow),
-                        .values = filled(narrow),
-                        .output = filled(wide),
-                        .lse = filled(tokens * shape.query_heads)};
+    struct attention_problem p = {.shape = shape,
+                                  .tokens = tokens,
+                                  .queries = filled(wide),
+                                  .keys = filled(narrow),
+                                  .values = filled(narrow),
+                                  .output = filled(wide),
+                                  .lse = filled(tokens * shape.query_heads)};
     double causal = 0.0, full = 0.0, peak = 0.0;
     for (int r = 0; r < REPEATS; r++) {
         peak = fmax(peak, peak_once());

@@ -25,11 +25,11 @@ typedef struct {
     ring ring;
     double measured[MOST_ROUNDS * MOST_TIMES], simulated;
     int count; /* measured */
-} call;
+} timed_call;
 
-static void measure(call *it, int times) {
+static void measure(timed_call *timed, int times) {
     for (int n = 0; n < times; n++)
-        it->measured[it->count++] = ring_run(&it->ring);
+        timed->measured[timed->count++] = ring_run(&timed->ring);
 }
 
 static const char model_text[] =
@@ -37,8 +37,8 @@ static const char model_text[] =
     "width 1 numbers assumed\ninner 1 numbers assumed\n"
     "vocabulary 1 tokens assumed\n";
 
-static void simulate(call *it, const cp_hardware *hardware) {
-    const ring *ring = &it->ring;
+static void simulate(timed_call *timed, const cp_hardware *hardware) {
+    const ring *ring = &timed->ring;
     cp_model_sizes model;
     cp_forecast forecast;
     need(cp_model_sizes_read("ring", model_text, &model));
@@ -51,7 +51,7 @@ static void simulate(call *it, const cp_hardware *hardware) {
                                   .cached_tokens = &ring->past,
                                   .variant = ring->variant};
     need(cp_simulate(&scenario, &forecast));
-    it->simulated = forecast.seconds;
+    timed->simulated = forecast.seconds;
 }
 
 static int64_t rows[] = {1, 4, 8, 16, 64, 256, 1024};
@@ -62,18 +62,18 @@ enum { CALLS_OF_A_SIZE = 6 };
 
 /* The calls of one number of ranks, and how often each runs in a round. */
 typedef struct {
-    call *calls;
+    timed_call *calls;
     int times;
-} turn;
+} timed_turn;
 
 static void measure_all(void *context) {
-    const turn *it = context;
+    const timed_turn *turn = context;
     for (int n = 0; n < CALLS_OF_A_SIZE; n++)
-        measure(&it->calls[n], it->times);
+        measure(&turn->calls[n], turn->times);
 }
 
 /* Calibrate as many ranks as the calls have, which are measured meanwhile. */
-static void calibrate(turn *it, int rounds, cp_hardware *hardware) {
+static void calibrate(timed_turn *turn, int rounds, cp_hardware *hardware) {
     const char *const blank = "machine here\nmemory 1 GB assumed\n"
                               "memory_rate 1 GB/s assumed\n"
                               "peak 1 TFLOP/s assumed\n"
@@ -83,7 +83,7 @@ static void calibrate(turn *it, int rounds, cp_hardware *hardware) {
                               "link_latency 1 us assumed\n";
     const cp_calibration wanted = {
         .shape = shape,
-        .ranks = it->calls[0].ring.ranks,
+        .ranks = turn->calls[0].ring.ranks,
         .cores = cp_host_cores(),
         .rounds = rounds,
         .rows = {rows, sizeof(rows) / sizeof(rows[0])},
@@ -91,20 +91,20 @@ static void calibrate(turn *it, int rounds, cp_hardware *hardware) {
         .bytes = {bytes, sizeof(bytes) / sizeof(bytes[0])},
         .hardware = hardware,
         .between = measure_all,
-        .context = it};
+        .context = turn};
     need(cp_hardware_read("blank", blank, hardware));
-    need(cp_calibrate_run(&cp_place_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &wanted));
 }
 
 /* The size of its error, in percent. */
-static double report(call *it) {
-    const double measured = median(it->measured, it->count);
-    const double error = 100 * (it->simulated / measured - 1);
-    const ring *ring = &it->ring;
+static double report(timed_call *timed) {
+    const double measured = median(timed->measured, timed->count);
+    const double error = 100 * (timed->simulated / measured - 1);
+    const ring *ring = &timed->ring;
     printf("%s/%d/%ld,%d,%ld,%ld,%.3f,%.3f,%.1f\n",
            cp_variant_name(ring->variant), ring->ranks, ring->fresh,
            ring->ranks, ring->fresh, ring->past, 1e3 * measured,
-           1e3 * it->simulated, error);
+           1e3 * timed->simulated, error);
     return fabs(error);
 }
 
@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
     const int rounds = argc > 1 ? atoi(argv[1]) : 5;
     const int times = argc > 2 ? atoi(argv[2]) : 3;
     static const int64_t sizes[3][2] = {{2048, 0}, {256, 8192}, {64, 16384}};
-    static call calls[CALLS];
+    static timed_call calls[CALLS];
     static cp_hardware machines[3];
     double errors[CALLS];
     if (rounds < 1 || rounds > MOST_ROUNDS || times < 1 || times > MOST_TIMES)
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
         calls[n].count = 0;
     }
     for (int r = 0; r < 3; r++)
-        calibrate(&(turn){&calls[CALLS_OF_A_SIZE * r], times}, rounds,
+        calibrate(&(timed_turn){&calls[CALLS_OF_A_SIZE * r], times}, rounds,
                   &machines[r]);
     printf("call,ranks,new,cached,measured_ms,simulated_ms,error\n");
     for (int n = 0; n < CALLS; n++) {

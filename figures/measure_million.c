@@ -31,7 +31,7 @@ typedef struct {
     int ranks;
     cp_cache *cache;
     float *keys, *values;    /* [ranks][room][DIM] */
-    double busy[MOST_RANKS]; /* seconds of each thread, since it was told */
+    double busy[MOST_RANKS]; /* seconds of each thread, since talk was told */
     int64_t slot_bytes;      /* of all ranks' slots in the largest call */
     cp_layout *layout;
     cp_plan *plan;
@@ -43,7 +43,7 @@ typedef struct {
     float queries[SAMPLES * WIDTH], output[SAMPLES * WIDTH];
     float lse[SAMPLES * HEADS];
     double truth[SAMPLES * WIDTH], true_lse[SAMPLES * HEADS];
-} conversation;
+} million_talk;
 
 static void fact(const char *what, const char *part, double value,
                  const char *unit) {
@@ -64,55 +64,56 @@ static void write_tokens(const cp_pieces *pieces, seed seed, int64_t width,
     }
 }
 
-/* The past in the caches, as if it had been read. */
+/* The past in the caches, as if talk had been read. */
 static cp_status rank_remember(cp_comm *comm, void *context) {
-    const conversation *it = context;
-    const cp_pieces *rows = &it->layout->appended[comm->rank].pieces;
-    const int64_t place = comm->rank * it->cache->room * DIM;
-    write_tokens(rows, KEYS, DIM, it->keys + place);
-    write_tokens(rows, VALUES, DIM, it->values + place);
+    const million_talk *talk = context;
+    const cp_pieces *rows = &talk->layout->appended[comm->rank].pieces;
+    const int64_t place = comm->rank * talk->cache->room * DIM;
+    write_tokens(rows, KEYS, DIM, talk->keys + place);
+    write_tokens(rows, VALUES, DIM, talk->values + place);
     return CP_OK;
 }
 
-static void remember(conversation *it, int64_t tokens) {
-    const cp_threads_options options = {it->ranks, 0, 0};
-    need(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
-    need(cp_threads_run(&options, rank_remember, it));
-    need(cp_cache_commit(it->cache, it->layout));
-    cp_layout_free(it->layout);
+static void remember(million_talk *talk, int64_t tokens) {
+    const cp_threads_options options = {talk->ranks, 0, 0};
+    need(cp_cache_lay_out(talk->cache, false, &tokens, &talk->layout));
+    need(cp_threads_run(&options, rank_remember, talk));
+    need(cp_cache_commit(talk->cache, talk->layout));
+    cp_layout_free(talk->layout);
 }
 
 static cp_status rank_prepare(cp_comm *comm, void *context) {
-    const conversation *it = context;
-    const cp_pieces *mine = &it->layout->queries[comm->rank].pieces;
-    cp_walker *walker = it->walkers[comm->rank];
-    write_tokens(mine, QUERIES, WIDTH, walker->queries);
-    write_tokens(mine, KEYS, DIM, walker->new_keys);
-    write_tokens(mine, VALUES, DIM, walker->new_values);
+    const million_talk *talk = context;
+    const cp_pieces *own_pieces = &talk->layout->queries[comm->rank].pieces;
+    cp_walker *walker = talk->walkers[comm->rank];
+    write_tokens(own_pieces, QUERIES, WIDTH, walker->queries);
+    write_tokens(own_pieces, KEYS, DIM, walker->new_keys);
+    write_tokens(own_pieces, VALUES, DIM, walker->new_values);
     return CP_OK;
 }
 
 static cp_status rank_walk(cp_comm *comm, void *context) {
-    const conversation *it = context;
-    const int64_t place = comm->rank * it->cache->room * DIM;
-    return cp_walk(it->walkers[comm->rank], comm, it->keys + place,
-                   it->values + place);
+    const million_talk *talk = context;
+    const int64_t place = comm->rank * talk->cache->room * DIM;
+    return cp_walk(talk->walkers[comm->rank], comm, talk->keys + place,
+                   talk->values + place);
 }
 
 /* The last tokens of pieces that a rank has computed, the latest first, while
  * there are fewer samples than most. */
-static void take_samples(conversation *it, int rank, int64_t most) {
-    const cp_pieces *mine = &it->layout->queries[rank].pieces;
-    const cp_partial *result = &it->walkers[rank]->result;
-    for (int64_t p = mine->count - 1; p >= 0 && it->count < most; p--) {
-        const int64_t n = it->count++, last = mine->items[p].span.count - 1;
-        const cp_piece piece = cp_piece_part(mine->items[p], last, 1);
-        it->samples[n] = (cp_piece){piece.span, n};
-        write_tokens(&(cp_pieces){&it->samples[n], 1, 1}, QUERIES, WIDTH,
-                     it->queries);
-        memcpy(it->output + n * WIDTH, result->output + piece.row * WIDTH,
+static void take_samples(million_talk *talk, int rank, int64_t most) {
+    const cp_pieces *own_pieces = &talk->layout->queries[rank].pieces;
+    const cp_partial *result = &talk->walkers[rank]->result;
+    for (int64_t p = own_pieces->count - 1; p >= 0 && talk->count < most; p--) {
+        const int64_t n = talk->count++,
+                      last = own_pieces->items[p].span.count - 1;
+        const cp_piece piece = cp_piece_part(own_pieces->items[p], last, 1);
+        talk->samples[n] = (cp_piece){piece.span, n};
+        write_tokens(&(cp_pieces){&talk->samples[n], 1, 1}, QUERIES, WIDTH,
+                     talk->queries);
+        memcpy(talk->output + n * WIDTH, result->output + piece.row * WIDTH,
                WIDTH * sizeof(float));
-        memcpy(it->lse + n * HEADS, result->lse + piece.row * HEADS,
+        memcpy(talk->lse + n * HEADS, result->lse + piece.row * HEADS,
                HEADS * sizeof(float));
     }
 }
@@ -131,59 +132,60 @@ static int64_t slot_bytes(const cp_plan *plan, int rank) {
 
 /* The seconds of one call, of which samples of all ranks are kept, until there
  * are most. */
-static double call(conversation *it, cp_variant variant, int64_t tokens,
+static double call(million_talk *talk, cp_variant variant, int64_t tokens,
                    int64_t most) {
-    const int64_t before = it->count, wanted = most - before;
+    const int64_t before = talk->count, wanted = most - before;
     const cp_walk_options options = {
         .kernel = cp_attend_fast,
-        .threads = cp_place_share(&cp_place_threads, 0, it->ranks)};
-    cp_common_work walk = {rank_prepare, rank_walk, it, .busy = it->busy};
+        .threads = cp_runner_cores(&cp_runner_threads, 0, talk->ranks)};
+    cp_common_work walk = {rank_prepare, rank_walk, talk, .busy = talk->busy};
     int64_t bytes = 0;
-    need(cp_cache_lay_out(it->cache, variant == CP_DECODE, &tokens,
-                          &it->layout));
-    need(cp_plan_build(variant, it->layout, &shape, NULL, &it->plan));
-    for (int r = 0; r < it->ranks; r++)
-        need(cp_walker_new(it->plan, r, &options, &it->walkers[r]));
-    need(cp_measure_ranks(&cp_place_threads, it->ranks, &walk));
-    for (int r = 0; r < it->ranks; r++) {
-        take_samples(it, r,
-                     before + cp_ceil_divide(wanted * (r + 1), it->ranks));
-        bytes += slot_bytes(it->plan, r);
-        cp_walker_free(it->walkers[r]);
+    need(cp_cache_lay_out(talk->cache, variant == CP_DECODE, &tokens,
+                          &talk->layout));
+    need(cp_plan_build(variant, talk->layout, &shape, NULL, &talk->plan));
+    for (int r = 0; r < talk->ranks; r++)
+        need(cp_walker_new(talk->plan, r, &options, &talk->walkers[r]));
+    need(cp_measure_ranks(&cp_runner_threads, talk->ranks, &walk));
+    for (int r = 0; r < talk->ranks; r++) {
+        take_samples(talk, r,
+                     before + cp_ceil_divide(wanted * (r + 1), talk->ranks));
+        bytes += slot_bytes(talk->plan, r);
+        cp_walker_free(talk->walkers[r]);
     }
-    it->slot_bytes = cp_max(it->slot_bytes, bytes);
-    need(cp_cache_commit(it->cache, it->layout));
-    cp_plan_free(it->plan);
-    cp_layout_free(it->layout);
+    talk->slot_bytes = cp_max(talk->slot_bytes, bytes);
+    need(cp_cache_commit(talk->cache, talk->layout));
+    cp_plan_free(talk->plan);
+    cp_layout_free(talk->layout);
     return walk.seconds;
 }
 
-static void tell_busy(conversation *it, const char *what) {
+static void tell_busy(million_talk *talk, const char *what) {
     char rank[32];
-    for (int r = 0; r < it->ranks; r++) {
+    for (int r = 0; r < talk->ranks; r++) {
         snprintf(rank, sizeof(rank), "/rank/%d", r);
-        fact(what, rank, it->busy[r], "seconds");
-        it->busy[r] = 0;
+        fact(what, rank, talk->busy[r], "seconds");
+        talk->busy[r] = 0;
     }
 }
 
-static void follow_up(conversation *it, int64_t tokens) {
-    fact("follow-up", "", call(it, CP_PASS_Q, tokens, ROWS_SAMPLED), "seconds");
-    tell_busy(it, "follow-up");
+static void follow_up(million_talk *talk, int64_t tokens) {
+    fact("follow-up", "", call(talk, CP_PASS_Q, tokens, ROWS_SAMPLED),
+         "seconds");
+    tell_busy(talk, "follow-up");
 }
 
-static void decode(conversation *it, int64_t steps) {
-    const int64_t before = it->count;
+static void decode(million_talk *talk, int64_t steps) {
+    const int64_t before = talk->count;
     double least = INFINITY, total = 0;
     for (int64_t i = 0; i < steps; i++) {
         const int64_t taken = cp_ceil_divide(STEPS_SAMPLED * (i + 1), steps);
-        const double seconds = call(it, CP_DECODE, 1, before + taken);
+        const double seconds = call(talk, CP_DECODE, 1, before + taken);
         least = fmin(least, seconds);
         total += seconds;
     }
     fact("decode", "/step", 1e3 * total / (double)steps, "ms");
     fact("decode", "/fastest", 1e3 * least, "ms");
-    tell_busy(it, "decode");
+    tell_busy(talk, "decode");
 }
 
 /* In bytes; key is VmHWM, the most there ever was, or VmRSS, what there is. */
@@ -193,11 +195,11 @@ static double memory_of(const char *key) {
     return 1024 * strtod(kilobytes, NULL);
 }
 
-static void tell_memory(const conversation *it, double before) {
-    const cp_cache *cache = it->cache;
+static void tell_memory(const million_talk *talk, double before) {
+    const cp_cache *cache = talk->cache;
     const double row = 2.0 * sizeof(float) * DIM;
     const double planned =
-        row * (double)(cache->ranks * cache->room) + (double)it->slot_bytes;
+        row * (double)(cache->ranks * cache->room) + (double)talk->slot_bytes;
     const double peak = memory_of("VmHWM");
     fact("keys and values", "", row * (double)cache->length[0] / 1e6, "MB");
     fact("cache and slots", "", planned / 1e6, "MB");
@@ -207,32 +209,33 @@ static void tell_memory(const conversation *it, double before) {
 }
 
 /* The rows of all ranks lie one after the other. */
-static void ask_oracle(conversation *it) {
+static void ask_oracle(million_talk *talk) {
     cp_pieces all = {0};
-    for (int r = 0; r < it->ranks; r++) {
-        const cp_pieces *held = cp_cache_held(it->cache, r, 0);
+    for (int r = 0; r < talk->ranks; r++) {
+        const cp_pieces *held = cp_cache_held(talk->cache, r, 0);
         for (int64_t n = 0; n < held->count; n++) {
             cp_piece piece = held->items[n];
-            piece.row += r * it->cache->room;
+            piece.row += r * talk->cache->room;
             need(cp_pieces_append(&all, piece));
         }
     }
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t n = 0; n < it->count; n++)
-        need(cp_oracle(&shape, &(cp_pieces){&it->samples[n], 1, 1}, it->queries,
-                       &all, it->keys, it->values, it->truth, it->true_lse));
+    for (int64_t n = 0; n < talk->count; n++)
+        need(cp_oracle(&shape, &(cp_pieces){&talk->samples[n], 1, 1},
+                       talk->queries, &all, talk->keys, talk->values,
+                       talk->truth, talk->true_lse));
     cp_pieces_free(&all);
 }
 
 /* Samples first to end - 1. */
-static void judge(const conversation *it, const char *what, int64_t first,
+static void judge(const million_talk *talk, const char *what, int64_t first,
                   int64_t end) {
     double error = 0;
     for (int64_t n = first; n < end; n++)
-        error = fmax(error, relative_error(it->output + n * WIDTH,
-                                           it->truth + n * WIDTH, WIDTH));
+        error = fmax(error, relative_error(talk->output + n * WIDTH,
+                                           talk->truth + n * WIDTH, WIDTH));
     const double lse =
-        largest_error(it->lse + first * HEADS, it->true_lse + first * HEADS,
+        largest_error(talk->lse + first * HEADS, talk->true_lse + first * HEADS,
                       (end - first) * HEADS);
     fact(what, "/error", error, "relative");
     fact(what, "/lse_error", lse, "absolute");
@@ -243,29 +246,30 @@ static void judge(const conversation *it, const char *what, int64_t first,
                      what, error, lse));
 }
 
-static void converse(conversation *it, int64_t keys, int64_t tokens,
+static void converse(million_talk *talk, int64_t keys, int64_t tokens,
                      int64_t steps) {
     const double before = memory_of("VmRSS");
-    const int64_t room = cp_shard_room(NULL, it->ranks, keys + tokens + steps);
-    const int64_t rows = it->ranks * room, row = DIM * sizeof(float);
-    need(cp_cache_new(it->ranks, 1, room, &it->cache));
-    need(cp_allocate_lines(&it->keys, rows, row, "keys"));
-    need(cp_allocate_lines(&it->values, rows, row, "values"));
-    remember(it, keys);
-    follow_up(it, tokens);
-    const int64_t followed = it->count;
-    decode(it, steps);
-    tell_memory(it, before);
-    ask_oracle(it);
-    judge(it, "follow-up", 0, followed);
-    judge(it, "decode", followed, it->count);
-    free(it->keys);
-    free(it->values);
-    cp_cache_free(it->cache);
+    const int64_t room =
+        cp_shard_room(NULL, talk->ranks, keys + tokens + steps);
+    const int64_t rows = talk->ranks * room, row = DIM * sizeof(float);
+    need(cp_cache_new(talk->ranks, 1, room, &talk->cache));
+    need(cp_allocate_lines(&talk->keys, rows, row, "keys"));
+    need(cp_allocate_lines(&talk->values, rows, row, "values"));
+    remember(talk, keys);
+    follow_up(talk, tokens);
+    const int64_t followed = talk->count;
+    decode(talk, steps);
+    tell_memory(talk, before);
+    ask_oracle(talk);
+    judge(talk, "follow-up", 0, followed);
+    judge(talk, "decode", followed, talk->count);
+    free(talk->keys);
+    free(talk->values);
+    cp_cache_free(talk->cache);
 }
 
 int main(int count, char **arguments) {
-    static conversation it;
+    static million_talk talk;
     int64_t sizes[] = {1000000, 128, 4, 32};
     bool right = count <= 5;
     for (int n = 0; right && n < count - 1; n++) {
@@ -278,8 +282,8 @@ int main(int count, char **arguments) {
                        "[steps]]]], at most %d ranks\n",
                        MOST_RANKS),
                2;
-    it.ranks = (int)sizes[2];
+    talk.ranks = (int)sizes[2];
     puts("what,value,unit");
-    converse(&it, sizes[0], sizes[1], sizes[3]);
+    converse(&talk, sizes[0], sizes[1], sizes[3]);
     return 0;
 }

@@ -22,7 +22,7 @@ typedef struct {
     /* Of the fastest repeat, in seconds. */
     double whole, first, wait, hop; /* first: attention, beside which it is */
     double attending, waiting;      /* of this one */
-} measurement;
+} mpi_measurement;
 
 /* Ends all processes. */
 static void must(cp_status status) {
@@ -34,12 +34,12 @@ static void must(cp_status status) {
 
 static void observe(void *context, const cp_walker *walker, const cp_op *op,
                     double start, double end) {
-    measurement *it = context;
+    mpi_measurement *measured = context;
     (void)walker;
     if (op->kind == CP_OP_ATTEND && op->hop == 0)
-        it->attending += end - start;
+        measured->attending += end - start;
     if (op->kind == CP_OP_WAIT)
-        it->waiting += end - start;
+        measured->waiting += end - start;
 }
 
 static void fill(float *tensor, int64_t count) {
@@ -48,69 +48,70 @@ static void fill(float *tensor, int64_t count) {
 }
 
 /* A hop with nothing beside it. */
-static cp_status hop_alone(cp_comm *comm, measurement *it) {
+static cp_status hop_alone(cp_comm *comm, mpi_measurement *measured) {
     const int next = (comm->rank + 1) % comm->ranks;
     const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
     char *blocks;
-    cp_status status = cp_allocate(&blocks, 2, it->bytes, "two blocks");
-    for (int i = 0; i < it->repeats && status == CP_OK; i++) {
+    cp_status status = cp_allocate(&blocks, 2, measured->bytes, "two blocks");
+    for (int i = 0; i < measured->repeats && status == CP_OK; i++) {
         status = cp_comm_barrier(comm);
         const double start = cp_clock();
         if (status == CP_OK)
-            status = cp_comm_exchange(comm, next, blocks, it->bytes, previous,
-                                      blocks + it->bytes, it->bytes);
+            status =
+                cp_comm_exchange(comm, next, blocks, measured->bytes, previous,
+                                 blocks + measured->bytes, measured->bytes);
         if (status == CP_OK)
             status = cp_comm_wait(comm);
-        if (i == 0 || cp_clock() - start < it->hop)
-            it->hop = cp_clock() - start;
+        if (i == 0 || cp_clock() - start < measured->hop)
+            measured->hop = cp_clock() - start;
     }
     free(blocks);
     return status;
 }
 
-static cp_status walk_often(cp_comm *comm, measurement *it, cp_walker *walker,
-                            cp_store *store) {
+static cp_status walk_often(cp_comm *comm, mpi_measurement *measured,
+                            cp_walker *walker, cp_store *store) {
     cp_status status = CP_OK;
-    for (int i = 0; i < it->repeats && status == CP_OK; i++) {
-        it->attending = it->waiting = 0;
+    for (int i = 0; i < measured->repeats && status == CP_OK; i++) {
+        measured->attending = measured->waiting = 0;
         status = cp_comm_barrier(comm);
         const double start = cp_clock();
         if (status == CP_OK)
             status = cp_walk(walker, comm, cp_store_keys(store, comm->rank, 0),
                              cp_store_values(store, comm->rank, 0));
-        if (i == 0 || cp_clock() - start < it->whole) {
-            it->whole = cp_clock() - start;
-            it->first = it->attending;
-            it->wait = it->waiting;
+        if (i == 0 || cp_clock() - start < measured->whole) {
+            measured->whole = cp_clock() - start;
+            measured->first = measured->attending;
+            measured->wait = measured->waiting;
         }
     }
     return status;
 }
 
 static cp_status rank_main(cp_comm *comm, void *context) {
-    measurement *it = context;
+    mpi_measurement *measured = context;
     const cp_shape shape = {HEADS, KV_HEADS, DIM};
     cp_cache *cache;
     cp_store *store;
     cp_layout *layout;
     cp_plan *plan;
     cp_walker *walker;
-    must(cp_cache_new(comm->ranks, 1, it->tokens, &cache));
-    must(cp_store_new(comm->ranks, comm->rank, 1, 1, it->tokens, &shape,
+    must(cp_cache_new(comm->ranks, 1, measured->tokens, &cache));
+    must(cp_store_new(comm->ranks, comm->rank, 1, 1, measured->tokens, &shape,
                       &store));
-    must(cp_cache_lay_out(cache, false, &it->tokens, &layout));
+    must(cp_cache_lay_out(cache, false, &measured->tokens, &layout));
     must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
     const cp_walk_options options = {
-        .kernel = cp_attend_fast, .observe = observe, .context = it};
+        .kernel = cp_attend_fast, .observe = observe, .context = measured};
     must(cp_walker_new(plan, comm->rank, &options, &walker));
     const int64_t rows = layout->queries[comm->rank].rows;
     fill(walker->queries, rows * HEADS * DIM);
     fill(walker->new_keys, rows * KV_HEADS * DIM);
     fill(walker->new_values, rows * KV_HEADS * DIM);
-    it->bytes = layout->keys[comm->rank].rows * KV_HEADS * DIM * 8;
-    cp_status status = hop_alone(comm, it);
+    measured->bytes = layout->keys[comm->rank].rows * KV_HEADS * DIM * 8;
+    cp_status status = hop_alone(comm, measured);
     if (status == CP_OK)
-        status = walk_often(comm, it, walker, store);
+        status = walk_often(comm, measured, walker, store);
     cp_walker_free(walker);
     cp_plan_free(plan);
     cp_layout_free(layout);
@@ -125,22 +126,24 @@ int main(int count, char **arguments) {
     const int repeats = count > 2 ? atoi(arguments[2]) : 3;
     for (int t = 0; t < 2; t++)
         for (int poked = 0; poked < 2; poked++) {
-            const cp_mpi_options options = {.patience = 60};
-            measurement it = {.tokens = tokens[t], .repeats = repeats};
+            const cp_mpi_options options = {.timeout = 60};
+            mpi_measurement measured = {.tokens = tokens[t],
+                                        .repeats = repeats};
             cp_comm *comm;
             must(cp_mpi_open(&options, &comm));
             cp_comm_ops ops = *comm->ops;
-            ops.poke = poked ? ops.poke : NULL;
+            ops.progress = poked ? ops.progress : NULL;
             comm->ops = &ops;
-            must(cp_mpi_run(comm, rank_main, &it));
+            must(cp_mpi_run(comm, rank_main, &measured));
             if (comm->rank == 0)
-                printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link, it.tokens,
-                       poked ? "poked" : "not", (double)it.bytes * 1e-6,
-                       it.hop * 1e3, it.first * 1e3, it.wait * 1e3,
-                       it.whole * 1e3);
+                printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link,
+                       measured.tokens, poked ? "poked" : "not",
+                       (double)measured.bytes * 1e-6, measured.hop * 1e3,
+                       measured.first * 1e3, measured.wait * 1e3,
+                       measured.whole * 1e3);
             fflush(stdout);
-            bool speaks;
-            if (cp_mpi_close(comm, 0, &speaks) != 0)
+            bool is_reporter;
+            if (cp_mpi_close(comm, 0, &is_reporter) != 0)
                 cp_mpi_end(false);
         }
     cp_mpi_end(true);

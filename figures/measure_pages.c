@@ -42,9 +42,9 @@ static cp_layout *lay_out(int64_t size, int64_t queries) {
 typedef struct {
     cp_shape shape;
     float *queries, *keys, *values, *output, *lse;
-} tensors;
+} page_tensors;
 
-static double attend_once(const tensors *t, const cp_layout *layout,
+static double attend_once(const page_tensors *t, const cp_layout *layout,
                           int64_t queries) {
     cp_piece asked = {{0, KEYS - queries, queries, 1}, 0};
     const cp_pieces query_pieces = {&asked, 1, 1};
@@ -71,7 +71,7 @@ static float *filled(int64_t count) {
 }
 
 /* The least of several times, for each size. */
-static void measure(const tensors *t, int64_t queries, double *least) {
+static void measure(const page_tensors *t, int64_t queries, double *least) {
     cp_layout *layouts[SIZES];
     for (int n = 0; n < SIZES; n++)
         layouts[n] = lay_out(sizes[n], queries);
@@ -88,12 +88,13 @@ static void measure(const tensors *t, int64_t queries, double *least) {
 int main(void) {
     const cp_shape shape = {8, 2, 128};
     const int64_t width = shape.kv_heads * shape.head_dim;
-    tensors t = {.shape = shape,
-                 .queries = filled(MANY * shape.query_heads * shape.head_dim),
-                 .keys = filled(KEYS * width),
-                 .values = filled(KEYS * width),
-                 .output = filled(MANY * shape.query_heads * shape.head_dim),
-                 .lse = filled(MANY * shape.query_heads)};
+    page_tensors t = {
+        .shape = shape,
+        .queries = filled(MANY * shape.query_heads * shape.head_dim),
+        .keys = filled(KEYS * width),
+        .values = filled(KEYS * width),
+        .output = filled(MANY * shape.query_heads * shape.head_dim),
+        .lse = filled(MANY * shape.query_heads)};
     double one[SIZES], many[SIZES];
     measure(&t, 1, one);
     measure(&t, MANY, many);

@@ -39,15 +39,15 @@ typedef struct {
     double busy, prompt_busy;
     char through[2];
     const float *last; /* row */
-} stage;
+} pipe_stage;
 
 typedef struct {
     int64_t room, piece, sequences, length; /* tokens of a sequence */
     int64_t steps;                          /* of decode after the prompt */
     const int32_t *tokens;                  /* of every sequence */
-    stage at[STAGES];
+    pipe_stage at[STAGES];
     double prompt, step; /* seconds */
-} pipe;
+} measured_pipe;
 
 static const cp_llama_tensor *tensor(cp_weight weight, int64_t layer) {
     return &model->tensors[cp_weight_index(weight, layer)];
@@ -64,27 +64,28 @@ static int64_t kv_width(void) {
     return facts->shape.kv_heads * facts->shape.head_dim;
 }
 
-static void stage_open(const pipe *it, stage *s, int64_t first, int64_t end) {
+static void stage_open(const measured_pipe *pipe, pipe_stage *s, int64_t first,
+                       int64_t end) {
     const int64_t pairs = facts->rotary / 2;
     const int64_t widest = cp_max(facts->feed_forward, facts->width);
-    const int64_t kept = it->sequences * (end - first) * it->room;
-    *s = (stage){.first = first, .end = end};
+    const int64_t kept = pipe->sequences * (end - first) * pipe->room;
+    *s = (pipe_stage){.first = first, .end = end};
     for (int n = 0; n < 2; n++)
-        s->x[n] = numbers(it->piece, facts->width);
+        s->x[n] = numbers(pipe->piece, facts->width);
     for (int n = 0; n < 3; n++)
-        s->made[n] = numbers(it->piece, widest);
-    s->normed = numbers(it->piece, facts->width);
+        s->made[n] = numbers(pipe->piece, widest);
+    s->normed = numbers(pipe->piece, facts->width);
     s->scratch = numbers(cp_linear_scratch(BLOCK, widest, 1), 1);
     s->keys = numbers(kept, kv_width());
     s->values = numbers(kept, kv_width());
-    s->cosines = numbers(it->room, pairs);
-    s->sines = numbers(it->room, pairs);
-    for (int64_t p = 0; p < it->room; p++)
+    s->cosines = numbers(pipe->room, pairs);
+    s->sines = numbers(pipe->room, pairs);
+    for (int64_t p = 0; p < pipe->room; p++)
         cp_angles_at(p, pairs, model->frequencies, s->cosines + p * pairs,
                      s->sines + p * pairs);
 }
 
-static void stage_close(stage *s) {
+static void stage_close(pipe_stage *s) {
     float *const all[] = {s->x[0],    s->x[1],    s->made[0], s->made[1],
                           s->made[2], s->normed,  s->scratch, s->keys,
                           s->values,  s->cosines, s->sines};
@@ -92,7 +93,7 @@ static void stage_close(stage *s) {
         free(all[n]);
 }
 
-static void multiply(const stage *s, cp_weight weight, int64_t layer,
+static void multiply(const pipe_stage *s, cp_weight weight, int64_t layer,
                      int64_t rows, const float *in, bool add, float *out) {
     const cp_matrix *matrix = &tensor(weight, layer)->matrix;
     for (int64_t r = 0; r < rows; r += BLOCK) {
@@ -102,7 +103,7 @@ static void multiply(const stage *s, cp_weight weight, int64_t layer,
     }
 }
 
-static void attend(const stage *s, const float *keys, const float *values,
+static void attend(const pipe_stage *s, const float *keys, const float *values,
                    int64_t past, int64_t rows) {
     cp_piece fresh = {{0, past, rows, 1}, 0}, all = {{0, 0, past + rows, 1}, 0};
     const cp_pieces queries = {&fresh, 1, 1}, kept = {&all, 1, 1};
@@ -119,12 +120,13 @@ static void attend(const stage *s, const float *keys, const float *values,
 }
 
 /* One layer of a sequence's rows, whose first has position past. */
-static void layer_run(const pipe *it, const stage *s, int64_t sequence,
-                      int64_t layer, int64_t past, int64_t rows, float *x) {
+static void layer_run(const measured_pipe *pipe, const pipe_stage *s,
+                      int64_t sequence, int64_t layer, int64_t past,
+                      int64_t rows, float *x) {
     const cp_shape *shape = &facts->shape;
     const int64_t pairs = facts->rotary / 2, own = layer - s->first;
     const int64_t row =
-        (sequence * (s->end - s->first) + own) * it->room * kv_width();
+        (sequence * (s->end - s->first) + own) * pipe->room * kv_width();
     float *const keys = s->keys + row, *const values = s->values + row;
     float *const new_keys = keys + past * kv_width();
     const cp_angles angles = {pairs, s->cosines + past * pairs,
@@ -153,9 +155,10 @@ static void layer_run(const pipe *it, const stage *s, int64_t sequence,
 /* A piece at a stage: embedded or received, through the layers, handed on. The
  * first stage is told when its rows are through, and goes on while fewer than
  * so many pieces are under way. */
-static void piece_run(pipe *it, cp_comm *comm, int64_t turn, int64_t under_way,
-                      int64_t sequence, int64_t past, int64_t rows) {
-    stage *s = &it->at[comm->rank];
+static void piece_run(measured_pipe *pipe, cp_comm *comm, int64_t turn,
+                      int64_t under_way, int64_t sequence, int64_t past,
+                      int64_t rows) {
+    pipe_stage *s = &pipe->at[comm->rank];
     float *x = s->x[turn % 2];
     const int64_t bytes = rows * facts->width * (int64_t)sizeof(float);
     if (comm->rank > 0)
@@ -165,9 +168,9 @@ static void piece_run(pipe *it, cp_comm *comm, int64_t turn, int64_t under_way,
     const double start = cp_clock();
     for (int64_t r = 0; r < rows && comm->rank == 0; r++)
         cp_matrix_row(&tensor(CP_WEIGHT_EMBEDDING, 0)->matrix,
-                      it->tokens[past + r], x + r * facts->width);
+                      pipe->tokens[past + r], x + r * facts->width);
     for (int64_t layer = s->first; layer < s->end; layer++)
-        layer_run(it, s, sequence, layer, past, rows, x);
+        layer_run(pipe, s, sequence, layer, past, rows, x);
     s->busy += cp_clock() - start;
     if (comm->rank == 0) {
         need(cp_comm_exchange(comm, 1, x, bytes, 1, &s->through[turn % 2], 1));
@@ -187,47 +190,47 @@ static void settle(cp_comm *comm, int64_t turns, int64_t under_way) {
 /* All prompts in pieces, then steps of decode, each sequence's next token once
  * its last one is through. */
 static cp_status pipe_rank(cp_comm *comm, void *context) {
-    pipe *it = context;
+    measured_pipe *pipe = context;
     int64_t turn = 0;
     need(cp_comm_barrier(comm));
     double start = cp_clock();
-    for (int64_t s = 0; s < it->sequences; s++)
-        for (int64_t past = 0; past < it->length; past += it->piece)
-            piece_run(it, comm, turn++, 2, s, past,
-                      cp_min(it->piece, it->length - past));
+    for (int64_t s = 0; s < pipe->sequences; s++)
+        for (int64_t past = 0; past < pipe->length; past += pipe->piece)
+            piece_run(pipe, comm, turn++, 2, s, past,
+                      cp_min(pipe->piece, pipe->length - past));
     settle(comm, turn, 2);
     if (comm->rank == 0)
-        it->prompt = cp_clock() - start;
-    it->at[comm->rank].prompt_busy = it->at[comm->rank].busy;
+        pipe->prompt = cp_clock() - start;
+    pipe->at[comm->rank].prompt_busy = pipe->at[comm->rank].busy;
     start = cp_clock();
-    for (turn = 0; turn < it->steps * it->sequences; turn++)
-        piece_run(it, comm, turn, it->sequences, turn % it->sequences,
-                  it->length + turn / it->sequences, 1);
-    settle(comm, turn, it->sequences);
+    for (turn = 0; turn < pipe->steps * pipe->sequences; turn++)
+        piece_run(pipe, comm, turn, pipe->sequences, turn % pipe->sequences,
+                  pipe->length + turn / pipe->sequences, 1);
+    settle(comm, turn, pipe->sequences);
     if (comm->rank == 0)
-        it->step = (cp_clock() - start) / (double)cp_max(it->steps, 1);
+        pipe->step = (cp_clock() - start) / (double)cp_max(pipe->steps, 1);
     return CP_OK;
 }
 
-static void pipe_run(pipe *it, float *logits) {
+static void pipe_run(measured_pipe *pipe, float *logits) {
     const cp_threads_options options = {.ranks = STAGES};
     const int64_t half = cp_ceil_divide(facts->layers, 2);
-    stage_open(it, &it->at[0], 0, half);
-    stage_open(it, &it->at[1], half, facts->layers);
-    need(cp_threads_run(&options, pipe_rank, it));
+    stage_open(pipe, &pipe->at[0], 0, half);
+    stage_open(pipe, &pipe->at[1], half, facts->layers);
+    need(cp_threads_run(&options, pipe_rank, pipe));
     const cp_product product = {&tensor(CP_WEIGHT_OUTPUT, 0)->matrix, false,
                                 logits};
-    cp_norm_rows(1, facts->width, it->at[1].last,
+    cp_norm_rows(1, facts->width, pipe->at[1].last,
                  tensor(CP_WEIGHT_OUTPUT_NORM, 0)->vector, facts->epsilon, 1,
-                 it->at[1].normed);
-    cp_linear_rows(1, facts->width, it->at[1].normed, &product, 1, 1,
-                   it->at[1].scratch);
+                 pipe->at[1].normed);
+    cp_linear_rows(1, facts->width, pipe->at[1].normed, &product, 1, 1,
+                   pipe->at[1].scratch);
     for (int n = 0; n < STAGES; n++)
-        stage_close(&it->at[n]);
+        stage_close(&pipe->at[n]);
 }
 
 /* The same over a ring. */
-static void ring_run(const pipe *like, double *prompt, double *step,
+static void ring_run(const measured_pipe *like, double *prompt, double *step,
                      float *logits) {
     const cp_session_options options = {
         .ranks = STAGES, .sequences = like->sequences, .variant = CP_PASS_KV};
@@ -277,46 +280,47 @@ static void calibrate(void) {
                                    .hardware = &hardware};
     need(cp_model_sizes_read("smollm2-135m", NULL, &sizes));
     need(cp_hardware_read("laptop", NULL, &hardware));
-    need(cp_calibrate_run(&cp_place_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &wanted));
 }
 
-static cp_forecast foresee(const pipe *it, bool step, bool ring) {
+static cp_forecast foresee(const measured_pipe *pipe, bool step, bool ring) {
     int64_t fresh[MOST_SEQUENCES], past[MOST_SEQUENCES];
     cp_forecast f;
     for (int n = 0; n < MOST_SEQUENCES; n++) {
-        fresh[n] = step ? 1 : it->length;
-        past[n] = step ? it->length + it->steps / 2 : 0;
+        fresh[n] = step ? 1 : pipe->length;
+        past[n] = step ? pipe->length + pipe->steps / 2 : 0;
     }
     const cp_scenario call = {.hardware = &hardware,
                               .model = &sizes,
                               .ranks = STAGES,
                               .tensor = 1,
-                              .sequences = it->sequences,
+                              .sequences = pipe->sequences,
                               .new_tokens = fresh,
                               .cached_tokens = past,
                               .variant = step ? CP_DECODE : CP_PASS_KV};
-    need(ring ? cp_simulate(&call, &f) : cp_pipeline(&call, it->piece, &f));
+    need(ring ? cp_simulate(&call, &f) : cp_pipeline(&call, pipe->piece, &f));
     return f;
 }
 
 /* The head runs once in a call, but for each group of a step in a pipeline. */
-static void row(const char *way, const pipe *it, bool step, bool ring,
-                double seconds, double bubbles) {
-    const cp_forecast f = foresee(it, step, ring);
-    const double heads = step && !ring ? (double)it->sequences : 1;
-    const double due = f.seconds - heads * f.head;
+static void row(const char *way, const measured_pipe *pipe, bool step,
+                bool ring, double seconds, double bubbles) {
+    const cp_forecast f = foresee(pipe, step, ring);
+    const double heads = step && !ring ? (double)pipe->sequences : 1;
+    const double expected = f.seconds - heads * f.head;
     const double half = (double)cp_ceil_divide(facts->layers, 2);
-    const double tokens = (double)(it->sequences * (it->length + it->steps));
+    const double tokens =
+        (double)(pipe->sequences * (pipe->length + pipe->steps));
     const double cached =
         tokens * 2 * (double)(kv_width() * (int64_t)sizeof(float)) * half;
     const double weights = ring ? all_bytes
                                 : half * layer_bytes + all_bytes -
                                       (double)facts->layers * layer_bytes;
-    printf("%s/%ld/%ld,%.4g,%.4g,%.3f,%.3f,%.4g,%.4g\n", way, it->length,
-           step   ? it->sequences
+    printf("%s/%ld/%ld,%.4g,%.4g,%.3f,%.3f,%.4g,%.4g\n", way, pipe->length,
+           step   ? pipe->sequences
            : ring ? 0
-                  : it->piece,
-           1e3 * seconds, 1e3 * due, bubbles, ring ? 0 : 1 - f.busy,
+                  : pipe->piece,
+           1e3 * seconds, 1e3 * expected, bubbles, ring ? 0 : 1 - f.busy,
            1e-6 * (weights + cached), 1e-6 * (f.weights + f.cache));
     fflush(stdout);
 }
@@ -329,40 +333,41 @@ static void same(const float *a, const float *b) {
         need(cp_fail(CP_BROKEN, "pipeline and ring differ by %g", most));
 }
 
-static double idle(const pipe *it, bool step) {
+static double idle(const measured_pipe *pipe, bool step) {
     double busy = 0;
     for (int n = 0; n < STAGES; n++)
-        busy += step ? it->at[n].busy - it->at[n].prompt_busy
-                     : it->at[n].prompt_busy;
-    return 1 -
-           busy / (STAGES * (step ? it->step * (double)it->steps : it->prompt));
+        busy += step ? pipe->at[n].busy - pipe->at[n].prompt_busy
+                     : pipe->at[n].prompt_busy;
+    return 1 - busy / (STAGES * (step ? pipe->step * (double)pipe->steps
+                                      : pipe->prompt));
 }
 
 /* Prompts, or steps after them: the fastest of some runs each, in turn. */
-static void compare(pipe *it, const int64_t *pieces, int count, int repeats) {
+static void compare(measured_pipe *pipe, const int64_t *pieces, int count,
+                    int repeats) {
     float *const here = numbers(1, facts->vocabulary);
     float *const there = numbers(1, facts->vocabulary);
     double best = INFINITY, bests[8], bubbles[8];
-    const bool step = it->steps > 0;
+    const bool step = pipe->steps > 0;
     for (int r = 0; r < repeats; r++) {
         double prompt, each;
-        ring_run(it, &prompt, &each, there);
+        ring_run(pipe, &prompt, &each, there);
         best = fmin(best, step ? each : prompt);
         for (int p = 0; p < count; p++) {
-            it->piece = pieces[p];
-            pipe_run(it, here);
+            pipe->piece = pieces[p];
+            pipe_run(pipe, here);
             same(here, there);
-            const double seconds = step ? it->step : it->prompt;
+            const double seconds = step ? pipe->step : pipe->prompt;
             if (r == 0 || seconds < bests[p]) {
                 bests[p] = seconds;
-                bubbles[p] = idle(it, step);
+                bubbles[p] = idle(pipe, step);
             }
         }
     }
-    row(step ? "ring-step" : "ring", it, step, true, best, 0);
+    row(step ? "ring-step" : "ring", pipe, step, true, best, 0);
     for (int p = 0; p < count; p++) {
-        it->piece = pieces[p];
-        row(step ? "pipeline-step" : "pipeline", it, step, false, bests[p],
+        pipe->piece = pieces[p];
+        row(step ? "pipeline-step" : "pipeline", pipe, step, false, bests[p],
             bubbles[p]);
     }
     free(here);
@@ -402,17 +407,18 @@ int main(int count, char **arguments) {
     static const int64_t pieces[2][4] = {{512, 256, 128, 64},
                                          {1024, 512, 256, 128}};
     for (int n = 0; n < 2; n++) {
-        pipe it = {.length = 1024 << n, .sequences = 1, .tokens = tokens};
-        it.room = it.length;
-        compare(&it, pieces[n], 4, repeats);
+        measured_pipe pipe = {
+            .length = 1024 << n, .sequences = 1, .tokens = tokens};
+        pipe.room = pipe.length;
+        compare(&pipe, pieces[n], 4, repeats);
     }
     for (int batch = 1; batch <= MOST_SEQUENCES; batch++) {
-        pipe it = {.length = 1024,
-                   .sequences = batch,
-                   .steps = STEPS,
-                   .room = 1024 + STEPS,
-                   .tokens = tokens};
-        compare(&it, &pieces[0][1], 1, repeats);
+        measured_pipe pipe = {.length = 1024,
+                              .sequences = batch,
+                              .steps = STEPS,
+                              .room = 1024 + STEPS,
+                              .tokens = tokens};
+        compare(&pipe, &pieces[0][1], 1, repeats);
     }
     cp_model_close(opened);
     return 0;

@@ -15,13 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct measurement {
+struct rank_measurement {
     int64_t bytes, rounds;
     double seconds;
 };
 
 /* Rounds of the ring on buffers of this rank; rank 0 keeps the time. */
-static cp_status rotate(cp_comm *comm, struct measurement *measurement,
+static cp_status rotate(cp_comm *comm, struct rank_measurement *measurement,
                         char *held, char *arriving) {
     const int next = (comm->rank + 1) % comm->ranks;
     const int previous = (comm->rank + comm->ranks - 1) % comm->ranks;
@@ -56,7 +56,7 @@ static cp_status make_buffers(int64_t bytes, char *buffers[2]) {
 }
 
 static cp_status measure_rank(cp_comm *comm, void *context) {
-    struct measurement *measurement = context;
+    struct rank_measurement *measurement = context;
     char *buffers[2] = {NULL, NULL};
     cp_status status = make_buffers(measurement->bytes, buffers);
     if (status == CP_OK)
@@ -68,7 +68,7 @@ static cp_status measure_rank(cp_comm *comm, void *context) {
     return status;
 }
 
-static cp_status measure_memcpy(struct measurement *measurement) {
+static cp_status measure_memcpy(struct rank_measurement *measurement) {
     char *buffers[2] = {NULL, NULL};
     const cp_status status = make_buffers(measurement->bytes, buffers);
     const double start = cp_clock();
@@ -87,7 +87,7 @@ static double best(int ranks, int64_t bytes, int repeats) {
     const cp_threads_options options = {.ranks = ranks};
     double least = INFINITY;
     for (int repeat = 0; repeat < repeats; repeat++) {
-        struct measurement measurement = {.bytes = bytes};
+        struct rank_measurement measurement = {.bytes = bytes};
         measurement.rounds = bytes < 65536 ? 2000 : 8 + (64 << 20) / bytes;
         need(ranks == 0 ? measure_memcpy(&measurement)
                         : cp_threads_run(&options, measure_rank, &measurement));

@@ -9,7 +9,7 @@
 #include "app/meter.h"
 #include "figures/tools.h"
 #include "ground/random.h"
-#include "model/repair.h"
+#include "model/session_repair.h"
 
 enum { RANKS = 4, LENGTHS = 4 };
 

@@ -24,22 +24,22 @@ typedef struct {
 typedef struct {
     int count;
     stretch stretches[MOST_OPS];
-} line;
+} timeline_line;
 
 typedef struct {
     double start;
-    line lines[RANKS];
-} job;
+    timeline_line lines[RANKS];
+} timeline_job;
 
 static void observe(void *context, const cp_walker *walker, const cp_op *op,
                     double start, double end) {
-    line *mine = context;
+    timeline_line *mine = context;
     (void)walker;
     if (mine->count < MOST_OPS)
         mine->stretches[mine->count++] = (stretch){op->kind, start, end};
 }
 
-static double last_end(const job *job) {
+static double last_end(const timeline_job *job) {
     double last = 0;
     for (int rank = 0; rank < RANKS; rank++)
         for (int n = 0; n < job->lines[rank].count; n++) {
@@ -55,7 +55,7 @@ static int by_end(const void *a, const void *b) {
 }
 
 static void measure(int repeats) {
-    static job runs[MOST_RUNS];
+    static timeline_job runs[MOST_RUNS];
     ring ring = {.variant = CP_PASS_KV,
                  .shape = {8, 2, 64},
                  .ranks = RANKS,
@@ -69,7 +69,7 @@ static void measure(int repeats) {
         runs[n].start = ring.start;
     }
     qsort(runs, (size_t)repeats, sizeof(runs[0]), by_end);
-    const job *middle = &runs[repeats / 2];
+    const timeline_job *middle = &runs[repeats / 2];
     for (int rank = 0; rank < RANKS; rank++)
         for (int n = 0; n < middle->lines[rank].count; n++) {
             const stretch *s = &middle->lines[rank].stretches[n];
@@ -100,7 +100,7 @@ static void calibrate(cp_hardware *hardware) {
                                    .bytes = {bytes, 5},
                                    .hardware = hardware};
     need(cp_hardware_read("laptop", NULL, hardware));
-    need(cp_calibrate_run(&cp_place_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &wanted));
 }
 
 static void simulate(void) {

@@ -28,9 +28,9 @@ enum { RANKS = 4, TOKENS = 600, FRESH = 150, SAID = 32 };
 typedef struct {
     cp_shape shape;
     float *queries, *keys, *values; /* of TOKENS tokens */
-} tensors;
+} sent_tensors;
 
-static tensors kept;
+static sent_tensors kept;
 static int64_t layers_until = -1; /* that which is kept */
 
 static float *numbers(int64_t heads, int64_t dim) {
@@ -39,10 +39,10 @@ static float *numbers(int64_t heads, int64_t dim) {
     return all;
 }
 
-static tensors tensors_new(cp_shape shape) {
-    return (tensors){shape, numbers(shape.query_heads, shape.head_dim),
-                     numbers(shape.kv_heads, shape.head_dim),
-                     numbers(shape.kv_heads, shape.head_dim)};
+static sent_tensors tensors_new(cp_shape shape) {
+    return (sent_tensors){shape, numbers(shape.query_heads, shape.head_dim),
+                          numbers(shape.kv_heads, shape.head_dim),
+                          numbers(shape.kv_heads, shape.head_dim)};
 }
 
 cp_status cp_attend_fast(const cp_attention *call);
@@ -61,15 +61,15 @@ cp_status cp_attend_fast(const cp_attention *call) {
 
 /* Print a row but for its end. exact: output, then LSE, of no writing; if that
  * is what is asked for, they are written there. */
-static void row(const char *name, const tensors *it, cp_variant variant,
-                cp_wire wire, float *exact) {
-    const int64_t heads = it->shape.query_heads;
-    const int64_t asks = heads * it->shape.head_dim, count = FRESH * asks;
-    float *output = numbers(heads, it->shape.head_dim + 1);
+static void row(const char *name, const sent_tensors *tensors,
+                cp_variant variant, cp_wire wire, float *exact) {
+    const int64_t heads = tensors->shape.query_heads;
+    const int64_t asks = heads * tensors->shape.head_dim, count = FRESH * asks;
+    float *output = numbers(heads, tensors->shape.head_dim + 1);
     const one_call call = {
-        it->shape,      FRESH,
-        TOKENS - FRESH, it->queries + (TOKENS - FRESH) * asks,
-        it->keys,       it->values,
+        tensors->shape, FRESH,
+        TOKENS - FRESH, tensors->queries + (TOKENS - FRESH) * asks,
+        tensors->keys,  tensors->values,
         output,         output + count};
     one_call_facts facts;
     need(one_call_answer(&call, RANKS, variant, wire, &facts));
@@ -112,18 +112,19 @@ static int speak(const cp_model *model, int ranks, cp_variant variant,
     return same;
 }
 
-static void rows(const char *whose, const tensors *it, const cp_model *model,
-                 const int32_t *tokens) {
+static void rows(const char *whose, const sent_tensors *tensors,
+                 const cp_model *model, const int32_t *tokens) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q};
     static const char *const wires[] = {"fp32", "bf16", "fp8", "int8"};
-    float *exact = numbers(it->shape.query_heads, it->shape.head_dim + 1);
+    float *exact =
+        numbers(tensors->shape.query_heads, tensors->shape.head_dim + 1);
     int32_t said[SAID];
     for (int v = 0; v < 2; v++)
         for (int w = 0; w < CP_WIRES; w++) {
             char name[64];
             snprintf(name, sizeof(name), "%s-%s-%s", whose,
                      cp_variant_name(variants[v]), wires[w]);
-            row(name, it, variants[v], (cp_wire)w, exact);
+            row(name, tensors, variants[v], (cp_wire)w, exact);
             if (model != NULL)
                 printf(",%d,%d",
                        speak(model, RANKS, variants[v], (cp_wire)w, tokens,
@@ -169,7 +170,7 @@ int main(int count, char **arguments) {
     layers_until = 15;
     speak(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, said);
     layers_until = -1;
-    tensors random = tensors_new(kept.shape);
+    sent_tensors random = tensors_new(kept.shape);
     fill(random.queries,
          TOKENS * random.shape.query_heads * random.shape.head_dim, 1);
     fill(random.keys, TOKENS * random.shape.kv_heads * random.shape.head_dim,

@@ -78,7 +78,7 @@ typedef struct {
 } point;
 
 /* Nine tenths of the held-out prefill errors are smaller than the band. */
-static void point_print(point it) {
+static void point_print(point point) {
     static const char *series;
     static double band;
     static int lines;
@@ -87,17 +87,18 @@ static void point_print(point it) {
         band = paper_errors(&paper, &held, &paper.gtt).ninth / 100;
         printf("series,x,paper,ours,error,low,high,role,line\n");
     }
-    lines += series != it.series;
-    series = it.series;
-    const bool formula = strcmp(it.role, "formula") == 0;
+    lines += series != point.series;
+    series = point.series;
+    const bool formula = strcmp(point.role, "formula") == 0;
     char known[32] = "nan", error[32] = "nan";
-    if (!isnan(it.paper))
-        snprintf(known, sizeof(known), "%.6g", it.paper);
-    if (!isnan(it.paper) && !formula)
-        snprintf(error, sizeof(error), "%.2f", 100 * (it.ours / it.paper - 1));
-    printf("%s,%.10g,%s,%.6g,%s,%.6g,%.6g,%s,%d\n", it.series, it.x, known,
-           it.ours, error, it.ours / (1 + band), it.ours * (1 + band), it.role,
-           lines);
+    if (!isnan(point.paper))
+        snprintf(known, sizeof(known), "%.6g", point.paper);
+    if (!isnan(point.paper) && !formula)
+        snprintf(error, sizeof(error), "%.2f",
+                 100 * (point.ours / point.paper - 1));
+    printf("%s,%.10g,%s,%.6g,%s,%.6g,%.6g,%s,%d\n", point.series, point.x,
+           known, point.ours, error, point.ours / (1 + band),
+           point.ours * (1 + band), point.role, lines);
 }
 
 static double seconds_of(const paper_row *call, const cp_hardware *hardware) {

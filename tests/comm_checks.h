@@ -35,9 +35,9 @@ typedef struct {
     int argument;
     cp_status status; /* expected of the run */
     const char *words;
-    double patience; /* 0: 10 seconds */
-    int times;       /* 0: once; the argument counts the repetitions */
-    bool heavy;      /* a few runs are enough */
+    double timeout; /* 0: 10 seconds */
+    int times;      /* 0: once; the argument counts the repetitions */
+    bool heavy;     /* a few runs are enough */
 } comm_scene;
 
 static int comm_argument(const void *context) {
@@ -55,10 +55,11 @@ static cp_status pass_on(cp_comm *comm, const void *out, void *in,
 }
 
 /* Begin to send bytes from rank 0 to rank 1; both call this. */
-static cp_status give(cp_comm *comm, void *data, int64_t sent, int64_t due) {
+static cp_status give(cp_comm *comm, void *data, int64_t sent,
+                      int64_t expected) {
     const bool gives = comm->rank == 0;
     return cp_comm_exchange(comm, gives ? 1 : CP_NOBODY, data, sent,
-                            gives ? CP_NOBODY : 0, data, due);
+                            gives ? CP_NOBODY : 0, data, expected);
 }
 
 static cp_status rotate(cp_comm *comm, void *context) {
@@ -94,11 +95,11 @@ static cp_status expect_blocks(const cp_comm *comm, int64_t blocks[][3],
     for (int r = 0; r < comm->ranks; r++)
         for (int i = 0; i < 3; i++) {
             const int place = gathered ? r : comm->rank;
-            const int64_t due =
+            const int64_t expected =
                 r == comm->rank ? -1 : 10000 * r + 10 * place + i;
-            REQUIRE(blocks[r][i] == due, "%s: %ld from rank %d, not %ld",
+            REQUIRE(blocks[r][i] == expected, "%s: %ld from rank %d, not %ld",
                     gathered ? "all-gather" : "all-to-all", blocks[r][i], r,
-                    due);
+                    expected);
         }
     return CP_OK;
 }
@@ -340,7 +341,7 @@ static cp_status snatch(cp_comm *comm, void *context) {
             cp_comm_exchange(comm, other, pages, BIG, other, pages + BIG, BIG);
     if (comm->rank == comm->ranks - 1) {
         nanosleep(&delay, NULL);
-        cp_comm_poke(comm);
+        cp_comm_progress(comm);
         cp_comm_abort(comm, "changed my mind");
         status = CP_ABORTED;
     } else if (status == CP_OK) {
@@ -360,7 +361,7 @@ static cp_status snatch(cp_comm *comm, void *context) {
 #define TIMED_OUT(way, said)                                                   \
     {                                                                          \
         "timed out", 2, 2, dawdle, way, CP_BROKEN,                             \
-            .words = said, .patience = 0.3, .heavy = true                      \
+            .words = said, .timeout = 0.3, .heavy = true                       \
     }
 
 static const comm_scene comm_scenes[] = {
@@ -404,9 +405,10 @@ enum { COMM_SCENES = sizeof(comm_scenes) / sizeof(comm_scenes[0]) };
 /* Did a run of the scene end as expected? If not, prints how it ended. */
 static bool comm_scene_ended(const comm_scene *scene, int ranks,
                              cp_status status) {
-    const char *due = scene->words != NULL ? scene->words : "";
-    const bool right = status == scene->status &&
-                       (status == CP_OK || strstr(cp_message(), due) != NULL);
+    const char *expected = scene->words != NULL ? scene->words : "";
+    const bool right =
+        status == scene->status &&
+        (status == CP_OK || strstr(cp_message(), expected) != NULL);
     if (!right)
         fprintf(stderr, "%s %d, %d ranks: status %d, '%s'\n", scene->name,
                 scene->argument, ranks, status,

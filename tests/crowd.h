@@ -11,25 +11,25 @@
 
 #include <nccl.h>
 
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 enum { CROWD = 12 };
 
 typedef struct {
-    cp_crew crew;
+    cp_process_group group;
     ncclUniqueId id; /* shared by all */
     cp_status status;
     char message[300];
-} seat;
+} crowd_member;
 
 static pthread_barrier_t meeting;
 static void *boards[CROWD];
-static _Thread_local seat *myself;
+static _Thread_local crowd_member *myself;
 static _Thread_local int64_t met; /* number of collectives so far */
 
 /* Read an item from the boards of the first ranks, `ranks` of them. */
 static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
-    const int rank = myself->crew.rank;
+    const int rank = myself->group.rank;
     boards[rank] = items;
     met++;
     pthread_barrier_wait(&meeting);
@@ -41,16 +41,16 @@ static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
     return CP_OK;
 }
 
-static inline cp_status share(void *data, int64_t bytes) {
+static inline cp_status broadcast(void *data, int64_t bytes) {
     return read_boards(data, bytes, 1);
 }
 
-static inline cp_status collect(void *items, int64_t bytes) {
-    return read_boards(items, bytes, myself->crew.ranks);
+static inline cp_status all_gather(void *items, int64_t bytes) {
+    return read_boards(items, bytes, myself->group.ranks);
 }
 
 /* What every thread runs: a function of the suite. */
-static cp_status (*live)(seat *mine);
+static cp_status (*live)(crowd_member *mine);
 
 static inline void *take_seat(void *given) {
     myself = given;
@@ -62,19 +62,20 @@ static inline void *take_seat(void *given) {
 /* Run count threads until all have ended. Each structure, `bytes` long, begins
  * with its seat. */
 static inline void run_crowd(void *all, size_t bytes, int count,
-                             cp_status (*lives)(seat *)) {
+                             cp_status (*lives)(crowd_member *)) {
     pthread_t threads[CROWD];
     ncclUniqueId id;
     live = lives;
     must(ncclGetUniqueId(&id));
     pthread_barrier_init(&meeting, NULL, (unsigned)count);
     for (int r = 0; r < count; r++) {
-        seat *one = (seat *)(void *)((char *)all + (size_t)r * bytes);
-        one->crew.rank = r;
-        one->crew.ranks = count;
-        one->crew.share = share;
-        if (one->crew.collect == NULL)
-            one->crew.collect = collect;
+        crowd_member *one =
+            (crowd_member *)(void *)((char *)all + (size_t)r * bytes);
+        one->group.rank = r;
+        one->group.ranks = count;
+        one->group.broadcast = broadcast;
+        if (one->group.all_gather == NULL)
+            one->group.all_gather = all_gather;
         one->id = id;
         pthread_create(&threads[r], NULL, take_seat, one);
     }

@@ -30,7 +30,7 @@ int main(void) {
     job.values = values;
     job.output = output;
     job.lse = lse;
-    if (cp_attend_run(&cp_place_threads, &job) != CP_OK) {
+    if (cp_attend_run(&cp_runner_threads, &job) != CP_OK) {
         fprintf(stderr, "%s\n", cp_message());
         return 1;
     }

@@ -19,12 +19,12 @@ static inline float draw(uint64_t *state) {
 typedef struct {
     int fraction, bias;
     uint32_t largest;
-} format;
+} format_case;
 
-static const format bf16 = {7, 127, 0x7f80};
+static const format_case bf16 = {7, 127, 0x7f80};
 
 /* The code of the magnitude nearest to that of x, ties to even. */
-static inline uint32_t nearest(format f, double x) {
+static inline uint32_t nearest(format_case f, double x) {
     int exponent;
     const double magnitude = fabs(x);
     if (magnitude == 0.0)
@@ -38,7 +38,7 @@ static inline uint32_t nearest(format f, double x) {
     return code < f.largest ? (uint32_t)code : f.largest;
 }
 
-static inline double value_of(format f, uint32_t code) {
+static inline double value_of(format_case f, uint32_t code) {
     const int exponent = (int)(code >> f.fraction);
     const uint32_t fraction = code & ((1u << f.fraction) - 1);
     if (exponent == 0)
@@ -53,7 +53,7 @@ static inline double decode(cp_element element, uint32_t bits) {
         memcpy(&number, &bits, 4);
         return number;
     }
-    const format f = bf16;
+    const format_case f = bf16;
     const uint32_t code = bits & 0x7fff;
     const double magnitude = code < f.largest    ? value_of(f, code)
                              : code == f.largest ? (double)INFINITY

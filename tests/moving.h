@@ -7,7 +7,7 @@
 
 #include "reference/ring/walk.h"
 #include "ring/check.h"
-#include "ring/settle.h"
+#include "ring/assign.h"
 
 enum { SEQUENCES = 3, POSITIONS = 300, PAGE = 8 };
 
@@ -67,14 +67,14 @@ static inline float stamp(int64_t token, int64_t column) {
 }
 
 typedef struct {
-    const cp_migration *it;
+    const cp_migration *migration;
     const cp_plan *plan;
     float **keys, **values; /* [2 * ranks] before, then after */
-} bench;
+} fixture;
 
-static inline void stamp_rows(const bench *b, int list, bool check) {
+static inline void stamp_rows(const fixture *b, int list, bool check) {
     const cp_shape *shape = &b->plan->shape;
-    const cp_pieces *pieces = &b->it->before[list];
+    const cp_pieces *pieces = &b->migration->before[list];
     const int64_t width = shape->kv_heads * shape->head_dim;
     const int64_t values = cp_value_width(shape);
     for (int64_t n = 0; n < pieces->count; n++)
@@ -82,7 +82,7 @@ static inline void stamp_rows(const bench *b, int list, bool check) {
             const cp_span span = pieces->items[n].span;
             const int64_t row = pieces->items[n].row + i;
             const int64_t token =
-                b->it->first[span.sequence] + span.start + i * span.step;
+                b->migration->first[span.sequence] + span.start + i * span.step;
             for (int64_t c = 0; c < width + values; c++) {
                 float *number =
                     c < width ? &b->keys[list][row * width + c]
@@ -94,10 +94,10 @@ static inline void stamp_rows(const bench *b, int list, bool check) {
         }
 }
 
-static inline bench bench_open(const cp_migration *it, const cp_plan *plan,
-                               int64_t rows) {
-    const int lists = 2 * it->ranks;
-    bench b = {it, plan, NULL, NULL};
+static inline fixture bench_open(const cp_migration *migration,
+                                 const cp_plan *plan, int64_t rows) {
+    const int lists = 2 * migration->ranks;
+    fixture b = {migration, plan, NULL, NULL};
     const int64_t bytes = rows * cp_kept_width(&plan->shape) * 4;
     must(cp_allocate(&b.keys, 2 * lists, sizeof(float *), "tensors"));
     b.values = b.keys + lists;
@@ -108,25 +108,25 @@ static inline bench bench_open(const cp_migration *it, const cp_plan *plan,
         if (!plan->shape.latent)
             b.values[n] += bytes / 4;
     }
-    for (int rank = 0; rank < it->ranks; rank++)
+    for (int rank = 0; rank < migration->ranks; rank++)
         stamp_rows(&b, rank, false);
     return b;
 }
 
-static inline void bench_close(bench *b) {
-    for (int n = 0; n < 2 * b->it->ranks; n++)
+static inline void bench_close(fixture *b) {
+    for (int n = 0; n < 2 * b->migration->ranks; n++)
         free(b->keys[n]);
     free(b->keys);
 }
 
 static inline cp_status walk_rank(cp_comm *comm, void *context) {
-    const bench *b = context;
-    const int rank = comm->rank, due = b->it->ranks + rank;
+    const fixture *b = context;
+    const int rank = comm->rank, expected = b->migration->ranks + rank;
     const cp_walk_options options = {.poison = true};
     cp_walker *walker;
     CP_TRY(cp_walker_new(b->plan, rank, &options, &walker));
-    walker->new_keys = b->keys[due];
-    walker->new_values = b->values[due];
+    walker->new_keys = b->keys[expected];
+    walker->new_values = b->values[expected];
     const cp_status status =
         cp_walk(walker, comm, b->keys[rank], b->values[rank]);
     cp_walker_free(walker);

@@ -56,8 +56,9 @@ struct talk {
     cp_element element;
     cp_indexer indexer; /* for sparse attention, or all zero */
     cp_wire wire;
-    double near;             /* relative error allowed in an answer; 0: small */
-    double *due[MOST_RANKS]; /* the expected output and LSE, if the walk sets
+    double near; /* relative error allowed in an answer; 0: small */
+    double
+        *expected[MOST_RANKS]; /* the expected output and LSE, if the walk sets
                                 them; NULL: the oracle's */
     bool separate;
     bool exact;             /* exact order */
@@ -438,12 +439,12 @@ static inline void compare_bits(talk *t, const float *output, const float *lse,
 static inline void compare(talk *t, int layer, int rank) {
     const int64_t rows = answer_rows(t), dim = cp_value_dim(&t->shape);
     const float *output = t->answers[layer][rank], *lse = output + rows * dim;
-    double *truth = t->due[rank] != NULL
-                        ? t->due[rank]
+    double *truth = t->expected[rank] != NULL
+                        ? t->expected[rank]
                         : room_for(rows * (dim + 1), sizeof(*truth));
     double *truth_lse = truth + rows * dim;
     double difference = 0.0, norm = 0.0, worst = 0.0;
-    if (t->due[rank] == NULL)
+    if (t->expected[rank] == NULL)
         expect(t, rank, truth, truth_lse);
     for (int64_t i = 0; i < rows; i++)
         if (truth_lse[i] != (double)lse[i] &&
@@ -542,8 +543,8 @@ static inline cp_status walk_rank(talk *t, int rank, cp_nccl *tp, cp_nccl *cp) {
 
 /* Wait for what walk_rank enqueued; returns the status of both. */
 static inline cp_status end_walk(talk *t, int rank, cp_status walked,
-                                 double patience) {
-    const cp_status ended = cp_stream_walker_finish(t->walkers[rank], patience);
+                                 double timeout) {
+    const cp_status ended = cp_stream_walker_finish(t->walkers[rank], timeout);
     if (cudaStreamSynchronize(t->queues[rank].compute) != cudaSuccess)
         return cp_fail(CP_INVALID, "the queue of rank %d did not end", rank);
     return walked == CP_OK ? ended : walked;

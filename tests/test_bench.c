@@ -19,9 +19,9 @@ typedef struct {
 } scripted;
 
 static cp_status scripted_run(void *context, double *seconds) {
-    scripted *it = context;
-    order[strlen(order)] = it->name;
-    *seconds = it->seconds[it->at++];
+    scripted *scripted = context;
+    order[strlen(order)] = scripted->name;
+    *seconds = scripted->seconds[scripted->at++];
     return CP_OK;
 }
 
@@ -34,13 +34,13 @@ static void row_keep(void *context, const cp_bench_row *row) {
 
 TEST(rounds_alternate_and_quotients_are_of_rounds) {
     scripted a = {'a', 0, {9, 2, 20, 1}}, b = {'b', 0, {4, 40, 2}};
-    cp_entrant entrants[] = {
+    cp_bench_case entries[] = {
         {"a", "things", 2, 8, scripted_run, &a, false, {0}},
         {"b", "things", 1, 8, scripted_run, &b, true, {0}}};
     cp_bench bench = {.rounds = 3, .row = row_keep};
-    must(cp_measure_rounds(3, 2, entrants));
+    must(cp_measure_rounds(3, 2, entries));
     ck_assert_str_eq(order, "aababab");
-    cp_measure_report(&bench, &entrants[0], &entrants[1]);
+    cp_measure_report(&bench, &entries[0], &entries[1]);
     ck_assert_str_eq(reported.what, "a");
     ck_assert_str_eq(reported.of, "b");
     ck_assert_double_eq(reported.value, 2);
@@ -50,7 +50,7 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     /* An even number of rounds has a median, and without a base there is no
      * fraction. */
     bench.rounds = 2;
-    cp_measure_report(&bench, &entrants[0], NULL);
+    cp_measure_report(&bench, &entries[0], NULL);
     ck_assert_double_eq(reported.value, (4 / 2 + 0.4 / 2) / 2);
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);

@@ -34,8 +34,8 @@ static void check_spread(int64_t sequence) {
     for (int rank = 0; rank < cache->ranks && weights != NULL; rank++) {
         const int64_t holds =
             cp_pieces_tokens(cp_cache_held(cache, rank, sequence));
-        const int64_t due = cp_ceil_divide(weights[rank] * tokens, sum);
-        ck_assert_int_le(holds, due + (step > 0 ? cache->ranks : 0));
+        const int64_t expected = cp_ceil_divide(weights[rank] * tokens, sum);
+        ck_assert_int_le(holds, expected + (step > 0 ? cache->ranks : 0));
     }
     if (cache->dealing.placement != CP_ZIGZAG || weights != NULL)
         return;

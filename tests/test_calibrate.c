@@ -22,37 +22,37 @@ static struct {
 
 enum { WIDTH = 4 * 16 };
 
-static double attend_truth(const cp_subject *it) {
-    const double rows = (double)it->rows, keys = (double)it->keys;
+static double attend_truth(const cp_timed_work *timed) {
+    const double rows = (double)timed->rows, keys = (double)timed->keys;
     const double rate = 1e9 * pow(rows, 0.25) * pow(keys, 0.125) * truth.speed;
     return 2e-6 + (rows * keys == 1 ? 0 : 4 * WIDTH * rows * keys / rate);
 }
 
-static double message_truth(const cp_subject *it) {
-    return (10e-6 + (double)it->bytes / 2e9) / fmin(1, truth.speed);
+static double message_truth(const cp_timed_work *timed) {
+    return (10e-6 + (double)timed->bytes / 2e9) / fmin(1, truth.speed);
 }
 
-static double seconds_truth(const cp_subject *it) {
-    const double attend = attend_truth(it), message = message_truth(it);
+static double seconds_truth(const cp_timed_work *timed) {
+    const double attend = attend_truth(timed), message = message_truth(timed);
     const double linear =
-        8.0 * WIDTH * WIDTH * (double)it->rows / (4e9 * truth.speed);
+        8.0 * WIDTH * WIDTH * (double)timed->rows / (4e9 * truth.speed);
     const double all[] = {
         [CP_TIME_PEAK] = linear / 2,
         [CP_TIME_LINEAR] = linear,
         [CP_TIME_ATTEND] = attend,
-        [CP_TIME_COPY] = 2 * (double)it->bytes / 3e9,
+        [CP_TIME_COPY] = 2 * (double)timed->bytes / 3e9,
         [CP_TIME_EXCHANGE] = message,
         [CP_TIME_ALL_TO_ALL] = 3 * message,
         [CP_TIME_OVERLAP] =
             attend + message - truth.share * fmin(attend, message),
     };
-    return all[it->kind];
+    return all[timed->kind];
 }
 
-static cp_status time_nothing(void *context, const cp_subject *it,
+static cp_status time_nothing(void *context, const cp_timed_work *timed,
                               double *seconds) {
     (void)context;
-    *seconds = seconds_truth(it);
+    *seconds = seconds_truth(timed);
     if (truth.runs++ / truth.of_a_round == 2)
         *seconds *= 5;
     return CP_OK;
@@ -78,7 +78,7 @@ static void count_round(void *context) {
 }
 
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
-    const cp_place place = {NULL, NULL, CP_NOBODY, local, NULL};
+    const cp_runner runner = {NULL, NULL, CP_NOBODY, local, NULL};
     int rounds = 0;
     cp_calibration wanted =
         asked((cp_shape){4, 2, 16}, ranks, cores, 3, hardware);
@@ -88,7 +88,7 @@ static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
     must(cp_calibration_check(&wanted));
-    cp_laboratory made_up = cp_place_laboratory(&place, &wanted);
+    cp_timing_backend made_up = cp_timing_on_cores(&runner, &wanted);
     made_up.time = time_nothing;
     must(cp_calibrate(&made_up, &wanted));
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
@@ -137,7 +137,7 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
     /* Decode steps take the measured time. */
     const double own = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
-        const cp_subject step = {CP_TIME_ATTEND, 1, keys[k], 0};
+        const cp_timed_work step = {CP_TIME_ATTEND, 1, keys[k], 0};
         near(h.decode_attend +
                  (double)keys[k] * 256 / (h.decode_key_fraction * own),
              attend_truth(&step));
@@ -226,7 +226,7 @@ static void measure_rings(double seconds[2]) {
                             .threads = 1,
                             .rounds = 9,
                             .kernel = cp_attend_fast,
-                            .place = &cp_place_threads,
+                            .runner = &cp_runner_threads,
                             .row = row_keep,
                             .context = &seconds};
     must(cp_bench_ring(&bench));
@@ -259,7 +259,7 @@ TEST(a_ring_takes_about_what_is_simulated) {
         cp_hardware h;
         must(cp_hardware_read("laptop", NULL, &h));
         const cp_calibration wanted = asked(heads, 2, cp_host_cores(), 1, &h);
-        must(cp_calibrate_run(&cp_place_threads, &wanted));
+        must(cp_calibrate_run(&cp_runner_threads, &wanted));
         measure_rings(measured);
         agree = true;
         for (int n = 0; n < 2 && agree; n++) {

@@ -1,7 +1,7 @@
 /* Transcript and screen, the parts of chat. */
 #define _GNU_SOURCE
 #include "model/backend.h"
-#include "app/tape.h"
+#include "app/transcript.h"
 #include "model/draft.h"
 #include "expect.h"
 #include "ground/screen.h"
@@ -13,7 +13,7 @@
 static tiny_bytes bytes;
 static cp_gguf *file;
 static cp_model *model;
-static cp_tape tape;
+static cp_transcript transcript;
 static int64_t vocabulary;
 
 static cp_session *session_new(int ranks) {
@@ -24,25 +24,26 @@ static cp_session *session_new(int ranks) {
 }
 
 static void call_add(cp_session *session, bool decode, int64_t tokens) {
-    cp_tape_call *call;
+    cp_transcript_call *call;
     cp_turn_report report;
     int32_t ids[40];
     const int64_t reads = decode ? tokens : 1;
-    tape.vocabulary = vocabulary;
-    tape.sequences = 1;
-    tape.keeps = true;
-    must(cp_tape_begin(&tape, decode, &call));
+    transcript.vocabulary = vocabulary;
+    transcript.sequences = 1;
+    transcript.keeps = true;
+    must(cp_transcript_begin(&transcript, decode, &call));
     for (int32_t i = 0; i < tokens; i++)
         ids[i] = 20 + i;
-    must(cp_tape_call_add(call, 0, ids, tokens, reads, (cp_sampler){0}));
-    must(cp_tape_run(&tape, call, session, &report));
-    must(cp_tape_draw(&tape, call, session));
-    must(cp_tape_back(call, session, 0, tokens > 1 && decode ? 2 : 0));
+    must(cp_transcript_call_add(call, 0, ids, tokens, reads, (cp_sampler){0}));
+    must(cp_transcript_run(&transcript, call, session, &report));
+    must(cp_transcript_draw(&transcript, call, session));
+    must(cp_transcript_take_back(call, session, 0,
+                                 tokens > 1 && decode ? 2 : 0));
     ck_assert_int_eq(call->read[0].drawn,
                      cp_sample_greedy(call->logits, vocabulary));
 }
 
-static void make_tape(void) {
+static void make_transcript(void) {
     const tiny_gguf_options tiny = {.seed = 4};
     tiny_gguf_build(&tiny, &bytes);
     must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
@@ -55,32 +56,33 @@ static void make_tape(void) {
     cp_session_close(session);
 }
 
-static cp_tape_difference played(cp_status expected) {
-    cp_tape_difference difference;
+static cp_transcript_difference played(cp_status expected) {
+    cp_transcript_difference difference;
     cp_session *session = session_new(1);
-    ck_assert_int_eq(cp_tape_compare(&tape, session, NULL, &difference),
-                     expected);
+    ck_assert_int_eq(
+        cp_transcript_compare(&transcript, session, NULL, &difference),
+        expected);
     cp_session_close(session);
     return difference;
 }
 
 TEST(a_true_tape_agrees_and_a_false_one_does_not) {
-    make_tape();
-    cp_tape_difference difference = played(CP_OK);
+    make_transcript();
+    cp_transcript_difference difference = played(CP_OK);
     ck_assert_int_eq(difference.tokens, 30);
     ck_assert(difference.disagreed == 0 && difference.first == -1);
     ck_assert(difference.largest > 0 && difference.largest < 1e-4);
-    tape.calls[3].read[0].drawn ^= 1;
-    tape.calls[7].logits[vocabulary - 1] += 0.5f;
+    transcript.calls[3].read[0].drawn ^= 1;
+    transcript.calls[7].logits[vocabulary - 1] += 0.5f;
     difference = played(CP_OK);
     ck_assert(difference.disagreed == 1 && difference.first == 3);
     ck_assert(fabs(difference.largest - 0.5) < 1e-4);
-    tape.calls[9].logits[0] = NAN;
-    tape.calls[3].read[0].drawn = CP_UNREAD;
+    transcript.calls[9].logits[0] = NAN;
+    transcript.calls[3].read[0].drawn = CP_UNREAD;
     difference = played(CP_BROKEN);
     ck_assert(isnan(difference.largest) && difference.tokens == 29);
     ck_assert(difference.disagreed == 0);
-    cp_tape_free(&tape);
+    cp_transcript_free(&transcript);
     cp_model_close(model);
     cp_gguf_close(file);
     free(bytes.bytes);

@@ -330,8 +330,9 @@ TEST(a_state_outlives_a_turn) {
     const cp_state_run run = {{HEADS, DIM, DIM}, TOKENS,     numbers[0],
                               numbers[1],        numbers[2], numbers[3],
                               numbers[4]};
-    double *state = room_for(HEADS * DIM * DIM, 8), *due = room_for(ALL, 8);
-    cp_state_oracle(&run, state, due);
+    double *state = room_for(HEADS * DIM * DIM, 8),
+           *expected = room_for(ALL, 8);
+    cp_state_oracle(&run, state, expected);
     for (int turn = 0; turn < 2; turn++) {
         const int64_t first = cuts[turn] * HEADS;
         const int64_t size[] = {cuts[turn + 1] - cuts[turn], HEADS, DIM};
@@ -348,7 +349,7 @@ TEST(a_state_outlives_a_turn) {
         must(cp_npy_read(in("o"), &out));
         const float *got = out.data;
         for (int64_t i = 0; i < out.count; i++)
-            hold(fabs(due[first * DIM + i] - (double)got[i]) <= 1e-6);
+            hold(fabs(expected[first * DIM + i] - (double)got[i]) <= 1e-6);
         cp_npy_free(&out);
     }
 }

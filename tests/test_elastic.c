@@ -5,7 +5,7 @@
 
 #include "model/elastic.h"
 #include "predict/draw.h"
-#include "model/keep.h"
+#include "model/saved_conversation.h"
 #include "reference/ring/threads.h"
 #include "tests/harness/tiny_gguf.h"
 
@@ -19,25 +19,25 @@ static int64_t held(const cp_pieces *list) {
 }
 
 /* Every token that leaves is sent once, and nothing else is. */
-static void check_bytes(const cp_migration *it, const cp_plan *plan) {
+static void check_bytes(const cp_migration *migration, const cp_plan *plan) {
     cp_plan_report report;
     int64_t bytes = 0;
     must(cp_plan_check(plan, &report));
-    for (int rank = 0; rank < it->ranks; rank++) {
-        const int64_t leave =
-            held(&it->before[rank]) - cp_parcel_of(it, rank, rank)->rows;
+    for (int rank = 0; rank < migration->ranks; rank++) {
+        const int64_t leave = held(&migration->before[rank]) -
+                              cp_transfer_of(migration, rank, rank)->rows;
         ck_assert_int_eq(report.bytes[rank],
                          leave * 4 * cp_kept_width(&plan->shape));
-        ck_assert_int_ge(leave,
-                         held(&it->before[rank]) - held(&it->after[rank]));
+        ck_assert_int_ge(leave, held(&migration->before[rank]) -
+                                    held(&migration->after[rank]));
         bytes += report.bytes[rank];
     }
-    ck_assert_int_eq(bytes, it->moved * 4 * cp_kept_width(&plan->shape));
+    ck_assert_int_eq(bytes, migration->moved * 4 * cp_kept_width(&plan->shape));
     cp_plan_report_free(&report);
 }
 
 static cp_status settle(cp_cache *cache, const cp_cache *from) {
-    return cp_cache_settle(cache, from->length);
+    return cp_cache_assign(cache, from->length);
 }
 
 LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
@@ -46,52 +46,52 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     const uint64_t seed = (uint64_t)_i % 4;
     cp_cache *before = lived_in(how, from, seed);
     cp_cache *after = empty_cache(how, to, seed * 7);
-    cp_migration *it;
+    cp_migration *migration;
     cp_plan *plan;
-    must((_i % 2 == 0 ? settle : cp_cache_settle_near)(after, before));
-    must(cp_cache_migration(before, after, &it));
-    must(cp_migration_match(it));
-    must(cp_migration_plan(it, &shapes[_i % 3], 4, &plan));
-    check_bytes(it, plan);
-    if (it->ranks <= 3)
+    must((_i % 2 == 0 ? settle : cp_cache_assign_near)(after, before));
+    must(cp_cache_migration(before, after, &migration));
+    must(cp_migration_match(migration));
+    must(cp_migration_plan(migration, &shapes[_i % 3], 4, &plan));
+    check_bytes(migration, plan);
+    if (migration->ranks <= 3)
         must(cp_plan_explore(plan, 1 << 20, NULL));
     const int64_t room = SEQUENCES * cp_max(before->room, after->room);
-    bench b = bench_open(it, plan, room + SEQUENCES * PAGE);
-    const cp_threads_options threads = {it->ranks, 0, (uint64_t)_i};
+    fixture b = bench_open(migration, plan, room + SEQUENCES * PAGE);
+    const cp_threads_options threads = {migration->ranks, 0, (uint64_t)_i};
     must(cp_threads_run(&threads, walk_rank, &b));
-    for (int rank = 0; rank < it->ranks; rank++)
-        stamp_rows(&b, it->ranks + rank, true);
+    for (int rank = 0; rank < migration->ranks; rank++)
+        stamp_rows(&b, migration->ranks + rank, true);
     bench_close(&b);
     cp_plan_free(plan);
-    cp_migration_free(it);
+    cp_migration_free(migration);
     cp_cache_free(before);
     cp_cache_free(after);
 }
 
 typedef struct {
     cp_cache *before, *after;
-    cp_migration *it;
+    cp_migration *migration;
     cp_plan *plan;
-} moving;
+} move_case;
 
-static moving make_moving(void) {
-    moving m = {.after = empty_cache(&ways[0], 3, 2)};
+static move_case make_moving(void) {
+    move_case m = {.after = empty_cache(&ways[0], 3, 2)};
     m.before = lived_in(&ways[0], 2, 1);
-    must(cp_cache_settle(m.after, m.before->length));
-    must(cp_cache_migration(m.before, m.after, &m.it));
-    must(cp_migration_match(m.it));
-    must(cp_migration_plan(m.it, &shapes[0], 4, &m.plan));
+    must(cp_cache_assign(m.after, m.before->length));
+    must(cp_cache_migration(m.before, m.after, &m.migration));
+    must(cp_migration_match(m.migration));
+    must(cp_migration_plan(m.migration, &shapes[0], 4, &m.plan));
     return m;
 }
 
-static void free_moving(const moving *m) {
+static void free_moving(const move_case *m) {
     cp_plan_free(m->plan);
-    cp_migration_free(m->it);
+    cp_migration_free(m->migration);
     cp_cache_free(m->before);
     cp_cache_free(m->after);
 }
 
-static cp_op *find(const moving *m, int rank, cp_op_kind kind, int64_t n) {
+static cp_op *find(const move_case *m, int rank, cp_op_kind kind, int64_t n) {
     const cp_program *program = &m->plan->programs[rank];
     for (int64_t i = 0; i < program->count; i++)
         if (program->ops[i].kind == kind && n-- == 0)
@@ -100,82 +100,83 @@ static cp_op *find(const moving *m, int rank, cp_op_kind kind, int64_t n) {
     return NULL;
 }
 
-static void remove_op(const moving *m, int rank, const cp_op *op) {
+static void remove_op(const move_case *m, int rank, const cp_op *op) {
     cp_program *program = &m->plan->programs[rank];
     cp_op *at = &program->ops[op - program->ops];
     const int64_t behind = program->ops + --program->count - at;
     memmove(at, at + 1, (size_t)behind * sizeof(cp_op));
 }
 
-static void lose_a_row(const moving *m) {
-    cp_parcel *parcel = cp_parcel_of(m->it, 0, 2);
-    parcel->rows -= parcel->moves.items[0].count;
-    parcel->moves.items[0] = parcel->moves.items[--parcel->moves.count];
+static void lose_a_row(const move_case *m) {
+    cp_transfer *transfer = cp_transfer_of(m->migration, 0, 2);
+    transfer->rows -= transfer->moves.items[0].count;
+    transfer->moves.items[0] = transfer->moves.items[--transfer->moves.count];
 }
 
-static void send_a_row_twice(const moving *m) {
-    cp_parcel *parcel = cp_parcel_of(m->it, 0, 2);
-    must(cp_moves_append(&parcel->moves, parcel->moves.items[0]));
-    parcel->rows += parcel->moves.items[0].count;
+static void send_a_row_twice(const move_case *m) {
+    cp_transfer *transfer = cp_transfer_of(m->migration, 0, 2);
+    must(cp_moves_append(&transfer->moves, transfer->moves.items[0]));
+    transfer->rows += transfer->moves.items[0].count;
 }
 
-static void send_another_row(const moving *m) {
-    cp_parcel_of(m->it, 0, 2)->moves.items[0].from++;
+static void send_another_row(const move_case *m) {
+    cp_transfer_of(m->migration, 0, 2)->moves.items[0].from++;
 }
 
-static void send_to_nobodys_row(const moving *m) {
-    cp_parcel_of(m->it, 0, 2)->moves.items[0].to += 100000;
+static void send_to_nobodys_row(const move_case *m) {
+    cp_transfer_of(m->migration, 0, 2)->moves.items[0].to += 100000;
 }
 
-static void miscount_rows(const moving *m) {
-    cp_parcel_of(m->it, 0, 2)->rows++;
+static void miscount_rows(const move_case *m) {
+    cp_transfer_of(m->migration, 0, 2)->rows++;
 }
 
-static void hold_a_token_twice(const moving *m) {
-    must(cp_pieces_append(&m->it->before[1], m->it->before[0].items[0]));
+static void hold_a_token_twice(const move_case *m) {
+    must(cp_pieces_append(&m->migration->before[1],
+                          m->migration->before[0].items[0]));
 }
 
-static void hold_a_token_of_nobody(const moving *m) {
-    m->it->before[0].items[0].span.start = 5000;
+static void hold_a_token_of_nobody(const move_case *m) {
+    m->migration->before[0].items[0].span.start = 5000;
 }
 
-static void forget_a_token(const moving *m) {
-    m->it->after[0].items[0].span.count--;
+static void forget_a_token(const move_case *m) {
+    m->migration->after[0].items[0].span.count--;
 }
 
-static void share_a_due_row(const moving *m) {
-    m->it->after[0].items[1].row = m->it->after[0].items[0].row;
+static void share_a_due_row(const move_case *m) {
+    m->migration->after[0].items[1].row = m->migration->after[0].items[0].row;
 }
 
-static void forget_an_append(const moving *m) {
+static void forget_an_append(const move_case *m) {
     remove_op(m, 2, find(m, 2, CP_OP_APPEND, 0));
 }
 
-static void append_twice(const moving *m) {
+static void append_twice(const move_case *m) {
     cp_op *op = find(m, 2, CP_OP_APPEND, 1);
     *op = *find(m, 2, CP_OP_APPEND, 0);
 }
 
-static void append_anothers(const moving *m) {
+static void append_anothers(const move_case *m) {
     *find(m, 0, CP_OP_APPEND, 0) =
         (cp_op){.kind = CP_OP_APPEND,
                 .in = find(m, 0, CP_OP_PACK, 0)->out,
                 .out = find(m, 0, CP_OP_APPEND, 1)->out};
 }
 
-static void append_to_the_old(const moving *m) {
+static void append_to_the_old(const move_case *m) {
     find(m, 0, CP_OP_APPEND, 0)->out.slot = (int16_t)m->plan->cache;
 }
 
-static void pack_into_anothers(const moving *m) {
+static void pack_into_anothers(const move_case *m) {
     find(m, 0, CP_OP_PACK, 0)->out.slot = find(m, 0, CP_OP_PACK, 1)->out.slot;
 }
 
-static void believe_another(const moving *m) {
+static void believe_another(const move_case *m) {
     find(m, 2, CP_OP_APPEND, 0)->in.part = 1;
 }
 
-static void forget_a_wait(const moving *m) {
+static void forget_a_wait(const move_case *m) {
     remove_op(m, 2, find(m, 2, CP_OP_WAIT, 1));
 }
 
@@ -190,13 +191,14 @@ TEST(little_moves) {
         const int64_t lengths[] = {240, 0, 0};
         cp_cache *before = empty_cache(&ways[0], cases[n].from, 1);
         cp_cache *after = empty_cache(&ways[0], cases[n].to, 1);
-        cp_migration *it;
-        must(cp_cache_settle(before, lengths));
-        must(cp_cache_settle_near(after, before));
-        must(cp_cache_migration(before, after, &it));
-        must(cp_migration_match(it));
-        ck_assert_int_le(100 * it->moved, cases[n].percent * it->tokens);
-        cp_migration_free(it);
+        cp_migration *migration;
+        must(cp_cache_assign(before, lengths));
+        must(cp_cache_assign_near(after, before));
+        must(cp_cache_migration(before, after, &migration));
+        must(cp_migration_match(migration));
+        ck_assert_int_le(100 * migration->moved,
+                         cases[n].percent * migration->tokens);
+        cp_migration_free(migration);
         cp_cache_free(before);
         cp_cache_free(after);
     }
@@ -204,7 +206,7 @@ TEST(little_moves) {
 
 LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
     static const struct {
-        void (*harm)(const moving *m);
+        void (*harm)(const move_case *m);
         const char *words;
     } cases[] = {
         {lose_a_row, "never arrives at rank 2"},
@@ -224,7 +226,7 @@ LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
         {believe_another, "expects the transfer from rank"},
         {forget_a_wait, "which a receive is still filling"},
     };
-    const moving m = make_moving();
+    const move_case m = make_moving();
     cp_plan_report report;
     must(cp_plan_check(m.plan, &report));
     cp_plan_report_free(&report);
@@ -236,7 +238,7 @@ LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
 }
 
 TEST(a_migration_is_drawn) {
-    const moving m = make_moving();
+    const move_case m = make_moving();
     char *page;
     size_t size;
     FILE *out = open_memstream(&page, &size);
@@ -251,18 +253,19 @@ TEST(a_migration_is_drawn) {
 
 TEST(what_does_not_fit_is_refused) {
     cp_cache *cache = empty_cache(&ways[0], 2, 0), *other;
-    cp_migration *it;
-    refuses(cp_cache_settle(cache, (int64_t[]){1, 0, 5000}), CP_CAPACITY,
+    cp_migration *migration;
+    refuses(cp_cache_assign(cache, (int64_t[]){1, 0, 5000}), CP_CAPACITY,
             "room for");
-    must(cp_cache_settle(cache, (int64_t[]){1, 0, 0}));
-    refuses(cp_cache_settle(cache, (int64_t[]){1, 0, 0}), CP_INVALID,
+    must(cp_cache_assign(cache, (int64_t[]){1, 0, 0}));
+    refuses(cp_cache_assign(cache, (int64_t[]){1, 0, 0}), CP_INVALID,
             "has 1 tokens already");
     must(cp_cache_new(2, SEQUENCES, 300, &other));
-    must(cp_cache_settle(other, (int64_t[]){0, 0, 0}));
-    must(cp_cache_migration(cache, other, &it));
-    refuses(cp_migration_match(it), CP_BROKEN, "is held by no rank");
-    cp_migration_free(it);
-    refuses(cp_cache_migration(other, cache, &it), CP_INVALID, "no new token");
+    must(cp_cache_assign(other, (int64_t[]){0, 0, 0}));
+    must(cp_cache_migration(cache, other, &migration));
+    refuses(cp_migration_match(migration), CP_BROKEN, "is held by no rank");
+    cp_migration_free(migration);
+    refuses(cp_cache_migration(other, cache, &migration), CP_INVALID,
+            "no new token");
     cp_cache_free(cache);
     cp_cache_free(other);
 }
@@ -358,19 +361,19 @@ LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
 static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
     char path[] = "/tmp/longring-keep-XXXXXX", *data;
     const int made = mkstemp(path);
-    cp_keep keep;
+    cp_saved_conversation saved;
     hold(made >= 0);
-    must(cp_keep_new(
+    must(cp_saved_conversation_new(
         model, file, "tiny", TALKS,
-        cp_session_length(session, 0) + cp_session_length(session, 1), &keep));
+        cp_session_length(session, 0) + cp_session_length(session, 1), &saved));
     for (int s = 0; s < TALKS; s++) {
-        keep.lengths[s] = cp_session_length(session, s);
-        keep.chances[s] = 7;
+        saved.lengths[s] = cp_session_length(session, s);
+        saved.chances[s] = 7;
     }
-    for (int64_t t = 0; t < keep.head.tokens; t++)
-        keep.ids[t] = (int32_t)t % 9;
-    must(cp_keep_write(path, &keep, session));
-    *bytes = cp_keep_bytes(&keep.head);
+    for (int64_t t = 0; t < saved.head.tokens; t++)
+        saved.ids[t] = (int32_t)t % 9;
+    must(cp_saved_conversation_write(path, &saved, session));
+    *bytes = cp_saved_conversation_bytes(&saved.head);
     data = room_for(*bytes, 1);
     hold(read(made, data, (size_t)*bytes) == 0); /* the previous file */
     FILE *in = fopen(path, "rb");
@@ -379,18 +382,19 @@ static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
     fclose(in);
     close(made);
     unlink(path);
-    cp_keep_free(&keep);
+    cp_saved_conversation_free(&saved);
     return data;
 }
 
 static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
-                      cp_session *session, cp_keep *keep) {
+                      cp_session *session, cp_saved_conversation *saved) {
     FILE *in = fmemopen(data, (size_t)bytes, "rb");
-    cp_keep wanted;
-    must(cp_keep_new(model, file, "tiny", TALKS, 0, &wanted));
-    const cp_status status = cp_keep_read(in, "kept", &wanted, session, keep);
+    cp_saved_conversation wanted;
+    must(cp_saved_conversation_new(model, file, "tiny", TALKS, 0, &wanted));
+    const cp_status status =
+        cp_saved_conversation_read(in, "kept", &wanted, session, saved);
     fclose(in);
-    cp_keep_free(&wanted);
+    cp_saved_conversation_free(&wanted);
     return status;
 }
 
@@ -402,24 +406,25 @@ LOOP(what_was_kept_goes_on_as_before, 0, 9) {
     cp_gguf *file = model_load();
     cp_session *const live[] = {talk_open(&how, 1), talk_open(&how, from)};
     cp_session *const both[] = {live[1], talk_open(&how, to)};
-    cp_keep keep;
+    cp_saved_conversation saved;
     int64_t bytes, again;
     call(live, false, 40, 11);
     call(live, true, 3, 1);
     char *data = kept(live[1], file, &bytes);
     cp_session *const same[] = {talk_open(&how, to), talk_open(&how, to)};
     for (int s = 0; s < 2; s++) {
-        must(take(data, bytes, file, same[s], &keep));
-        cp_keep_free(&keep);
+        must(take(data, bytes, file, same[s], &saved));
+        cp_saved_conversation_free(&saved);
     }
     hold(call(same, false, 7, 3) == 0 && call(same, true, 1, 1) == 0);
-    must(take(data, bytes, file, both[1], &keep));
-    hold(keep.head.tokens == 55 && keep.ids[10] == 1 && keep.chances[1] == 7);
+    must(take(data, bytes, file, both[1], &saved));
+    hold(saved.head.tokens == 55 && saved.ids[10] == 1 &&
+         saved.chances[1] == 7);
     hold(memcmp(data, kept(both[1], file, &again), (size_t)bytes) == 0);
     move(live[1], from, to, 55);
     hold(memcmp(data, kept(live[1], file, &again), (size_t)bytes) == 0);
     hold(call(both, false, 7, 3) < 2e-4 && call(both, true, 1, 1) < 2e-4);
-    cp_keep_free(&keep);
+    cp_saved_conversation_free(&saved);
     for (int s = 0; s < 2; s++) {
         cp_session_close(live[s]);
         cp_session_close(same[s]);
@@ -435,13 +440,13 @@ LOOP(what_was_kept_badly_is_refused, 0, 10) {
     cp_session *const both[] = {talk_open(&how, 2), talk_open(&how, 3)};
     cp_session *const twice[] = {both[0], both[0]};
     uint64_t random = (uint64_t)_i + 1;
-    cp_keep keep;
+    cp_saved_conversation saved;
     int64_t bytes;
     /* An empty conversation is valid, too. */
     char *empty = kept(both[0], file, &bytes);
-    must(take(empty, bytes, file, both[1], &keep));
-    hold(keep.head.tokens == 0);
-    cp_keep_free(&keep);
+    must(take(empty, bytes, file, both[1], &saved));
+    hold(saved.head.tokens == 0);
+    cp_saved_conversation_free(&saved);
     call(twice, false, 5, 6);
     char *data = kept(both[0], file, &bytes);
     for (int n = 0; n < 200; n++) {
@@ -449,20 +454,20 @@ LOOP(what_was_kept_badly_is_refused, 0, 10) {
         const int64_t most = n % 2 == 0 ? 400 : bytes;
         const int64_t at = (int64_t)(drawn % (uint64_t)most);
         data[at] = (char)(data[at] ^ (1 << n % 8));
-        hold(take(data, bytes, file, both[1], &keep) != CP_OK);
-        cp_keep_free(&keep);
+        hold(take(data, bytes, file, both[1], &saved) != CP_OK);
+        cp_saved_conversation_free(&saved);
         data[at] = (char)(data[at] ^ (1 << n % 8));
-        hold(take(data, at + 1 < bytes ? at + 1 : at, file, both[1], &keep) !=
+        hold(take(data, at + 1 < bytes ? at + 1 : at, file, both[1], &saved) !=
              CP_OK);
-        cp_keep_free(&keep);
+        cp_saved_conversation_free(&saved);
         hold(cp_session_length(both[1], 0) + cp_session_length(both[1], 1) ==
              0);
     }
-    must(take(data, bytes, file, both[1], &keep));
-    cp_keep_free(&keep);
-    refuses(take(data, bytes, file, both[1], &keep), CP_INVALID,
+    must(take(data, bytes, file, both[1], &saved));
+    cp_saved_conversation_free(&saved);
+    refuses(take(data, bytes, file, both[1], &saved), CP_INVALID,
             "tokens already");
-    cp_keep_free(&keep);
+    cp_saved_conversation_free(&saved);
     for (int s = 0; s < 2; s++)
         cp_session_close(both[s]);
     model_drop(file);

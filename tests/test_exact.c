@@ -9,7 +9,7 @@ static char where[200]; /* the current call, for failures */
 #include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
 #include "reference/attend/nodes.h"
-#include "ring/forest.h"
+#include "ring/node_lists.h"
 
 #include <stdio.h>
 
@@ -64,10 +64,10 @@ LOOP(leaves_of_a_lost_rank_are_shared, 2, CP_LEAVES + 1) {
 }
 
 TEST(heirs_get_whole_subtrees) {
-    static const uint32_t due[] = {0x000043ff, 0x00ff8c00, 0xff003000};
+    static const uint32_t expected[] = {0x000043ff, 0x00ff8c00, 0xff003000};
     const cp_owners owners = cp_owners_without(cp_owners_first(4), 1, 4);
     for (int rank = 0; rank < 3; rank++)
-        ck_assert_uint_eq(cp_rank_leaves(&owners, rank), due[rank]);
+        ck_assert_uint_eq(cp_rank_leaves(&owners, rank), expected[rank]);
 }
 
 TEST(a_leaf_is_a_block_read_from_its_lowest_bit) {
@@ -101,7 +101,7 @@ TEST(sets_of_leaves_are_the_fewest_nodes) {
 
 enum { DIM = 5, ROWS = 3, SIZE = ROWS * (DIM + 1) };
 
-static cp_partial forest_at(float *memory) {
+static cp_partial node_lists_at(float *memory) {
     return (cp_partial){ROWS, 1, DIM, memory, memory + ROWS * DIM, NULL};
 }
 
@@ -115,31 +115,32 @@ TEST(any_order_of_merges_gives_the_same_root) {
                                ? -INFINITY
                                : 9.0f * harness_uniform(&state);
     for (int round = 0; round < 40; round++) {
-        static float forests[CP_LEAVES][CP_NODES_MAX * SIZE];
+        static float node_lists[CP_LEAVES][CP_NODES_MAX * SIZE];
         uint32_t held[CP_LEAVES];
         int count = CP_LEAVES;
         for (int n = 0; n < CP_LEAVES; n++) {
-            memcpy(forests[n], leaves[n], sizeof(leaves[n]));
+            memcpy(node_lists[n], leaves[n], sizeof(leaves[n]));
             held[n] = 1u << n;
         }
         for (; count > 1; count--) {
             const uint64_t drawn = harness_random(&state);
             const int a = (int)(drawn % (uint64_t)count);
             const int b = (a + 1 + (int)(drawn >> 33) % (count - 1)) % count;
-            cp_partial out = forest_at(forests[a]), add = forest_at(forests[b]);
+            cp_partial out = node_lists_at(node_lists[a]),
+                       add = node_lists_at(node_lists[b]);
             cp_nodes_merge(&out, held[a], &add, held[b]);
             held[a] |= held[b];
-            memcpy(forests[b], forests[count - 1], sizeof(forests[b]));
+            memcpy(node_lists[b], node_lists[count - 1], sizeof(node_lists[b]));
             held[b] = held[count - 1];
             if (a == count - 1) {
-                memcpy(forests[b], forests[a], sizeof(forests[b]));
+                memcpy(node_lists[b], node_lists[a], sizeof(node_lists[b]));
                 held[b] = held[a];
             }
         }
         if (round == 0)
-            memcpy(first, forests[0], sizeof(first));
+            memcpy(first, node_lists[0], sizeof(first));
         ck_assert_uint_eq(held[0], cp_all_leaves);
-        ck_assert_mem_eq(first, forests[0], sizeof(first));
+        ck_assert_mem_eq(first, node_lists[0], sizeof(first));
     }
 }
 
@@ -444,9 +445,9 @@ TEST(what_has_no_exact_order_says_so) {
     refuses(cp_plan_build(CP_PASS_KV, layout, &shape, &chosen, &plan),
             CP_INVALID, "chosen keys");
     problem *p = prefill(shapes[0], 3, 3);
-    cp_attention asked = call_of(p, 1);
-    asked.leaves = cp_all_leaves;
-    refuses(cp_attend(&asked), CP_INVALID, "has no exact order");
+    cp_attention attention = call_of(p, 1);
+    attention.leaves = cp_all_leaves;
+    refuses(cp_attend(&attention), CP_INVALID, "has no exact order");
 }
 
 /* If all ranks end with all answers, a token's answer is read from the rank

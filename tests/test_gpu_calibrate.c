@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-#include "app/device_laboratory.h"
+#include "app/device_calibrate.h"
 
-static const cp_device_place here = {.only = CP_NOBODY};
+static const cp_device_runner here = {.only = CP_NOBODY};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
 static cp_calibration asked(int ranks, cp_hardware *hardware) {
@@ -65,45 +65,45 @@ LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
 static const double late = 1e-3;
 
 typedef struct {
-    seat seat;
-    double patience;
+    crowd_member seat;
+    double timeout;
     cp_hardware hardware;
-} process;
+} calibrate_process;
 
 /* Report longer times for rank 1. */
 static cp_status collect_late(void *items, int64_t size) {
-    if (myself->crew.rank == 1 && size == sizeof(double))
+    if (myself->group.rank == 1 && size == sizeof(double))
         ((double *)items)[1] += late;
-    return collect(items, size);
+    return all_gather(items, size);
 }
 
-static cp_status calibrate(seat *seat) {
-    process *mine = (process *)(void *)seat;
-    const cp_calibration wanted = asked(seat->crew.ranks, &mine->hardware);
+static cp_status calibrate(crowd_member *seat) {
+    calibrate_process *self = (calibrate_process *)(void *)seat;
+    const cp_calibration wanted = asked(seat->group.ranks, &self->hardware);
     cp_nccl *world;
-    CP_TRY(
-        cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10, &world));
-    const cp_device_place apart = {.only = seat->crew.rank,
-                                   .link = &world->link,
-                                   .crew = &seat->crew,
-                                   .patience = mine->patience};
+    CP_TRY(cp_nccl_new(&seat->id, seat->group.rank, seat->group.ranks, 10,
+                       &world));
+    const cp_device_runner apart = {.only = seat->group.rank,
+                                    .link = &world->link,
+                                    .group = &seat->group,
+                                    .timeout = self->timeout};
     const cp_status status =
         cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
     cp_nccl_free(world);
     return status;
 }
 
-static void run_processes(process *all, int count, double patience) {
+static void run_processes(calibrate_process *all, int count, double timeout) {
     for (int r = 0; r < count; r++)
-        all[r] =
-            (process){.seat.crew.collect = collect_late, .patience = patience};
+        all[r] = (calibrate_process){.seat.group.all_gather = collect_late,
+                                     .timeout = timeout};
     run_crowd(all, sizeof(*all), count, calibrate);
 }
 
 LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
-    process all[CROWD];
+    calibrate_process all[CROWD];
     const int count = 2 + _i;
-    stand_in_begin(&(stand_in_options){.open = true, .patience = 20});
+    stand_in_begin(&(stand_in_options){.open = true, .timeout = 20});
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
@@ -161,7 +161,7 @@ LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
 }
 
 LOOP(a_dead_process_costs_patience, 0, stand_in_pretends()) {
-    process all[CROWD];
+    calibrate_process all[CROWD];
     begin_open(1);
     stand_in_dead_rank(1, 40);
     run_processes(all, 3, 0.3);

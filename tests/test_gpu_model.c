@@ -14,7 +14,7 @@ enum { SEQUENCES = 3, MOST = 4096 };
 typedef struct {
     bool decode;
     int64_t lengths[SEQUENCES];
-} turn;
+} model_turn;
 
 /* What a test has open; the session and its model may be absent. */
 static struct {
@@ -71,7 +71,7 @@ static void end_file(void) {
     end();
 }
 
-static const turn talk[] = {
+static const model_turn talk[] = {
     {false, {23, 1, 0}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
     {false, {0, 9, 37}}, {true, {1, 1, 1}},  {true, {1, 0, 1}},
     {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {1, 0, 0}},
@@ -86,7 +86,7 @@ enum { TALK = COUNT_OF(talk) };
 static const int64_t back[TALK][SEQUENCES] = {
     [12] = {4, 0, 2}, [14] = {0, 0, 6}, [15] = {5, 0, 0}};
 
-static cp_status take_back(cp_session *session, const turn *call) {
+static cp_status take_back(cp_session *session, const model_turn *call) {
     for (int n = 0; n < TALK; n++)
         for (int i = 0; i < SEQUENCES && call == &talk[n]; i++)
             CP_TRY(cp_session_truncate(
@@ -94,7 +94,7 @@ static cp_status take_back(cp_session *session, const turn *call) {
     return CP_OK;
 }
 
-static cp_status say(cp_session *session, const turn *call, uint64_t seed,
+static cp_status say(cp_session *session, const model_turn *call, uint64_t seed,
                      int64_t *count) {
     int32_t tokens[MOST];
     int64_t asked[SEQUENCES], batch = 0;
@@ -143,7 +143,7 @@ static cp_status draw_too(const cp_session *session, int64_t count,
 
 /* All logits of a conversation, and their number. */
 static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
-                     const turn *turns, int count, int64_t *numbers) {
+                     const model_turn *turns, int count, int64_t *numbers) {
     const cp_session_options options = {.ranks = ranks,
                                         .sequences = SEQUENCES,
                                         .variant = variant,
@@ -175,7 +175,7 @@ static double distance(const float *expected, const float *got, int64_t count) {
 }
 
 static double compare(const cp_backend *backend, int ranks, cp_variant variant,
-                      const turn *turns, int count) {
+                      const model_turn *turns, int count) {
     int64_t numbers, others;
     const float *expected =
         listen(&cp_backend_threads, 1, CP_AUTO, turns, count, &numbers);
@@ -209,10 +209,10 @@ LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
  * of them a part of a page. */
 static float *listen_forks(const cp_backend *backend, int ranks,
                            int64_t *numbers) {
-    static const turn turns[] = {{false, {23, 0, 0}},
-                                 {false, {2, 5, 0}},
-                                 {true, {1, 1, 1}},
-                                 {true, {1, 1, 1}}};
+    static const model_turn turns[] = {{false, {23, 0, 0}},
+                                       {false, {2, 5, 0}},
+                                       {true, {1, 1, 1}},
+                                       {true, {1, 1, 1}}};
     const cp_session_options options = {.ranks = ranks,
                                         .sequences = SEQUENCES,
                                         .capacity = 400,
@@ -289,7 +289,7 @@ TEST(fewer_bits_say_nearly_the_same) {
     end_file();
 }
 
-static _Thread_local cp_device_place my_place;
+static _Thread_local cp_device_runner my_place;
 
 static cp_status my_engine(const cp_model *model,
                            const cp_session_options *options, cp_engine **out) {
@@ -298,16 +298,16 @@ static cp_status my_engine(const cp_model *model,
 
 enum { STEPS = 40 };
 
-static void make_long_talk(turn *turns) {
-    turns[0] = (turn){false, {30, 7, 2}};
+static void make_long_talk(model_turn *turns) {
+    turns[0] = (model_turn){false, {30, 7, 2}};
     for (int n = 1; n <= STEPS; n++)
-        turns[n] = (turn){true, {1, 1, n > 9}};
+        turns[n] = (model_turn){true, {1, 1, n > 9}};
 }
 
 LOOP(graphs_change_nothing, 0, 2) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     cp_backend mine = cp_backend_cuda_fp32;
-    turn turns[STEPS + 1];
+    model_turn turns[STEPS + 1];
     float *logits[2];
     int64_t numbers;
     mine.engine_new = my_engine;
@@ -315,7 +315,7 @@ LOOP(graphs_change_nothing, 0, 2) {
     /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
         my_place =
-            (cp_device_place){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
+            (cp_device_runner){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
         logits[m] =
             listen(&mine, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
     }
@@ -328,10 +328,10 @@ LOOP(graphs_change_nothing, 0, 2) {
 /* In exact order, logits have the same bits on any number of ranks, and for any
  * number of rows in a product. */
 LOOP(exact_order_leaves_logits_alone, 0, 3) {
-    static const turn turns[] = {{false, {150, 70, 1}}, {true, {1, 1, 0}},
-                                 {true, {1, 1, 0}},     {true, {1, 1, 0}},
-                                 {true, {1, 1, 0}},     {true, {5, 1, 9}},
-                                 {false, {3, 0, 130}},  {true, {1, 1, 1}}};
+    static const model_turn turns[] = {
+        {false, {150, 70, 1}}, {true, {1, 1, 0}}, {true, {1, 1, 0}},
+        {true, {1, 1, 0}},     {true, {1, 1, 0}}, {true, {5, 1, 9}},
+        {false, {3, 0, 130}},  {true, {1, 1, 1}}};
     static const struct {
         int ranks;
         cp_variant variant;
@@ -344,7 +344,7 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     mine.engine_new = my_engine;
     dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
-    my_place = (cp_device_place){.only = CP_NOBODY};
+    my_place = (cp_device_runner){.only = CP_NOBODY};
     const float *one =
         listen(&mine, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
     my_place.rows = 7;
@@ -357,7 +357,7 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
 
 LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
-    turn turns[STEPS + 1];
+    model_turn turns[STEPS + 1];
     make_long_talk(turns);
     stand_in_freeze_uploads(true);
     const double apart =
@@ -366,14 +366,14 @@ LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     end_file();
 }
 
-static void say_all(const turn *turns, int count) {
+static void say_all(const model_turn *turns, int count) {
     int64_t said;
     for (int n = 0; n < count; n++)
         must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
 }
 
 LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
-    static const turn turns[] = {
+    static const model_turn turns[] = {
         {false, {40, 7, 2}}, {true, {1, 1, 1}}, {true, {1, 0, 1}},
         {true, {1, 1, 1}},   {true, {0, 1, 1}}, {false, {30, 9, 2}},
         {true, {1, 1, 1}},   {true, {1, 1, 1}}, {false, {2, 2, 2}}};
@@ -392,7 +392,7 @@ LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
 }
 
 LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
-    static const turn turns[] = {{false, {40, 7, 2}}, {true, {1, 1, 1}}};
+    static const model_turn turns[] = {{false, {40, 7, 2}}, {true, {1, 1, 1}}};
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .capacity = 400};
     int64_t said;
@@ -404,13 +404,13 @@ LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
     end_file();
 }
 
-static const turn first = {false, {20, 3, 0}};
-static const turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
+static const model_turn first = {false, {20, 3, 0}};
+static const model_turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
 
 /* Make a turn with the n-th fault (0: none), and repeat it if it failed by
  * that. */
-static void answer(const turn *call, uint64_t seed, void (*fault)(int64_t),
-                   int64_t n, float *out) {
+static void answer(const model_turn *call, uint64_t seed,
+                   void (*fault)(int64_t), int64_t n, float *out) {
     int64_t said;
     fault(n);
     cp_status status = say(f.session, call, seed, &said);
@@ -446,9 +446,9 @@ LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
 }
 
 typedef struct {
-    seat seat;
-    int parts;         /* that share a rank's heads */
-    const turn *turns; /* [TALK]; NULL: talk */
+    crowd_member seat;
+    int parts;               /* that share a rank's heads */
+    const model_turn *turns; /* [TALK]; NULL: talk */
     const cp_model *model;
     bool odd;    /* gets different tokens in the second call */
     bool shaken; /* before the fourth call succeeds, one rank runs out of
@@ -456,96 +456,96 @@ typedef struct {
     int without; /* REFUSED: NCCL refuses the trial capture; NOT_MADE: a graph
                     cannot be made in the second step */
     volatile sig_atomic_t stop;
-    double patience;
+    double timeout;
     float *logits; /* of all calls */
     int64_t rows;
     int64_t said, drawn; /* collectives of the group for the last call, and for
                             the draw */
-} process;
+} model_process;
 enum { REFUSED = 1, NOT_MADE };
 
-static bool fails_everywhere(cp_session *session, process *mine,
+static bool fails_everywhere(cp_session *session, model_process *self,
                              uint64_t seed) {
     int64_t count;
-    if (mine->seat.crew.rank == 0)
+    if (self->seat.group.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
     const cp_status status = say(session, &talk[3], seed, &count);
     pthread_barrier_wait(&meeting);
-    if (mine->seat.crew.rank == 0)
+    if (self->seat.group.rank == 0)
         stand_in_fail_allocation(0);
     pthread_barrier_wait(&meeting);
     if (status != CP_MEMORY && status != CP_ABORTED)
         return false;
-    mine->stop = mine->seat.crew.rank == 1;
+    self->stop = self->seat.group.rank == 1;
     if (say(session, &talk[3], seed, &count) != CP_INTERRUPTED)
         return false;
-    mine->stop = 0;
+    self->stop = 0;
     return true;
 }
 
 static void fail_one_allocation(void) {
     pthread_barrier_wait(&meeting);
-    if (myself->crew.rank == 0)
+    if (myself->group.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
 }
 
-static cp_status talk_as(process *mine, cp_session *session) {
+static cp_status talk_as(model_process *self, cp_session *session) {
     for (int n = 0; n < TALK; n++) {
         int64_t count;
-        const uint64_t seed = (uint64_t)n + (mine->odd && n == 1 ? 99 : 1);
-        if (mine->shaken && n == 3 && !fails_everywhere(session, mine, seed))
+        const uint64_t seed = (uint64_t)n + (self->odd && n == 1 ? 99 : 1);
+        if (self->shaken && n == 3 && !fails_everywhere(session, self, seed))
             return cp_fail(CP_BROKEN, "a call without memory went well");
-        if (mine->without == NOT_MADE && n == 2)
+        if (self->without == NOT_MADE && n == 2)
             fail_one_allocation();
-        mine->said = -met;
-        CP_TRY(say(session, mine->turns + n, seed, &count));
-        mine->said += met;
-        float *logits = mine->logits + mine->rows * f.words;
+        self->said = -met;
+        CP_TRY(say(session, self->turns + n, seed, &count));
+        self->said += met;
+        float *logits = self->logits + self->rows * f.words;
         CP_TRY(cp_session_logits(session, 0, count, logits));
-        mine->drawn = -met;
+        self->drawn = -met;
         CP_TRY(draw_too(session, count, logits));
-        mine->drawn += met;
-        mine->rows += count;
+        self->drawn += met;
+        self->rows += count;
     }
     return CP_OK;
 }
 
-static cp_status live_with(process *mine, bool graphs, cp_nccl *heads,
+static cp_status live_with(model_process *self, bool graphs, cp_nccl *heads,
                            cp_nccl *ring) {
-    const cp_crew *crew = &mine->seat.crew;
-    const cp_session_options options = {.ranks = crew->ranks / mine->parts,
+    const cp_process_group *group = &self->seat.group;
+    const cp_session_options options = {.ranks = group->ranks / self->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400,
-                                        .stop = &mine->stop};
+                                        .stop = &self->stop};
     cp_session *session;
-    my_place = (cp_device_place){.only = crew->rank / mine->parts,
-                                 .link = &ring->link,
-                                 .crew = crew,
-                                 .tensor = heads,
-                                 .patience = mine->patience,
-                                 .graphs = graphs};
-    CP_TRY(cp_session_open(mine->model, &options, &session));
-    const cp_status status = talk_as(mine, session);
+    my_place = (cp_device_runner){.only = group->rank / self->parts,
+                                  .link = &ring->link,
+                                  .group = group,
+                                  .tensor = heads,
+                                  .timeout = self->timeout,
+                                  .graphs = graphs};
+    CP_TRY(cp_session_open(self->model, &options, &session));
+    const cp_status status = talk_as(self, session);
     cp_session_close(session);
     return status;
 }
 
-static cp_status live_as_process(seat *seat) {
-    process *mine = (process *)(void *)seat;
+static cp_status live_as_process(crowd_member *seat) {
+    model_process *self = (model_process *)(void *)seat;
     cp_nccl *world, *heads = NULL, *ring = NULL;
     cp_status status = CP_OK;
-    CP_TRY(cp_nccl_new(&seat->id, seat->crew.rank, seat->crew.ranks, 10.0,
+    CP_TRY(cp_nccl_new(&seat->id, seat->group.rank, seat->group.ranks, 10.0,
                        &world));
     const bool graphs =
-        mine->without != REFUSED ||
-        cp_crew_all_ready(&seat->crew, cp_nccl_try_capture(world)) == CP_OK;
-    if (mine->parts > 1)
-        status = cp_nccl_split(world, mine->parts, &heads, &ring);
+        self->without != REFUSED ||
+        cp_agree_to_start(&seat->group, cp_nccl_try_capture(world)) == CP_OK;
+    if (self->parts > 1)
+        status = cp_nccl_split(world, self->parts, &heads, &ring);
     if (status == CP_OK)
-        status = live_with(mine, graphs, heads, ring != NULL ? ring : world);
+        status = live_with(self, graphs, heads, ring != NULL ? ring : world);
     cp_nccl_free(heads);
     cp_nccl_free(ring);
     cp_nccl_free(world);
@@ -560,7 +560,7 @@ static cp_status open_share(const cp_gguf *file, cp_model **model) {
 
 /* Run processes, each with its part of the model; the timeout is 10 seconds
  * unless they have their own. */
-static void run_processes(process *all, int count, int parts) {
+static void run_processes(model_process *all, int count, int parts) {
     static cp_backend apart[CROWD];
     cp_model *models[CROWD];
     for (int p = 0; p < parts; p++) {
@@ -576,7 +576,7 @@ static void run_processes(process *all, int count, int parts) {
         all[r].parts = parts;
         all[r].turns = all[r].turns != NULL ? all[r].turns : talk;
         all[r].model = models[r % parts];
-        all[r].patience = all[r].patience > 0 ? all[r].patience : 10;
+        all[r].timeout = all[r].timeout > 0 ? all[r].timeout : 10;
         all[r].logits = on_host(MOST * f.words * 4);
     }
     run_crowd(all, sizeof(*all), count, live_as_process);
@@ -596,7 +596,7 @@ static const struct {
 LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
     begin_file(&(tiny_gguf_options){.seed = 7, .up = CP_GGUF_Q8_0}, _i);
-    process all[CROWD] = {0};
+    model_process all[CROWD] = {0};
     int64_t numbers;
     for (int r = 0; r < count; r++) {
         all[r].shaken = crowds[_i].shaken;
@@ -629,7 +629,7 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
 LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
     static const double most[] = {0.027, 0.3};
     const int count = 4 << _i / 2;
-    process all[CROWD] = {0};
+    model_process all[CROWD] = {0};
     int64_t numbers;
     begin_file(&(tiny_gguf_options){.seed = 7,
                                     .width = 128,
@@ -652,10 +652,10 @@ LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
 /* Nodes of the graphs of some ranks over NCCL for one batch, with this many
  * layers. */
 static int64_t count_nodes(int ranks, int layers) {
-    static turn batch[TALK] = {{false, {40, 7, 2}}};
-    process all[CROWD] = {0};
+    static model_turn batch[TALK] = {{false, {40, 7, 2}}};
+    model_process all[CROWD] = {0};
     for (int n = 1; n < TALK; n++)
-        batch[n] = (turn){true, {1, 1, 1}};
+        batch[n] = (model_turn){true, {1, 1, 1}};
     for (int r = 0; r < ranks; r++)
         all[r].turns = batch;
     begin_file(&(tiny_gguf_options){.seed = 7, .blocks = layers}, 2);
@@ -688,7 +688,7 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
 
 LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
-    process all[CROWD] = {[2] = {.odd = true}};
+    model_process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_eq(all[r].seat.status, CP_BROKEN);
@@ -705,8 +705,8 @@ static const int last_words[] = {1, 5, 9, 35, 50};
 LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * stand_in_pretends()) {
     bool said = false;
     begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
-    process all[CROWD] = {
-        {.patience = 0.6}, {.patience = 0.6}, {.patience = 0.6}};
+    model_process all[CROWD] = {
+        {.timeout = 0.6}, {.timeout = 0.6}, {.timeout = 0.6}};
     stand_in_dead_rank(1, last_words[_i]);
     run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
@@ -745,7 +745,7 @@ TEST(a_wish_to_stop_is_heard) {
 }
 
 TEST(all_promised_positions_can_be_had) {
-    const turn word = {false, {1, 0, 0}};
+    const model_turn word = {false, {1, 0, 0}};
     const cp_session_options options = {
         .ranks = 4, .sequences = SEQUENCES, .capacity = 72};
     int64_t said;

@@ -13,21 +13,21 @@
 #include <unistd.h>
 
 #include "cuda/model/device_engine.h"
-#include "cuda/ring/reunion.h"
+#include "cuda/ring/rendezvous.h"
 #include "harness/tiny_gguf.h"
-#include "model/repair.h"
-#include "ring/crew.h"
+#include "model/session_repair.h"
+#include "ring/process_group.h"
 
 enum { SEQUENCES = 3, MOST = 500, RANKS = 5 };
 
 typedef struct {
     bool decode;
     int64_t lengths[SEQUENCES];
-} turn;
+} repair_turn;
 
 /* The first is begin_talk's. From the third step on, decode is a graph's
  * launch. */
-static turn turns[] = {
+static repair_turn turns[] = {
     {false},           {true, {1, 1, 1}},   {true, {1, 1, 1}},
     {true, {1, 1, 1}}, {true, {1, 1, 1}},   {false, {4, 0, 37}},
     {true, {1, 0, 1}}, {true, {1, 0, 1}},   {true, {1, 0, 1}},
@@ -46,7 +46,7 @@ static struct {
     cp_model *model;
 } f;
 
-static int64_t tokens_of(const turn *call) {
+static int64_t tokens_of(const repair_turn *call) {
     int64_t count = 0;
     for (int s = 0; s < SEQUENCES; s++)
         count += call->lengths[s];
@@ -54,7 +54,7 @@ static int64_t tokens_of(const turn *call) {
 }
 
 static cp_status make_call(cp_session *session, int n) {
-    const turn *call = &turns[n];
+    const repair_turn *call = &turns[n];
     return (call->decode ? cp_session_verify : cp_session_prefill)(
         session, call->lengths, f.tokens[n], NULL);
 }
@@ -88,7 +88,8 @@ static void learn(void) {
 /* In exact order, prompts are longer. */
 static void begin_talk(bool exact) {
     static const tiny_gguf_options model = {.seed = 7};
-    static const turn prompts[] = {{false, {30, 7, 2}}, {false, {130, 71, 2}}};
+    static const repair_turn prompts[] = {{false, {30, 7, 2}},
+                                          {false, {130, 71, 2}}};
     static const cp_dealing dealings[] = {
         {0},
         {.placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true}};
@@ -160,7 +161,7 @@ typedef struct {
     int rank, ranks;
     double after;
     cp_status status;
-    bool here[5];
+    bool present[5];
     int words[5];
 } visitor;
 
@@ -171,8 +172,8 @@ static void *come(void *given) {
     const struct timespec while_away = {0, (long)(v->after * 1e9)};
     nanosleep(&while_away, NULL);
     v->words[v->rank] = 10 + v->rank;
-    v->status = cp_reunite(place, v->rank, v->ranks, 0.5, v->words,
-                           sizeof(v->words[0]), v->here);
+    v->status = cp_rendezvous(place, v->rank, v->ranks, 0.5, v->words,
+                              sizeof(v->words[0]), v->present);
     return NULL;
 }
 
@@ -211,8 +212,8 @@ TEST(who_comes_in_time_hears_who_has_come) {
     for (int n = 0; n < 4; n++)
         ck_assert_int_eq(all[n].status, n < 2 ? CP_OK : CP_BROKEN);
     for (int n = 0; n < 2; n++) {
-        ck_assert(all[n].here[0] && all[n].here[1]);
-        ck_assert(!all[n].here[2] && !all[n].here[3]);
+        ck_assert(all[n].present[0] && all[n].present[1]);
+        ck_assert(!all[n].present[2] && !all[n].present[3]);
         ck_assert(all[n].words[0] == 10 && all[n].words[1] == 11);
     }
 }
@@ -222,7 +223,7 @@ TEST(who_comes_in_time_hears_who_has_come) {
 static const double PATIENCE = HARNESS_SANITIZED ? 2.4 : 0.6;
 
 typedef struct {
-    cp_crew crew;
+    cp_process_group group;
     cp_nccl *world;
     bool died;
     cp_status status;
@@ -231,7 +232,7 @@ typedef struct {
 
 static rank all[RANKS];
 static _Thread_local rank *me;
-static _Thread_local cp_device_place my_place;
+static _Thread_local cp_device_runner my_place;
 static ncclUniqueId first_id;
 static struct {
     pthread_mutex_t lock;
@@ -264,21 +265,21 @@ static cp_status meet(void) {
 }
 
 static cp_status read_boards(void *items, int64_t bytes, int ranks) {
-    table.boards[me->crew.rank] = items;
+    table.boards[me->group.rank] = items;
     CP_TRY(meet());
     for (int r = 0; r < ranks; r++)
-        if (r != me->crew.rank)
+        if (r != me->group.rank)
             memcpy((char *)items + r * bytes,
                    (char *)table.boards[r] + r * bytes, (size_t)bytes);
     return meet();
 }
 
-static cp_status share(void *data, int64_t bytes) {
+static cp_status broadcast(void *data, int64_t bytes) {
     return read_boards(data, bytes, 1);
 }
 
-static cp_status collect(void *items, int64_t bytes) {
-    return read_boards(items, bytes, me->crew.ranks);
+static cp_status all_gather(void *items, int64_t bytes) {
+    return read_boards(items, bytes, me->group.ranks);
 }
 
 /* How a rank dies: its messages never begin; its NCCL has an error; or it makes
@@ -327,24 +328,24 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
         bool sound;
         ncclUniqueId id;
     } words[RANKS];
-    bool here[RANKS];
+    bool present[RANKS];
     if (dying < 0) /* and is silent while the others agree */
         return stay_silent(-1 - dying);
-    words[me->crew.rank].sound = loss->sound;
-    if (me->crew.rank < 2)
-        must(cp_nccl_id(&words[me->crew.rank].id));
-    CP_TRY(cp_reunite(place, me->crew.rank, world->ranks, 2 * PATIENCE, words,
-                      sizeof(words[0]), here));
+    words[me->group.rank].sound = loss->sound;
+    if (me->group.rank < 2)
+        must(cp_nccl_id(&words[me->group.rank].id));
+    CP_TRY(cp_rendezvous(place, me->group.rank, world->ranks, 2 * PATIENCE,
+                         words, sizeof(words[0]), present));
     pthread_mutex_lock(&table.lock);
     table.living = 0;
     for (int r = 0; r < world->ranks; r++) {
-        if (!here[r])
+        if (!present[r])
             loss->lost[loss->count++] = r;
-        loss->sound = loss->sound && (!here[r] || words[r].sound);
-        table.living += here[r];
+        loss->sound = loss->sound && (!present[r] || words[r].sound);
+        table.living += present[r];
     }
     pthread_mutex_unlock(&table.lock);
-    loss->id = words[here[0] ? 0 : 1].id;
+    loss->id = words[present[0] ? 0 : 1].id;
     /* A rank with an error of its own cannot be excluded by shrinking. */
     return loss->sound == (plays[play].deaths[dying].how != FAILS)
                ? CP_OK
@@ -356,11 +357,11 @@ static cp_status go_on(cp_session *session) {
     int lost;
     me->world->link.abort(me->world); /* the group may be first to miss a
                                          rank */
-    CP_TRY(cp_nccl_mend(me->world, &lost));
-    for (int next; cp_nccl_mend(me->world, &next) == CP_OK; lost = next)
+    CP_TRY(cp_nccl_shrink(me->world, &lost));
+    for (int next; cp_nccl_shrink(me->world, &next) == CP_OK; lost = next)
         CP_TRY(cp_session_lose(session, lost));
-    my_place.only = me->crew.rank = me->world->rank;
-    me->crew.ranks = me->world->ranks;
+    my_place.only = me->group.rank = me->world->rank;
+    me->group.ranks = me->world->ranks;
     dying++;
     for (int r = 0; r < RANKS; r++)
         stand_in_dead_rank(r, INT32_MAX);
@@ -374,12 +375,12 @@ static cp_status arrange(int n, bool *mine) {
     *mine = false;
     if (dying > 1 || next->turn != n || (dying == 1 && n == 0))
         return CP_OK;
-    *mine = me->crew.rank == next->rank ||
-            (next->also > 0 && me->crew.rank == next->also);
+    *mine = me->group.rank == next->rank ||
+            (next->also > 0 && me->group.rank == next->also);
     CP_TRY(meet());
     if (*mine && next->how != IS_GONE)
         (next->how == FAILS ? stand_in_failing_rank
-                            : stand_in_dead_rank)(me->crew.rank, next->after);
+                            : stand_in_dead_rank)(me->group.rank, next->after);
     return meet();
 }
 
@@ -404,16 +405,16 @@ static cp_status talk_as(cp_session *session) {
 static cp_status live(void) {
     cp_session_options options = wanted;
     cp_session *session = NULL;
-    options.ranks = me->crew.ranks;
-    CP_TRY(
-        cp_nccl_new(&first_id, me->crew.rank, me->crew.ranks, 10, &me->world));
-    cp_nccl_set_patience(me->world, PATIENCE);
+    options.ranks = me->group.ranks;
+    CP_TRY(cp_nccl_new(&first_id, me->group.rank, me->group.ranks, 10,
+                       &me->world));
+    cp_nccl_set_timeout(me->world, PATIENCE);
     me->world->agree = agree;
-    my_place = (cp_device_place){.only = me->crew.rank,
-                                 .link = &me->world->link,
-                                 .crew = &me->crew,
-                                 .patience = PATIENCE,
-                                 .graphs = true};
+    my_place = (cp_device_runner){.only = me->group.rank,
+                                  .link = &me->world->link,
+                                  .group = &me->group,
+                                  .timeout = PATIENCE,
+                                  .graphs = true};
     cp_status status = cp_session_open(f.model, &options, &session);
     if (status == CP_OK)
         status = talk_as(session);
@@ -440,9 +441,10 @@ static void run_all(int ranks) {
     table.living = ranks;
     must(ncclGetUniqueId(&first_id));
     for (int r = 0; r < ranks; r++) {
-        all[r] = (rank){
-            .crew = {
-                .rank = r, .ranks = ranks, .share = share, .collect = collect}};
+        all[r] = (rank){.group = {.rank = r,
+                                  .ranks = ranks,
+                                  .broadcast = broadcast,
+                                  .all_gather = all_gather}};
         pthread_create(&threads[r], NULL, take_seat, &all[r]);
     }
     for (int r = 0; r < ranks; r++)

@@ -14,11 +14,11 @@ typedef struct {
     bool outside; /* input and output copies are not in the graph */
     bool stale;   /* plant the fault */
     int captures;
-} batch;
+} graph_batch;
 
 static const int64_t everybody[] = {1, 1, 1};
 
-static void make_room(batch *b, const int64_t *fresh) {
+static void make_room(graph_batch *b, const int64_t *fresh) {
     talk *t = &b->t;
     must(plan_call(t, fresh, CP_DECODE));
     must(make_walkers(t));
@@ -31,7 +31,7 @@ static void make_room(batch *b, const int64_t *fresh) {
     }
 }
 
-static void leave_room(batch *b) {
+static void leave_room(graph_batch *b) {
     talk *t = &b->t;
     if (b->largest == NULL)
         return;
@@ -55,7 +55,7 @@ static void take_all_answers(const talk *t, int layer) {
 }
 
 static cp_status enqueue_step(void *context) {
-    batch *b = context;
+    graph_batch *b = context;
     talk *t = &b->t;
     for (int layer = 0; layer < t->layers; layer++) {
         if (!b->outside)
@@ -75,7 +75,7 @@ static void write_all_inputs(const talk *t) {
         write_inputs(t, r);
 }
 
-static cp_status run_once(batch *b, bool launch) {
+static cp_status run_once(graph_batch *b, bool launch) {
     talk *t = &b->t;
     for (int n = 0; n < t->layers * t->ranks; n++)
         memset(t->answers[n % t->layers][n / t->layers], 0xFF,
@@ -96,7 +96,7 @@ static cp_status run_once(batch *b, bool launch) {
     return CP_OK;
 }
 
-static uint64_t sum_of_answers(const batch *b) {
+static uint64_t sum_of_answers(const graph_batch *b) {
     const talk *t = &b->t;
     uint64_t sum = 0;
     for (int n = 0; n < t->layers * t->ranks; n++) {
@@ -107,7 +107,7 @@ static uint64_t sum_of_answers(const batch *b) {
     return sum;
 }
 
-static cp_status run_twice(batch *b, bool graph_first) {
+static cp_status run_twice(graph_batch *b, bool graph_first) {
     talk *t = &b->t;
     const bool first = graph_first && b->graphs[0] != NULL;
     CP_TRY(run_once(b, first));
@@ -121,7 +121,7 @@ static cp_status run_twice(batch *b, bool graph_first) {
 }
 
 /* Ranks that are processes do not ask each other: all must decide the same. */
-static cp_status renew_all(batch *b, const cp_plan *plan) {
+static cp_status renew_all(graph_batch *b, const cp_plan *plan) {
     const cp_status status = cp_stream_walker_renew(b->t.walkers[0], plan);
     for (int r = 1; r < b->t.ranks; r++)
         ck_assert_msg(cp_stream_walker_renew(b->t.walkers[r], plan) == status,
@@ -141,7 +141,8 @@ static cp_plan *plan_step(talk *t, const int64_t *fresh) {
     return plan;
 }
 
-static void decode_step(batch *b, const int64_t *fresh, bool graph_first) {
+static void decode_step(graph_batch *b, const int64_t *fresh,
+                        bool graph_first) {
     talk *t = &b->t;
     cp_plan *plan = plan_step(t, fresh);
     cp_layout *layout = t->layout;
@@ -171,26 +172,26 @@ static void draw_fresh(const talk *t, uint64_t *state, int step, int steps,
     fresh[0] = 1;
 }
 
-static void open_batch(batch *b, uint64_t seed, int64_t growth) {
+static void open_batch(graph_batch *b, uint64_t seed, int64_t growth) {
     static const int ranks[] = {1, 2, 3, 4, 5, 8};
     static const cp_shape shapes[] = {{2, 1, 8}, {4, 2, 5}, {3, 1, 6}};
     (seed % 6 > 0 ? begin_open : begin)((int)seed);
-    *b = (batch){.t = {.shape = shapes[seed / 6 % 3],
-                       .ranks = ranks[seed % 6],
-                       .spare = 1 + (int)(seed % 2),
-                       .sequences = 3,
-                       .room = 31 + STEPS + 4,
-                       .layers = ranks[seed % 6] < 3 ? LAYERS : 1,
-                       .blocks = 1 + (int)(seed % 5),
-                       .element = (cp_element)(seed % 3),
-                       .growth = growth}};
+    *b = (graph_batch){.t = {.shape = shapes[seed / 6 % 3],
+                             .ranks = ranks[seed % 6],
+                             .spare = 1 + (int)(seed % 2),
+                             .sequences = 3,
+                             .room = 31 + STEPS + 4,
+                             .layers = ranks[seed % 6] < 3 ? LAYERS : 1,
+                             .blocks = 1 + (int)(seed % 5),
+                             .element = (cp_element)(seed % 3),
+                             .growth = growth}};
     open_talk(&b->t);
     b->outside = seed % 2 == 1 && b->t.layers == 1;
     remember(&b->t, 31 * b->t.ranks);
     make_room(b, everybody);
 }
 
-static void close_batch(batch *b) {
+static void close_batch(graph_batch *b) {
     leave_room(b);
     close_talk(&b->t);
     end();
@@ -200,7 +201,7 @@ static void close_batch(batch *b) {
 LOOP_FOR(120, a_graph_decodes_as_an_eager_walk_does, 0, 18) {
     static const int64_t growths[] = {40, 0, 2};
     cp_nccl *nccl = NULL;
-    batch b;
+    graph_batch b;
     open_batch(&b, (uint64_t)_i, growths[(_i + _i / 6) % 3]);
     if (_i >= 12) {
         open_alone(&nccl);
@@ -266,7 +267,7 @@ LOOP_FOR(120, a_rank_hears_itself, 0, 2) {
 }
 
 LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {
-    batch b;
+    graph_batch b;
     const int64_t fresh[3] = {1, 1, 0};
     open_batch(&b, (uint64_t)_i, 40);
     b.stale = true;
@@ -277,7 +278,8 @@ LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {
     close_batch(&b);
 }
 
-static cp_status renew_for(batch *b, const int64_t *fresh, cp_variant variant) {
+static cp_status renew_for(graph_batch *b, const int64_t *fresh,
+                           cp_variant variant) {
     talk other = b->t;
     must(plan_call(&other, fresh, variant));
     const cp_status status = renew_all(b, other.plan);
@@ -286,7 +288,7 @@ static cp_status renew_for(batch *b, const int64_t *fresh, cp_variant variant) {
 }
 
 LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
-    batch b;
+    graph_batch b;
     const int64_t one[3] = {1, 0, 0}, many[3] = {9, 9, 9};
     open_batch(&b, (uint64_t)_i, 0);
     decode_step(&b, one, false);
@@ -310,24 +312,24 @@ LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
 
 /* Each rank a thread, with its own communicator and graph. */
 
-static batch *seated;
+static graph_batch *seated;
 
-static cp_status join(seat *s) {
-    return cp_nccl_new(&s->id, s->crew.rank, s->crew.ranks, 10.0,
-                       &seated->nccl[s->crew.rank]);
+static cp_status join(crowd_member *s) {
+    return cp_nccl_new(&s->id, s->group.rank, s->group.ranks, 10.0,
+                       &seated->nccl[s->group.rank]);
 }
 
-static cp_status leave(seat *s) {
-    cp_graph_free(seated->graphs[s->crew.rank]);
-    seated->graphs[s->crew.rank] = NULL;
-    cp_nccl_free(seated->nccl[s->crew.rank]);
+static cp_status leave(crowd_member *s) {
+    cp_graph_free(seated->graphs[s->group.rank]);
+    seated->graphs[s->group.rank] = NULL;
+    cp_nccl_free(seated->nccl[s->group.rank]);
     return CP_OK;
 }
 
 static cp_status enqueue_alone(void *context) {
-    const seat *s = context;
+    const crowd_member *s = context;
     const talk *t = &seated->t;
-    const int r = s->crew.rank;
+    const int r = s->group.rank;
     for (int layer = 0; layer < t->layers; layer++) {
         CP_TRY(give_inputs(t, r));
         CP_TRY(cp_stream_walk(&t->walkers[r], 1, &seated->nccl[r]->link,
@@ -337,8 +339,8 @@ static cp_status enqueue_alone(void *context) {
     return CP_OK;
 }
 
-static cp_status decode_alone(seat *s) {
-    const int r = s->crew.rank;
+static cp_status decode_alone(crowd_member *s) {
+    const int r = s->group.rank;
     const talk *t = &seated->t;
     cp_graph **graph = &seated->graphs[r];
     float *answer = t->answers[t->layers - 1][r];
@@ -357,8 +359,8 @@ static cp_status decode_alone(seat *s) {
     return differs ? cp_fail(CP_BROKEN, "a graph says something else") : CP_OK;
 }
 
-static void all_do(batch *b, cp_status (*what)(seat *)) {
-    seat seats[MOST_RANKS] = {0};
+static void all_do(graph_batch *b, cp_status (*what)(crowd_member *)) {
+    crowd_member seats[MOST_RANKS] = {0};
     seated = b;
     run_crowd(seats, sizeof(seats[0]), b->t.ranks, what);
     for (int r = 0; r < b->t.ranks; r++)
@@ -366,7 +368,7 @@ static void all_do(batch *b, cp_status (*what)(seat *)) {
 }
 
 LOOP(ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()) {
-    batch b;
+    graph_batch b;
     open_batch(&b, (uint64_t)_i, 20);
     all_do(&b, join);
     for (int step = 0; step < 5; step++) {

@@ -4,7 +4,7 @@
 
 #include "harness/stand-in/kernel.h"
 
-#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/device_numbers.h"
 
 #include "cuda/kernels/hopper.h"
 #include "formats.h"
@@ -40,16 +40,17 @@ typedef enum {
     NOBODY_WAITS,
     REGISTERS_FROM_NOWHERE,
     HALF_A_NUMBERED_BARRIER
-} way;
+} product_way;
 
 typedef struct {
     CUtensorMap left, right, values;
-    way how;
+    product_way how;
     int columns; /* of values: 64 or 128 */
     float *out;  /* [ROWS][DIMS] */
-} call;
+} hopper_call;
 
-static void load_all(const call *a, unsigned char *room, uint64_t *arrived) {
+static void load_all(const hopper_call *a, unsigned char *room,
+                     uint64_t *arrived) {
     const int boxes = a->columns / 64;
     barrier_expect(arrived, ROWS * 128 + (1 + boxes) * BOX);
     load_box(room, &a->left, 0, 0, 0, arrived);
@@ -60,7 +61,7 @@ static void load_all(const call *a, unsigned char *room, uint64_t *arrived) {
 }
 
 /* O = (L R^T) V, with the product in parentheses rounded to bf16. */
-CP_KERNEL_ALONE(multiply_twice, call, THREADS) {
+CP_KERNEL_ALONE(multiply_twice, hopper_call, THREADS) {
     CP_DYNAMIC(room);
     unsigned char *values = room + ROWS * 128 + BOX;
     uint64_t *arrived = (uint64_t *)(void *)(room + ROOM - 1024);
@@ -178,11 +179,11 @@ static double truth_at(int row, int column, int keys) {
 }
 
 /* Run the kernel, and check its result. */
-static cudaError_t run(way how, int columns, bool *is_right) {
+static cudaError_t run(product_way how, int columns, bool *is_right) {
     const dim3 one = {1, 1, 1};
     uint64_t state = 3;
     const int keys = how == ZEROED || how == NO_FENCE ? FEWER - 1 : FEWER;
-    call c = {.how = how, .columns = columns};
+    hopper_call c = {.how = how, .columns = columns};
     c.out = on_device(ROWS * DIMS * 4);
     must(map_of(&c.left, numbers(left, ROWS * DEPTH, &state), DEPTH, ROWS,
                 ROWS));
@@ -211,7 +212,7 @@ LOOP(instructions_mean_what_they_mean, 0, 12) {
 }
 
 static const struct {
-    way how;
+    product_way how;
     const char *said; /* the report; NULL: the answer is wrong on a late
                          machine */
 } mistakes[] = {

@@ -48,11 +48,11 @@ typedef struct {
 
 /* One rank in a turn. */
 typedef struct {
-    hybrid *it;
+    hybrid *hybrid;
     cp_comm *comm;
     cp_walker *attention, *pairs, *convolution;
     cp_chunk chunks[2];
-} seat;
+} hybrid_rank;
 
 static void multiply(const float *w, const float *in, int64_t from, int64_t to,
                      float *out) {
@@ -86,11 +86,11 @@ typedef struct {
     float decay[CHUNK * HEADS], rate[CHUNK * HEADS];
 } brought;
 
-static void bring(const hybrid *it, const weights *w, cp_chunk chunk,
+static void bring(const hybrid *hybrid, const weights *w, cp_chunk chunk,
                   brought *b) {
     for (int64_t t = 0; t < chunk.count; t++) {
         float x[WIDTH], gates[2 * HEADS];
-        normalise(x, it->x[chunk.first + t], WIDTH, WIDTH);
+        normalise(x, hybrid->x[chunk.first + t], WIDTH, WIDTH);
         multiply(w->in, x, WIDTH, CHANNELS, b->rows + t * CHANNELS);
         multiply(w->gates, x, WIDTH, 2 * HEADS, gates);
         for (int h = 0; h < HEADS; h++) {
@@ -126,21 +126,22 @@ static cp_status step(const cp_convolution *call, cp_chunk chunk, brought *b,
     return CP_OK;
 }
 
-static cp_status remember(const seat *s, int layer) {
-    hybrid *it = s->it;
+static cp_status remember(const hybrid_rank *s, int layer) {
+    hybrid *hybrid = s->hybrid;
     const int rank = s->comm->rank;
     const weights *w = &model[layer];
-    float *tail = it->tails[rank][layer], *state = it->states[rank][layer];
+    float *tail = hybrid->tails[rank][layer],
+          *state = hybrid->states[rank][layer];
     brought b[2];
     cp_convolution calls[2];
     for (int half = 0; half < 2; half++) {
-        bring(it, w, s->chunks[half], &b[half]);
+        bring(hybrid, w, s->chunks[half], &b[half]);
         calls[half] = (cp_convolution){TAPS, CHANNELS, s->chunks[half].count,
                                        b[half].rows, w->taps};
     }
-    if (it->owner == rank)
+    if (hybrid->owner == rank)
         CP_TRY(step(&calls[0], s->chunks[0], &b[0], tail, state));
-    if (it->owner == CP_NOBODY) {
+    if (hybrid->owner == CP_NOBODY) {
         float *const convolved[] = {b[0].convolved, b[1].convolved};
         float *const outputs[] = {b[0].output, b[1].output};
         CP_TRY(cp_tail_walk(s->convolution, s->comm, calls, tail, convolved));
@@ -151,7 +152,7 @@ static cp_status remember(const seat *s, int layer) {
     for (int half = 0; half < 2; half++)
         for (int64_t t = 0; t < s->chunks[half].count; t++)
             add(w->out, b[half].output + t * WIDTH, WIDTH,
-                it->x[s->chunks[half].first + t]);
+                hybrid->x[s->chunks[half].first + t]);
     return CP_OK;
 }
 
@@ -159,36 +160,38 @@ static int64_t position(cp_span span, int64_t i) {
     return span.start + i * span.step;
 }
 
-static cp_status attend(const seat *s, int layer) {
-    hybrid *it = s->it;
+static cp_status attend(const hybrid_rank *s, int layer) {
+    hybrid *hybrid = s->hybrid;
     const int rank = s->comm->rank;
     const weights *w = &model[layer];
-    const cp_pieces *mine = &it->layout->queries[rank].pieces;
+    const cp_pieces *own_pieces = &hybrid->layout->queries[rank].pieces;
     cp_walker *walker = s->attention;
     float x[WIDTH], all[2 * WIDTH];
-    for (int64_t n = 0; n < mine->count; n++)
-        for (int64_t i = 0; i < mine->items[n].span.count; i++) {
-            const int64_t row = mine->items[n].row + i;
-            normalise(x, it->x[position(mine->items[n].span, i)], WIDTH, WIDTH);
+    for (int64_t n = 0; n < own_pieces->count; n++)
+        for (int64_t i = 0; i < own_pieces->items[n].span.count; i++) {
+            const int64_t row = own_pieces->items[n].row + i;
+            normalise(x, hybrid->x[position(own_pieces->items[n].span, i)],
+                      WIDTH, WIDTH);
             multiply(w->project, x, WIDTH, 2 * WIDTH, all);
             memcpy(walker->queries + row * 32, all, 32 * 4);
             memcpy(walker->new_keys + row * 16, all + 32, 16 * 4);
             memcpy(walker->new_values + row * 16, all + 48, 16 * 4);
         }
-    CP_TRY(cp_walk(walker, s->comm, cp_store_keys(it->store, rank, layer),
-                   cp_store_values(it->store, rank, layer)));
-    for (int64_t n = 0; n < mine->count; n++)
-        for (int64_t i = 0; i < mine->items[n].span.count; i++)
-            add(w->out, walker->result.output + (mine->items[n].row + i) * 32,
-                WIDTH, it->x[position(mine->items[n].span, i)]);
+    CP_TRY(cp_walk(walker, s->comm, cp_store_keys(hybrid->store, rank, layer),
+                   cp_store_values(hybrid->store, rank, layer)));
+    for (int64_t n = 0; n < own_pieces->count; n++)
+        for (int64_t i = 0; i < own_pieces->items[n].span.count; i++)
+            add(w->out,
+                walker->result.output + (own_pieces->items[n].row + i) * 32,
+                WIDTH, hybrid->x[position(own_pieces->items[n].span, i)]);
     return CP_OK;
 }
 
-static void feed(const seat *s, int layer) {
+static void feed(const hybrid_rank *s, int layer) {
     float x[WIDTH], inner[INNER];
     for (int half = 0; half < 2; half++)
         for (int64_t t = 0; t < s->chunks[half].count; t++) {
-            float *at = s->it->x[s->chunks[half].first + t];
+            float *at = s->hybrid->x[s->chunks[half].first + t];
             normalise(x, at, WIDTH, WIDTH);
             multiply(model[layer].up, x, WIDTH, INNER, inner);
             for (int i = 0; i < INNER; i++)
@@ -197,23 +200,24 @@ static void feed(const seat *s, int layer) {
         }
 }
 
-static cp_status take_turn(seat *s) {
-    hybrid *it = s->it;
-    const int rank = s->comm->rank, to = it->owner < 0 ? 0 : it->owner;
+static cp_status take_turn(hybrid_rank *s) {
+    hybrid *hybrid = s->hybrid;
+    const int rank = s->comm->rank, to = hybrid->owner < 0 ? 0 : hybrid->owner;
     for (int half = 0; half < 2; half++) {
-        const int chunk = half == 0 ? rank : 2 * it->ranks - 1 - rank;
-        s->chunks[half] = cp_chunk_of(it->tokens, it->ranks, chunk);
-        if (it->owner != CP_NOBODY)
-            s->chunks[half].count = rank == it->owner && half == 0;
-        if (it->owner != CP_NOBODY)
+        const int chunk = half == 0 ? rank : 2 * hybrid->ranks - 1 - rank;
+        s->chunks[half] = cp_chunk_of(hybrid->tokens, hybrid->ranks, chunk);
+        if (hybrid->owner != CP_NOBODY)
+            s->chunks[half].count = rank == hybrid->owner && half == 0;
+        if (hybrid->owner != CP_NOBODY)
             s->chunks[half].first = 0;
-        s->chunks[half].first += it->past;
+        s->chunks[half].first += hybrid->past;
     }
     for (int layer = 0; layer < LAYERS; layer++) {
-        CP_TRY(cp_state_hand(s->comm, it->keeper, to, it->states[rank][layer],
+        CP_TRY(cp_state_hand(s->comm, hybrid->keeper, to,
+                             hybrid->states[rank][layer],
                              cp_state_floats(&state_shape)));
-        CP_TRY(cp_state_hand(s->comm, it->keeper, to, it->tails[rank][layer],
-                             TAIL));
+        CP_TRY(cp_state_hand(s->comm, hybrid->keeper, to,
+                             hybrid->tails[rank][layer], TAIL));
     }
     for (int layer = 0; layer < LAYERS; layer++) {
         CP_TRY(layer % 4 == 3 ? attend(s, layer) : remember(s, layer));
@@ -223,13 +227,14 @@ static cp_status take_turn(seat *s) {
 }
 
 static cp_status turn_rank(cp_comm *comm, void *context) {
-    hybrid *it = context;
-    seat s = {.it = it, .comm = comm};
+    hybrid *hybrid = context;
+    hybrid_rank s = {.hybrid = hybrid, .comm = comm};
     const cp_convolution call = {TAPS, CHANNELS, 0, NULL, NULL};
     const int rank = comm->rank;
-    CP_TRY(cp_walker_new(it->attention, rank, NULL, &s.attention));
-    CP_TRY(cp_state_walker_new(it->pairs, rank, 1, &state_shape, &s.pairs));
-    CP_TRY(cp_tail_walker_new(it->convolution, rank, &call, &s.convolution));
+    CP_TRY(cp_walker_new(hybrid->attention, rank, NULL, &s.attention));
+    CP_TRY(cp_state_walker_new(hybrid->pairs, rank, 1, &state_shape, &s.pairs));
+    CP_TRY(
+        cp_tail_walker_new(hybrid->convolution, rank, &call, &s.convolution));
     const cp_status status = take_turn(&s);
     cp_walker_free(s.attention);
     cp_walker_free(s.pairs);
@@ -237,54 +242,57 @@ static cp_status turn_rank(cp_comm *comm, void *context) {
     return status;
 }
 
-static void turn(hybrid *it, cp_variant variant, cp_scan scan, int64_t tokens) {
+static void turn(hybrid *hybrid, cp_variant variant, cp_scan scan,
+                 int64_t tokens) {
     const bool decode = variant == CP_DECODE;
-    const cp_threads_options threads = {.ranks = it->ranks, .patience = 60};
-    it->tokens = tokens;
-    it->owner = CP_NOBODY;
-    must(cp_cache_lay_out(it->cache, decode, &tokens, &it->layout));
-    for (int k = 0; k < it->ranks; k++)
-        if (decode && it->layout->queries[k].tokens > 0)
-            it->owner = k;
+    const cp_threads_options threads = {.ranks = hybrid->ranks, .timeout = 60};
+    hybrid->tokens = tokens;
+    hybrid->owner = CP_NOBODY;
+    must(cp_cache_lay_out(hybrid->cache, decode, &tokens, &hybrid->layout));
+    for (int k = 0; k < hybrid->ranks; k++)
+        if (decode && hybrid->layout->queries[k].tokens > 0)
+            hybrid->owner = k;
         else if (!decode) /* equal shares: a rank's chunks are its parts */
-            hold(it->layout->queries[k].pieces.items[0].span.start ==
-                 it->past + cp_chunk_of(tokens, it->ranks, k).first);
-    must(cp_plan_build(variant, it->layout, &shape, NULL, &it->attention));
-    must(cp_plan_scan(scan, it->layout,
+            hold(hybrid->layout->queries[k].pieces.items[0].span.start ==
+                 hybrid->past + cp_chunk_of(tokens, hybrid->ranks, k).first);
+    must(cp_plan_build(variant, hybrid->layout, &shape, NULL,
+                       &hybrid->attention));
+    must(cp_plan_scan(scan, hybrid->layout,
                       4 * (int64_t)(HEADS * KEYS * (KEYS + VALUES)),
-                      &it->pairs));
-    must(cp_plan_scan(scan, it->layout, 4 * TAIL, &it->convolution));
-    must(cp_threads_run(&threads, turn_rank, it));
-    must(cp_cache_commit(it->cache, it->layout));
-    it->keeper = decode ? it->owner : 0;
-    it->past += tokens;
-    cp_plan_free(it->attention);
-    cp_plan_free(it->pairs);
-    cp_plan_free(it->convolution);
-    cp_layout_free(it->layout);
+                      &hybrid->pairs));
+    must(cp_plan_scan(scan, hybrid->layout, 4 * TAIL, &hybrid->convolution));
+    must(cp_threads_run(&threads, turn_rank, hybrid));
+    must(cp_cache_commit(hybrid->cache, hybrid->layout));
+    hybrid->keeper = decode ? hybrid->owner : 0;
+    hybrid->past += tokens;
+    cp_plan_free(hybrid->attention);
+    cp_plan_free(hybrid->pairs);
+    cp_plan_free(hybrid->convolution);
+    cp_layout_free(hybrid->layout);
 }
 
 /* A prompt, another one, steps until all ranks have equally many tokens, and a
  * third prompt. */
 static hybrid *converse(int ranks, cp_scan scan) {
-    hybrid *it = room_for(1, sizeof(*it));
+    hybrid *hybrid = room_for(1, sizeof(*hybrid));
     uint64_t seed = 11;
-    it->ranks = ranks;
+    hybrid->ranks = ranks;
     for (int64_t i = 0; i < (int64_t)(sizeof(model) / 4); i++)
         ((float *)model)[i] = harness_uniform(&seed) / 4;
     for (int64_t i = 0; i < ROOM * WIDTH; i++)
-        ((float *)it->x)[i] = harness_uniform(&seed);
-    must(cp_cache_new(ranks, 1, ROOM, &it->cache));
-    must(cp_store_new(ranks, CP_NOBODY, LAYERS, 1, ROOM, &shape, &it->store));
-    turn(it, CP_PASS_KV, scan, 48);
-    turn(it, CP_PASS_Q, scan, 16);
+        ((float *)hybrid->x)[i] = harness_uniform(&seed);
+    must(cp_cache_new(ranks, 1, ROOM, &hybrid->cache));
+    must(cp_store_new(ranks, CP_NOBODY, LAYERS, 1, ROOM, &shape,
+                      &hybrid->store));
+    turn(hybrid, CP_PASS_KV, scan, 48);
+    turn(hybrid, CP_PASS_Q, scan, 16);
     for (int n = 0; n < 4; n++)
-        turn(it, CP_DECODE, scan, 1);
-    turn(it, CP_PASS_KV, scan, 8);
-    turn(it, CP_DECODE, scan, 1);
-    cp_cache_free(it->cache);
-    cp_store_free(it->store);
-    return it;
+        turn(hybrid, CP_DECODE, scan, 1);
+    turn(hybrid, CP_PASS_KV, scan, 8);
+    turn(hybrid, CP_DECODE, scan, 1);
+    cp_cache_free(hybrid->cache);
+    cp_store_free(hybrid->store);
+    return hybrid;
 }
 
 LOOP(a_hybrid_is_the_same_on_any_ranks, 0, 2 * CP_SCANS) {
@@ -293,9 +301,9 @@ LOOP(a_hybrid_is_the_same_on_any_ranks, 0, 2 * CP_SCANS) {
     double difference = 0, norm = 0;
     hold(one->past == 77 && many->past == 77);
     for (int64_t i = 0; i < one->past * WIDTH; i++) {
-        const double due = (double)((const float *)one->x)[i];
-        difference += pow(due - (double)((const float *)many->x)[i], 2);
-        norm += due * due;
+        const double expected = (double)((const float *)one->x)[i];
+        difference += pow(expected - (double)((const float *)many->x)[i], 2);
+        norm += expected * expected;
     }
     hold(isfinite(norm) && norm > 77 * WIDTH);
     ck_assert_double_le(sqrt(difference / norm), 1e-6);

@@ -4,8 +4,8 @@
 #include "device.h"
 
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/kernels/top_k.h"
-#include "cuda/kernels/writing.h"
+#include "cuda/kernels/device_top_k.h"
+#include "cuda/kernels/device_encode.h"
 #include "formats.h"
 #include "harness/blocks.h"
 #include "problem.h"
@@ -14,9 +14,9 @@
 #include "model/facts.h"
 #include "model/sample.h"
 #include "reference/model/layers.h"
-#include "reference/ring/rewrite.h"
+#include "reference/ring/encode.h"
 
-static const format f8 = {3, 7, 0x7e};
+static const format_case f8 = {3, 7, 0x7e};
 
 static float *numbers(int64_t count, uint64_t *state) {
     float *x = on_host(count * 4);
@@ -306,7 +306,7 @@ typedef struct {
     cp_selection host;
     cp_device_selection device;
     int64_t numbers; /* of all lists, in bytes */
-} choosing;
+} choice_case;
 
 static float *with_a_nan(const cp_pieces *keys, float *tensor, int64_t dim) {
     const cp_piece piece = keys->items[0];
@@ -314,7 +314,7 @@ static float *with_a_nan(const cp_pieces *keys, float *tensor, int64_t dim) {
     return tensor;
 }
 
-static choosing choosing_of(int which) {
+static choice_case choosing_of(int which) {
     uint64_t seed = (uint64_t)which + 7;
     const cp_indexer *indexer = &choices[which].indexer;
     const cp_element element = choices[which].element;
@@ -330,80 +330,84 @@ static choosing choosing_of(int which) {
     float *keys = with_a_nan(
         &p->key_pieces,
         numbers_in(&p->key_pieces, dim, 1.0f, choices[which].draw, &seed), dim);
-    choosing it = {.p = p, .numbers = rows * indexer->top_k * 8};
-    it.device = (cp_device_selection){
+    choice_case choice = {.p = p, .numbers = rows * indexer->top_k * 8};
+    choice.device = (cp_device_selection){
         .indexer = *indexer,
         .element = element,
         .queries_of = tiles_of(&p->query_pieces, 11, 0),
         .queries = stored(element, queries, rows * heads * dim),
         .weights = stored(element, weights, rows * heads),
         .keys = stored(element, keys, key_rows * dim)};
-    it.host = (cp_selection){.indexer = indexer,
-                             .query_pieces = &p->query_pieces,
-                             .queries = queries,
-                             .weights = weights,
-                             .key_pieces = &p->key_pieces,
-                             .keys = keys,
-                             .threads = 1,
-                             .room = indexer->top_k,
-                             .candidates = on_host(it.numbers)};
-    return it;
+    choice.host = (cp_selection){.indexer = indexer,
+                                 .query_pieces = &p->query_pieces,
+                                 .queries = queries,
+                                 .weights = weights,
+                                 .key_pieces = &p->key_pieces,
+                                 .keys = keys,
+                                 .threads = 1,
+                                 .room = indexer->top_k,
+                                 .candidates = on_host(choice.numbers)};
+    return choice;
 }
 
 /* Choose from one piece of the keys, into new lists or existing ones. */
-static cp_candidate *choose_of(choosing *it, int64_t piece, bool merge,
+static cp_candidate *choose_of(choice_case *choice, int64_t piece, bool merge,
                                cp_candidate *lists) {
-    cp_pieces keys = it->p->key_pieces;
+    cp_pieces keys = choice->p->key_pieces;
     keys.items += piece;
     keys.count = piece < keys.count;
-    it->device.keys_of = keys_of(&keys, 6, 0);
-    it->device.merge = merge;
-    it->device.lists = lists;
-    must(cp_device_select(&it->device, NULL));
+    choice->device.keys_of = keys_of(&keys, 6, 0);
+    choice->device.merge = merge;
+    choice->device.lists = lists;
+    must(cp_device_select(&choice->device, NULL));
     return lists;
 }
 
 /* The requested rows begin after the row in no piece. */
-static void same_lists(const choosing *it, const cp_candidate *lists) {
-    const int64_t room = it->host.room;
-    const cp_candidate *got = fetch(lists, it->numbers);
-    const cp_piece asked = it->p->query_pieces.items[0];
-    hold(memcmp(got + asked.row * room, it->host.candidates + asked.row * room,
+static void same_lists(const choice_case *choice, const cp_candidate *lists) {
+    const int64_t room = choice->host.room;
+    const cp_candidate *got = fetch(lists, choice->numbers);
+    const cp_piece asked = choice->p->query_pieces.items[0];
+    hold(memcmp(got + asked.row * room,
+                choice->host.candidates + asked.row * room,
                 (size_t)(asked.span.count * room) * sizeof(*got)) == 0);
     hold(is_untouched(got, CP_F32, 0));
 }
 
 /* Also if the positions begin at an odd half of a word. */
-static void same_positions(const choosing *it, const cp_candidate *lists) {
-    const int64_t room = it->host.room, count = it->numbers / 8;
+static void same_positions(const choice_case *choice,
+                           const cp_candidate *lists) {
+    const int64_t room = choice->host.room, count = choice->numbers / 8;
     char *packed = on_device(count * 4 + 2);
     const cp_device_lists call = {count / room, room, lists, packed + 2};
     must(cp_device_pack_list(&call, NULL));
     const char *got = fetch(packed, count * 4 + 2);
-    const cp_piece asked = it->p->query_pieces.items[0];
+    const cp_piece asked = choice->p->query_pieces.items[0];
     for (int64_t n = asked.row * room;
          n < (asked.row + asked.span.count) * room; n++) {
         int32_t position;
         memcpy(&position, got + 2 + n * 4, 4);
-        hold(position == it->host.candidates[n].position);
+        hold(position == choice->host.candidates[n].position);
     }
 }
 
 LOOP(lists_are_those_of_the_cores, 0, COUNT_OF(choices)) {
     begin(1);
-    choosing it = choosing_of(_i);
-    cp_candidates_clear(it.host.candidates, it.numbers / 8);
-    must(cp_select(&it.host));
-    memset(it.host.candidates, 0xFF, (size_t)it.host.room * 8);
-    cp_candidate *list = choose_of(&it, 1, false, on_device(it.numbers));
-    cp_candidate *other = choose_of(&it, 0, false, on_device(it.numbers));
-    const cp_device_lists merge = {it.numbers / 8 / it.host.room, it.host.room,
-                                   other, list};
+    choice_case choice = choosing_of(_i);
+    cp_candidates_clear(choice.host.candidates, choice.numbers / 8);
+    must(cp_select(&choice.host));
+    memset(choice.host.candidates, 0xFF, (size_t)choice.host.room * 8);
+    cp_candidate *list =
+        choose_of(&choice, 1, false, on_device(choice.numbers));
+    cp_candidate *other =
+        choose_of(&choice, 0, false, on_device(choice.numbers));
+    const cp_device_lists merge = {choice.numbers / 8 / choice.host.room,
+                                   choice.host.room, other, list};
     must(cp_device_merge_lists(&merge, NULL));
-    same_lists(&it, list);
-    choose_of(&it, 0, false, other);
-    same_lists(&it, choose_of(&it, 1, true, other));
-    same_positions(&it, other);
+    same_lists(&choice, list);
+    choose_of(&choice, 0, false, other);
+    same_lists(&choice, choose_of(&choice, 1, true, other));
+    same_positions(&choice, other);
     end();
 }
 
@@ -604,7 +608,7 @@ enum { PLACED = 7, PLACES = 11 };
 static void gather(row_case *c, const int64_t *rows, int64_t count,
                    int64_t width, const void *table, cp_element from,
                    cp_element to) {
-    const cp_device_gathering call = {
+    const cp_device_gather_args call = {
         count, width, upload(rows, count * 8),  table,
         from,  to,    writes(c, count * width), NULL};
     c->element = to;
@@ -644,7 +648,7 @@ static void embed_every_code(row_case *c) {
 
 /* The codes of a format, the midpoints between two, and the numbers next to
  * those, with both signs. */
-static int64_t around(format f, uint32_t codes, float *out) {
+static int64_t around(format_case f, uint32_t codes, float *out) {
     int64_t count = 0;
     for (uint32_t code = 0; code < codes; code++) {
         const double low = value_of(f, code), high = value_of(f, code + 1);
@@ -678,14 +682,14 @@ static void norm(row_case *c) {
         x[i] = i < 256 ? 1.0f : 0x1p-13f;
         x[width + i] = ldexpf(x[width + i], -40); /* epsilon decides */
     }
-    const cp_device_norming call = {rows,
-                                    width,
-                                    upload(x, rows * width * 4),
-                                    upload(weight, width * 4),
-                                    1e-5f,
-                                    c->element,
-                                    writes(c, rows * width),
-                                    NULL};
+    const cp_device_norm_args call = {rows,
+                                      width,
+                                      upload(x, rows * width * 4),
+                                      upload(weight, width * 4),
+                                      1e-5f,
+                                      c->element,
+                                      writes(c, rows * width),
+                                      NULL};
     must(cp_device_norm(&call, NULL));
     for (int64_t row = 0; row < rows; row++) {
         const float *mine = x + row * width;
@@ -706,12 +710,12 @@ static void gate(row_case *c) {
     float *both = numbers(rows * 2 * inner, &c->state);
     for (int64_t i = 0; i < inner; i++)
         both[2 * inner + i] = (float)(i % 41 - 20) * 5.0f;
-    const cp_device_gating call = {rows,
-                                   inner,
-                                   upload(both, rows * 2 * inner * 4),
-                                   c->element,
-                                   writes(c, rows * inner),
-                                   NULL};
+    const cp_device_gate_args call = {rows,
+                                      inner,
+                                      upload(both, rows * 2 * inner * 4),
+                                      c->element,
+                                      writes(c, rows * inner),
+                                      NULL};
     must(cp_device_gate(&call, NULL));
     c->host = on_host(rows * inner * 4);
     for (int64_t row = 0; row < rows; row++) {
@@ -792,11 +796,11 @@ LOOP(kernels_do_what_they_are_defined_to, 0, COUNT_OF(kernels)) {
 
 /* Rows of eight bits. */
 
-static cp_device_quantising quantise(int64_t rows, int64_t width,
-                                     const float *x) {
-    const cp_device_quantising call = {rows, width, upload(x, rows * width * 4),
-                                       on_device(rows * width),
-                                       on_device(rows * 4)};
+static cp_device_quantise_args quantise(int64_t rows, int64_t width,
+                                        const float *x) {
+    const cp_device_quantise_args call = {
+        rows, width, upload(x, rows * width * 4), on_device(rows * width),
+        on_device(rows * 4)};
     must(cp_device_quantise(&call, NULL));
     return call;
 }
@@ -812,7 +816,7 @@ LOOP(every_rounding_to_8_bits_is_to_nearest_even, 0, 12) {
     const float power = ldexpf(1.0f, 3 * (_i / 4) - 110 * (_i / 8));
     for (int64_t i = 0; i < count; i++)
         x[i] *= power;
-    const cp_device_quantising call = quantise(1, count, x);
+    const cp_device_quantise_args call = quantise(1, count, x);
     const unsigned char *got = fetch(call.y, count + 1);
     ck_assert_float_eq(*(float *)fetch(call.scales, 4), power);
     for (int64_t i = 0; i < count; i++) {
@@ -836,7 +840,7 @@ LOOP(rows_of_8_bits_stand_for_their_numbers, 0, 8) {
         x[2 * width + i] = ldexpf(x[2 * width + i], -135);
         x[3 * width + i] = ldexpf(x[3 * width + i], 118);
     }
-    const cp_device_quantising call = quantise(rows, width, x);
+    const cp_device_quantise_args call = quantise(rows, width, x);
     const unsigned char *got = fetch(call.y, rows * width);
     const float *scales = fetch(call.scales, rows * 4);
     ck_assert_float_eq(scales[1], 1.0f);
@@ -863,11 +867,11 @@ LOOP(rows_are_rounded_where_they_are_made, 0, 2 * WIDTHS) {
     uint64_t state = (uint64_t)_i + 3;
     begin(_i + 1);
     float *x = upload(numbers(2 * rows * width, &state), 2 * rows * width * 4);
-    cp_device_norming norm = {rows, width, x, x, 1e-5f, CP_F32, NULL, NULL};
-    cp_device_gating gate = {rows, width, x, CP_F32, NULL, NULL};
-    cp_device_gathering gather = {rows, width,  upload(whence, sizeof(whence)),
-                                  x,    CP_F32, CP_F32,
-                                  NULL, NULL};
+    cp_device_norm_args norm = {rows, width, x, x, 1e-5f, CP_F32, NULL, NULL};
+    cp_device_gate_args gate = {rows, width, x, CP_F32, NULL, NULL};
+    cp_device_gather_args gather = {
+        rows, width, upload(whence, sizeof(whence)), x, CP_F32, CP_F32,
+        NULL, NULL};
     for (int n = 0; n < 3; n++) {
         float *made = norm.y = gate.y = gather.to = on_device(rows * width * 4);
         for (int pass = 0; pass < 2; pass++) {
@@ -879,7 +883,7 @@ LOOP(rows_are_rounded_where_they_are_made, 0, 2 * WIDTHS) {
                 norm.scales = gate.scales = gather.scales = on_device(rows * 4);
             }
         }
-        const cp_device_quantising then = {
+        const cp_device_quantise_args then = {
             rows, width, made, on_device(rows * width), on_device(rows * 4)};
         must(cp_device_quantise(&then, NULL));
         ck_assert_mem_eq(fetch(norm.scales, rows * 4),
@@ -903,9 +907,9 @@ LOOP(the_first_of_the_largest_is_picked, 0, WIDTHS) {
     x[3 * width + last / 2] = NAN;
     x[4 * width] = INFINITY;
     x[5 * width + last] = -INFINITY;
-    const cp_device_picking call = {ROWS, width, upload(x, ROWS * width * 4),
-                                    on_device(ROWS * 4)};
-    must(cp_device_pick(&call, NULL));
+    const cp_device_argmax_args call = {
+        ROWS, width, upload(x, ROWS * width * 4), on_device(ROWS * 4)};
+    must(cp_device_argmax(&call, NULL));
     const int32_t *got = fetch(call.best, ROWS * 4);
     for (int row = 0; row < ROWS; row++)
         ck_assert_int_eq(
@@ -919,7 +923,7 @@ LOOP(sums_of_16_bits_are_added, 0, WIDTHS) {
     begin(_i + 1);
     float *x = numbers(count + 1, &state), *more = numbers(count, &state);
     const void *addends = stored(CP_BF16, more, count);
-    const cp_device_adding call = {count, addends, upload(x, count * 4 + 4)};
+    const cp_device_add_args call = {count, addends, upload(x, count * 4 + 4)};
     must(cp_device_add(&call, NULL));
     const float *got = fetch(call.x, count * 4 + 4);
     for (int64_t i = 0; i < count; i++)
@@ -990,17 +994,17 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
             pair[1] = even * sine[i] + odd * cosine[i];
         }
     }
-    const cp_device_rotating call = {PLACED,
-                                     shape,
-                                     pairs,
-                                     upload(positions, sizeof(positions)),
-                                     upload(frequencies, pairs * 8),
-                                     upload(places, sizeof(places)),
-                                     upload(projected, count * 4),
-                                     element,
-                                     on_device(PLACES * q * dim * 4),
-                                     on_device(PLACES * kv * dim * 4),
-                                     on_device(PLACES * kv * dim * 4)};
+    const cp_device_rotate_args call = {PLACED,
+                                        shape,
+                                        pairs,
+                                        upload(positions, sizeof(positions)),
+                                        upload(frequencies, pairs * 8),
+                                        upload(places, sizeof(places)),
+                                        upload(projected, count * 4),
+                                        element,
+                                        on_device(PLACES * q * dim * 4),
+                                        on_device(PLACES * kv * dim * 4),
+                                        on_device(PLACES * kv * dim * 4)};
     must(cp_device_rotate(&call, NULL));
     check_placed(call.queries, element, dim, 0, q, heads, want);
     check_placed(call.keys, element, dim, q, kv, heads, want);
@@ -1023,7 +1027,7 @@ TEST(indices_have_64_bits) {
     begin(1);
     const float *x = numbers(LONG, &state);
     const void *table = before(upload(x, LONG * 4), place * LONG * 4);
-    const cp_device_gathering gathering = {
+    const cp_device_gather_args gathering = {
         1,      LONG,   upload(&place, 8),   table,
         CP_F32, CP_F32, on_device(LONG * 4), NULL};
     must(cp_device_gather(&gathering, NULL));
@@ -1031,20 +1035,20 @@ TEST(indices_have_64_bits) {
     /* Three heads are written far after their tensors' beginnings. */
     const char *three = on_device(768);
     char *begins = before(three, further * 64 * 4);
-    const cp_device_rotating rotating = {.rows = 1,
-                                         .shape = {1, 1, 64},
-                                         .places = upload(&further, 8),
-                                         .projected = upload(x, 768),
-                                         .element = CP_F32,
-                                         .queries = begins,
-                                         .keys = begins + 256,
-                                         .values = begins + 512};
+    const cp_device_rotate_args rotating = {.rows = 1,
+                                            .shape = {1, 1, 64},
+                                            .places = upload(&further, 8),
+                                            .projected = upload(x, 768),
+                                            .element = CP_F32,
+                                            .queries = begins,
+                                            .keys = begins + 256,
+                                            .values = begins + 512};
     must(cp_device_rotate(&rotating, NULL));
     ck_assert_mem_eq(fetch(three, 768), x, 768);
     /* A copy from a far row to another. */
     const cp_piece from = {{0, 0, 3, 1}, FURTHER}, to = {{0, 0, 3, 1}, 3 * FAR};
     const int64_t one = 1;
-    const cp_device_copying copying = {
+    const cp_device_copy_args copying = {
         .from = {upload(&from, sizeof(from)), upload(&one, 8), 1},
         .to = {upload(&to, sizeof(to)), upload(&one, 8), 1},
         .row_bytes = 256,
@@ -1066,52 +1070,52 @@ TEST(indices_have_64_bits) {
 enum { LAST = 40000000 };
 
 static void far_norm(int64_t row, const float *x, float *y) {
-    const cp_device_norming call = {.rows = row + 1,
-                                    .width = 64,
-                                    .x = before(x, row * 256),
-                                    .weight = x,
-                                    .epsilon = 1e-5f,
-                                    .y = before(y, row * 256)};
+    const cp_device_norm_args call = {.rows = row + 1,
+                                      .width = 64,
+                                      .x = before(x, row * 256),
+                                      .weight = x,
+                                      .epsilon = 1e-5f,
+                                      .y = before(y, row * 256)};
     must(cp_device_norm(&call, NULL));
 }
 
 static void far_gate(int64_t row, const float *x, float *y) {
-    const cp_device_gating call = {.rows = row + 1,
-                                   .inner = 64,
-                                   .both = before(x, row * 512),
-                                   .y = before(y, row * 256)};
+    const cp_device_gate_args call = {.rows = row + 1,
+                                      .inner = 64,
+                                      .both = before(x, row * 512),
+                                      .y = before(y, row * 256)};
     must(cp_device_gate(&call, NULL));
 }
 
 static void far_codes(int64_t row, const float *x, float *y) {
-    const cp_device_quantising call = {.rows = row + 1,
-                                       .width = 64,
-                                       .x = before(x, row * 256),
-                                       .y = before(y, row * 64),
-                                       .scales = before(y + 16, row * 4)};
+    const cp_device_quantise_args call = {.rows = row + 1,
+                                          .width = 64,
+                                          .x = before(x, row * 256),
+                                          .y = before(y, row * 64),
+                                          .scales = before(y + 16, row * 4)};
     must(cp_device_quantise(&call, NULL));
 }
 
 static void far_merge(int64_t row, const float *x, float *y) {
     row *= 4; /* a block's rows */
-    const cp_device_merging call = {.rows = row + 1,
-                                    .dim = 64,
-                                    .addends = 1,
-                                    .add_output = before(x, row * 256),
-                                    .add_lse = before(x + 64, row * 4),
-                                    .output = before(y, row * 256),
-                                    .lse = before(y + 64, row * 4)};
+    const cp_device_merge_args call = {.rows = row + 1,
+                                       .dim = 64,
+                                       .addends = 1,
+                                       .add_output = before(x, row * 256),
+                                       .add_lse = before(x + 64, row * 4),
+                                       .output = before(y, row * 256),
+                                       .lse = before(y + 64, row * 4)};
     must(cp_device_merge(&call, NULL));
 }
 
 static void far_gathering(int64_t row, const float *x, float *y) {
     const int64_t place = 0;
-    const cp_device_gathering call = {.rows = row + 1,
-                                      .width = 64,
-                                      .places =
-                                          before(upload(&place, 8), row * 8),
-                                      .from = x,
-                                      .to = before(y, row * 256)};
+    const cp_device_gather_args call = {.rows = row + 1,
+                                        .width = 64,
+                                        .places =
+                                            before(upload(&place, 8), row * 8),
+                                        .from = x,
+                                        .to = before(y, row * 256)};
     must(cp_device_gather(&call, NULL));
 }
 
@@ -1162,34 +1166,34 @@ static float number_of_row(int64_t row, int64_t d, uint64_t *random) {
 
 LOOP(rows_are_written_as_on_the_host, 0, 8) {
     static const int64_t dims[] = {1, 2, 3, 31, 64, 33, 576, 64, 136};
-    const cp_writing writing = (cp_writing)(CP_WRITING_BF16 + _i % 4);
+    const cp_encoding encoding = (cp_encoding)(CP_ENCODING_BF16 + _i % 4);
     const cp_element element = _i < 4 ? CP_F32 : CP_BF16;
     uint64_t random = (uint64_t)_i + 1;
     for (int n = 0; n < COUNT_OF(dims); n++) {
         const int64_t dim = dims[n], rows = 8 * n + 1, count = rows * dim;
-        const int64_t bytes = rows * cp_writing_bytes(writing, dim, 4);
+        const int64_t bytes = rows * cp_encoding_bytes(encoding, dim, 4);
         const int64_t size = count * cp_element_bytes(element);
         const int askew = n % 2; /* numbers before the first */
         begin(_i + n);
         float *x = on_host(4 * (count + 1)), *back = on_host(4 * count);
         for (int64_t i = 0; i < count; i++)
             x[i + askew] = number_of_row(i / dim, i % dim, &random);
-        cp_device_rewriting call = {
-            .writing = writing,
+        cp_device_encode_args call = {
+            .encoding = encoding,
             .element = element,
             .rows = rows,
             .dim = dim,
             .held = (char *)stored(element, x, count + askew) +
                     askew * cp_element_bytes(element),
             .sent = on_device(bytes)};
-        char *due = on_host(bytes);
+        char *expected = on_host(bytes);
         x += askew;
-        cp_rows_write(writing, rows, dim, x, due);
-        cp_rows_read(writing, rows, dim, due, back);
-        must(cp_device_rows_write(&call, NULL));
-        ck_assert_mem_eq(fetch(call.sent, bytes), due, (size_t)bytes + 1);
+        cp_rows_encode(encoding, rows, dim, x, expected);
+        cp_rows_decode(encoding, rows, dim, expected, back);
+        must(cp_device_rows_encode(&call, NULL));
+        ck_assert_mem_eq(fetch(call.sent, bytes), expected, (size_t)bytes + 1);
         call.held = on_device(size);
-        must(cp_device_rows_read(&call, NULL));
+        must(cp_device_rows_decode(&call, NULL));
         const char *got = fetch(call.held, size);
         for (int64_t i = 0; i < count; i++) {
             const uint32_t bits = bits_at(got, element, i);
@@ -1205,22 +1209,22 @@ LOOP(rows_are_written_as_on_the_host, 0, 8) {
 
 TEST(what_cannot_be_launched_is_refused) {
     const int64_t many = INT64_C(1) << 31;
-    const cp_device_norming norm = {.rows = many, .width = 1};
-    const cp_device_gating gate = {.rows = 1, .inner = many};
-    const cp_device_gathering none = {.rows = 0, .width = 5};
-    const cp_device_gathering less = {.rows = -1, .width = 5};
-    const cp_device_rotating pairs = {
+    const cp_device_norm_args norm = {.rows = many, .width = 1};
+    const cp_device_gate_args gate = {.rows = 1, .inner = many};
+    const cp_device_gather_args none = {.rows = 0, .width = 5};
+    const cp_device_gather_args less = {.rows = -1, .width = 5};
+    const cp_device_rotate_args pairs = {
         .rows = 1, .shape = {1, 1, 33}, .pairs = 17};
     float scale;
     void *askew = (void *)(uintptr_t)2;
-    const cp_device_quantising odd = {1, 4, NULL, askew, &scale};
-    const cp_device_norming odd_norm = {1,    4,      NULL,  NULL,
-                                        1.0f, CP_F32, askew, &scale};
-    const cp_device_gathering odd_rows = {1,      4,      NULL,  NULL,
-                                          CP_F32, CP_F32, askew, &scale};
-    const cp_device_gating odd_gate = {1, 4, NULL, CP_F32, askew, &scale};
-    const cp_device_rotating wide = {.rows = 1, .shape = {1, 1, 257}};
-    const cp_device_picking vast = {.rows = 1, .width = (1 << 24) + 1};
+    const cp_device_quantise_args odd = {1, 4, NULL, askew, &scale};
+    const cp_device_norm_args odd_norm = {1,    4,      NULL,  NULL,
+                                          1.0f, CP_F32, askew, &scale};
+    const cp_device_gather_args odd_rows = {1,      4,      NULL,  NULL,
+                                            CP_F32, CP_F32, askew, &scale};
+    const cp_device_gate_args odd_gate = {1, 4, NULL, CP_F32, askew, &scale};
+    const cp_device_rotate_args wide = {.rows = 1, .shape = {1, 1, 257}};
+    const cp_device_argmax_args vast = {.rows = 1, .width = (1 << 24) + 1};
     begin(1);
     void *out = on_device(4096);
     const char *in = upload("0123456789abcdef", 16);
@@ -1234,7 +1238,7 @@ TEST(what_cannot_be_launched_is_refused) {
         {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&wide, NULL), cudaErrorInvalidValue},
         {cp_device_quantise(&odd, NULL), cudaErrorInvalidValue},
-        {cp_device_pick(&vast, NULL), cudaErrorInvalidValue},
+        {cp_device_argmax(&vast, NULL), cudaErrorInvalidValue},
         {cp_device_norm(&odd_norm, NULL), cudaErrorInvalidValue},
         {cp_device_gather(&odd_rows, NULL), cudaErrorInvalidValue},
         {cp_device_gate(&odd_gate, NULL), cudaErrorInvalidValue},

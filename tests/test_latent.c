@@ -141,10 +141,10 @@ static one_call ask(cp_shape shape, int64_t fresh, int64_t past) {
                       .lse = room_for(rows, 4)};
 }
 
-static cp_wire_error answer(const one_call *it, int ranks, cp_variant variant,
-                            cp_wire wire) {
+static cp_wire_error answer(const one_call *one_call, int ranks,
+                            cp_variant variant, cp_wire wire) {
     one_call_facts facts;
-    must(one_call_answer(it, ranks, variant, wire, &facts));
+    must(one_call_answer(one_call, ranks, variant, wire, &facts));
     return facts.before;
 }
 
@@ -190,17 +190,17 @@ typedef struct {
     const float *latents, *rotated;   /* [all][LATENT], [all][ROTARY] */
     const float *queries;             /* [fresh][HEADS][QUERY] */
     const float *to_keys, *to_values; /* [HEADS][PLAIN or VALUE][LATENT] */
-} layer;
+} latent_layer;
 
-static layer random_layer(int64_t fresh, int64_t past) {
+static latent_layer random_layer(int64_t fresh, int64_t past) {
     const int64_t all = fresh + past;
-    return (layer){.fresh = fresh,
-                   .all = all,
-                   .latents = draw(all * LATENT, 1),
-                   .rotated = draw(all * ROTARY, 1),
-                   .queries = draw(fresh * HEADS * QUERY, 2),
-                   .to_keys = draw(HEADS * PLAIN * LATENT, 0.1f),
-                   .to_values = draw(HEADS * VALUE * LATENT, 0.1f)};
+    return (latent_layer){.fresh = fresh,
+                          .all = all,
+                          .latents = draw(all * LATENT, 1),
+                          .rotated = draw(all * ROTARY, 1),
+                          .queries = draw(fresh * HEADS * QUERY, 2),
+                          .to_keys = draw(HEADS * PLAIN * LATENT, 0.1f),
+                          .to_values = draw(HEADS * VALUE * LATENT, 0.1f)};
 }
 
 /* to [rows] = matrix [rows][columns] times x, or its transpose. */
@@ -216,20 +216,21 @@ static void multiply(const float *matrix, int64_t rows, int64_t columns,
 }
 
 /* Expand each latent to keys and values of every head, then attend to these. */
-static one_call expanded(const layer *it) {
+static one_call expanded(const latent_layer *layer) {
     one_call call = ask((cp_shape){HEADS, HEADS, QUERY, VALUE, false},
-                        it->fresh, it->all - it->fresh);
-    float *keys = room_for(it->all * HEADS * QUERY, 4);
-    float *values = room_for(it->all * HEADS * VALUE, 4);
-    for (int64_t n = 0; n < it->all * HEADS; n++) {
+                        layer->fresh, layer->all - layer->fresh);
+    float *keys = room_for(layer->all * HEADS * QUERY, 4);
+    float *values = room_for(layer->all * HEADS * VALUE, 4);
+    for (int64_t n = 0; n < layer->all * HEADS; n++) {
         const int64_t t = n / HEADS, head = n % HEADS;
-        multiply(it->to_keys + head * PLAIN * LATENT, PLAIN, LATENT, false,
-                 it->latents + t * LATENT, keys + n * QUERY);
-        memcpy(keys + n * QUERY + PLAIN, it->rotated + t * ROTARY, ROTARY * 4);
-        multiply(it->to_values + head * VALUE * LATENT, VALUE, LATENT, false,
-                 it->latents + t * LATENT, values + n * VALUE);
+        multiply(layer->to_keys + head * PLAIN * LATENT, PLAIN, LATENT, false,
+                 layer->latents + t * LATENT, keys + n * QUERY);
+        memcpy(keys + n * QUERY + PLAIN, layer->rotated + t * ROTARY,
+               ROTARY * 4);
+        multiply(layer->to_values + head * VALUE * LATENT, VALUE, LATENT, false,
+                 layer->latents + t * LATENT, values + n * VALUE);
     }
-    call.queries = it->queries;
+    call.queries = layer->queries;
     call.keys = keys;
     call.values = values;
     return call;
@@ -238,22 +239,22 @@ static one_call expanded(const layer *it) {
 /* Multiply the matrix of keys into the queries: all heads attend to the latents
  * themselves. Scores must still be divided by the root of the layer's query
  * dimension, not of the new one. */
-static one_call absorbed(const layer *it) {
-    one_call call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true}, it->fresh,
-                        it->all - it->fresh);
-    float *queries = room_for(it->fresh * HEADS * CACHED, 4);
-    float *keys = room_for(it->all * CACHED, 4);
-    for (int64_t n = 0; n < it->fresh * HEADS; n++) {
+static one_call absorbed(const latent_layer *layer) {
+    one_call call = ask((cp_shape){HEADS, 1, CACHED, LATENT, true},
+                        layer->fresh, layer->all - layer->fresh);
+    float *queries = room_for(layer->fresh * HEADS * CACHED, 4);
+    float *keys = room_for(layer->all * CACHED, 4);
+    for (int64_t n = 0; n < layer->fresh * HEADS; n++) {
         float *query = queries + n * CACHED;
-        multiply(it->to_keys + n % HEADS * PLAIN * LATENT, PLAIN, LATENT, true,
-                 it->queries + n * QUERY, query);
-        memcpy(query + LATENT, it->queries + n * QUERY + PLAIN, ROTARY * 4);
+        multiply(layer->to_keys + n % HEADS * PLAIN * LATENT, PLAIN, LATENT,
+                 true, layer->queries + n * QUERY, query);
+        memcpy(query + LATENT, layer->queries + n * QUERY + PLAIN, ROTARY * 4);
         for (int64_t d = 0; d < CACHED; d++)
             query[d] *= sqrtf((float)CACHED / QUERY);
     }
-    for (int64_t t = 0; t < it->all; t++) {
-        memcpy(keys + t * CACHED, it->latents + t * LATENT, LATENT * 4);
-        memcpy(keys + t * CACHED + LATENT, it->rotated + t * ROTARY,
+    for (int64_t t = 0; t < layer->all; t++) {
+        memcpy(keys + t * CACHED, layer->latents + t * LATENT, LATENT * 4);
+        memcpy(keys + t * CACHED + LATENT, layer->rotated + t * ROTARY,
                ROTARY * 4);
     }
     call.queries = queries;
@@ -262,9 +263,10 @@ static one_call absorbed(const layer *it) {
 }
 
 /* Multiply the matrix of values into the output. */
-static void make_values(const layer *it, const float *latents, float *values) {
-    for (int64_t n = 0; n < it->fresh * HEADS; n++)
-        multiply(it->to_values + n % HEADS * VALUE * LATENT, VALUE, LATENT,
+static void make_values(const latent_layer *layer, const float *latents,
+                        float *values) {
+    for (int64_t n = 0; n < layer->fresh * HEADS; n++)
+        multiply(layer->to_values + n % HEADS * VALUE * LATENT, VALUE, LATENT,
                  false, latents + n * LATENT, values + n * VALUE);
 }
 
@@ -276,21 +278,21 @@ static void are_alike(const float *a, const float *b, int64_t count) {
     ck_assert_double_le(farthest(a, b, count), 2e-6 * size);
 }
 
-static void agree(const layer *it, int ranks, cp_variant variant) {
-    const int64_t rows = it->fresh * HEADS;
-    const one_call apart = expanded(it), together = absorbed(it);
+static void agree(const latent_layer *layer, int ranks, cp_variant variant) {
+    const int64_t rows = layer->fresh * HEADS;
+    const one_call apart = expanded(layer), together = absorbed(layer);
     float *values = room_for(rows * VALUE, 4);
     answer(&apart, ranks, variant, CP_WIRE_FP32);
     answer(&together, ranks, variant, CP_WIRE_FP32);
-    make_values(it, together.output, values);
+    make_values(layer, together.output, values);
     are_alike(apart.output, values, rows * VALUE);
     are_alike(apart.lse, together.lse, rows);
 }
 
 LOOP(absorbed_is_expanded, 0, 4) {
     static const int ranks[] = {1, 2, 3, 5};
-    const layer prompt = random_layer(11, 0), more = random_layer(7, 16);
-    const layer step = random_layer(1, 30);
+    const latent_layer prompt = random_layer(11, 0), more = random_layer(7, 16);
+    const latent_layer step = random_layer(1, 30);
     agree(&prompt, ranks[_i], CP_PASS_KV);
     agree(&more, ranks[_i], CP_PASS_Q);
     agree(&more, ranks[_i], CP_PASS_KV);

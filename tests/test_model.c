@@ -621,15 +621,15 @@ LOOP(test_scalings, 0, 4) {
 typedef struct {
     int64_t taken[4], tied; /* groups by number of tensors */
     int64_t left;           /* groups until taking fails */
-} taking;
+} scoring;
 
 static cp_status take(void *context, cp_weight first, int64_t layer, int count,
                       const cp_gguf_tensor *const *tensors) {
-    taking *it = context;
+    scoring *scores = context;
     ck_assert_int_eq(layer > 0 && first < CP_WEIGHT_ATTENTION_NORM, 0);
-    it->tied += tensors[0] == NULL;
-    it->taken[count]++;
-    return it->left-- > 0 ? CP_OK : cp_fail(CP_MEMORY, "no more");
+    scores->tied += tensors[0] == NULL;
+    scores->taken[count]++;
+    return scores->left-- > 0 ? CP_OK : cp_fail(CP_MEMORY, "no more");
 }
 
 LOOP(test_loading, 0, 2) {
@@ -651,18 +651,19 @@ LOOP(test_loading, 0, 2) {
     tiny_gguf_build(NULL, &f.bytes);
     parse_file();
     must(cp_facts_read(f.file, &facts));
-    taking it = {.left = 100};
-    must(cp_facts_tensors(f.file, &facts, take, &it));
-    ck_assert_int_eq(it.tied, 1);
-    ck_assert_int_eq(it.taken[1], 3 + 4 * facts.layers);
-    ck_assert_int_eq(it.taken[2], facts.layers);
-    ck_assert_int_eq(it.taken[3], facts.layers);
-    it = (taking){.left = 4};
-    refuses(cp_facts_tensors(f.file, &facts, take, &it), CP_MEMORY, "no more");
-    ck_assert_int_eq(it.taken[1] + it.taken[3], 5);
-    it.left = 100;
+    scoring scores = {.left = 100};
+    must(cp_facts_tensors(f.file, &facts, take, &scores));
+    ck_assert_int_eq(scores.tied, 1);
+    ck_assert_int_eq(scores.taken[1], 3 + 4 * facts.layers);
+    ck_assert_int_eq(scores.taken[2], facts.layers);
+    ck_assert_int_eq(scores.taken[3], facts.layers);
+    scores = (scoring){.left = 4};
+    refuses(cp_facts_tensors(f.file, &facts, take, &scores), CP_MEMORY,
+            "no more");
+    ck_assert_int_eq(scores.taken[1] + scores.taken[3], 5);
+    scores.left = 100;
     facts.feed_forward++;
-    refuses(cp_facts_tensors(f.file, &facts, take, &it), CP_INVALID,
+    refuses(cp_facts_tensors(f.file, &facts, take, &scores), CP_INVALID,
             "blk.0.ffn_gate.weight is");
 }
 

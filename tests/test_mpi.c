@@ -10,7 +10,7 @@
 #include "tests/harness/shell.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 #include "app/npy.h"
 #include "ring/variants.h"
 
@@ -23,9 +23,9 @@
 
 static int faults; /* of this rank, over all scenes */
 
-static cp_comm *open_world(double patience, int64_t piece) {
+static cp_comm *open_world(double timeout, int64_t piece) {
     cp_comm *comm;
-    const cp_mpi_options options = {.patience = patience, .piece = piece};
+    const cp_mpi_options options = {.timeout = timeout, .piece = piece};
     if (cp_mpi_open(&options, &comm) == CP_OK)
         return comm;
     fprintf(stderr, "open: %s\n", cp_message());
@@ -33,16 +33,15 @@ static cp_comm *open_world(double patience, int64_t piece) {
 }
 
 static void play(const comm_scene *scene, int64_t piece) {
-    bool speaks;
-    cp_comm *comm =
-        open_world(scene->patience > 0 ? scene->patience : 10, piece);
+    bool is_reporter;
+    cp_comm *comm = open_world(scene->timeout > 0 ? scene->timeout : 10, piece);
     if (comm->ranks >= scene->least && comm->ranks <= scene->most) {
         const cp_status status =
             cp_mpi_run(comm, scene->function, (void *)(uintptr_t)scene);
         faults += !comm_scene_ended(scene, comm->ranks, status);
     }
-    const int rank = comm->rank, last = cp_mpi_close(comm, 0, &speaks);
-    if (last == 0 && speaks == (rank == 0))
+    const int rank = comm->rank, last = cp_mpi_close(comm, 0, &is_reporter);
+    if (last == 0 && is_reporter == (rank == 0))
         return;
     fprintf(stderr, "%s: the goodbyes end with %d\n", scene->name, last);
     exit(1);
@@ -73,14 +72,14 @@ static cp_status die_in_a_hop(cp_comm *comm, void *context) {
     return cp_comm_wait(comm);
 }
 
-static int play_death(double patience) {
-    bool speaks;
+static int play_death(double timeout) {
+    bool is_reporter;
     play(&comm_scenes[2], 0);
-    cp_comm *comm = open_world(patience, 1000);
+    cp_comm *comm = open_world(timeout, 1000);
     const int rank = comm->rank;
     const cp_status status = cp_mpi_run(comm, die_in_a_hop, NULL);
     fprintf(stderr, "survivor %d: %s\n", rank, cp_message());
-    const int worst = cp_mpi_close(comm, status == CP_OK ? 0 : 1, &speaks);
+    const int worst = cp_mpi_close(comm, status == CP_OK ? 0 : 1, &is_reporter);
     fprintf(stderr, "survivor %d: ends\n", worst);
     cp_mpi_end(worst >= 0);
     return 1;
@@ -98,15 +97,15 @@ static cp_status wait_in_a_chain(cp_comm *comm, void *context) {
 }
 
 static int play_silence(void) {
-    bool speaks;
+    bool is_reporter;
     cp_comm *comm = open_world(2, 0);
     const int rank = comm->rank;
     const double start = cp_clock();
     const cp_status status = cp_mpi_run(comm, wait_in_a_chain, NULL);
     const bool named = strstr(cp_message(), "rank 1 is silent") != NULL;
-    const int worst = cp_mpi_close(comm, 1, &speaks);
+    const int worst = cp_mpi_close(comm, 1, &is_reporter);
     fprintf(stderr, "rank %d%s: %s; after %.1f s: %d, %d\n", rank,
-            speaks ? " speaks" : "",
+            is_reporter ? " speaks" : "",
             named && cp_clock() - start < 4.5 ? "as it should" : cp_message(),
             cp_clock() - start, status, worst);
     nap(1000); /* the other one, too */
@@ -133,58 +132,60 @@ static attend_scene scene_of(int ranks, cp_variant variant) {
     static const int64_t turns[] = {3, 1, 0};
     static const int64_t fresh[] = {61, 1, 5}, ones[] = {1, 1, 1};
     const bool decode = variant == CP_DECODE;
-    attend_scene it = {.queries = decode ? 3 : 67};
-    it.keys = it.queries + 80;
-    it.job = (cp_attend_job){.shape = {4, 2, 32},
-                             .ranks = ranks,
-                             .sequences = 3,
-                             .new_tokens = decode ? ones : fresh,
-                             .turns = turns,
-                             .history = pasts,
-                             .variant = variant};
-    it.job.queries = fill(it.queries * 4 * 32, 1);
-    it.job.keys = fill(it.keys * 2 * 32, 2);
-    it.job.values = fill(it.keys * 2 * 32, 3);
-    return it;
+    attend_scene attend_scene = {.queries = decode ? 3 : 67};
+    attend_scene.keys = attend_scene.queries + 80;
+    attend_scene.job = (cp_attend_job){.shape = {4, 2, 32},
+                                       .ranks = ranks,
+                                       .sequences = 3,
+                                       .new_tokens = decode ? ones : fresh,
+                                       .turns = turns,
+                                       .history = pasts,
+                                       .variant = variant};
+    attend_scene.job.queries = fill(attend_scene.queries * 4 * 32, 1);
+    attend_scene.job.keys = fill(attend_scene.keys * 2 * 32, 2);
+    attend_scene.job.values = fill(attend_scene.keys * 2 * 32, 3);
+    return attend_scene;
 }
 
 /* The same with an indexer, which has many equal scores. */
-static void choose_keys(attend_scene *it) {
-    const int64_t counts[] = {it->queries * 2 * 8, it->queries * 2,
-                              it->keys * 8};
+static void choose_keys(attend_scene *attend_scene) {
+    const int64_t counts[] = {attend_scene->queries * 2 * 8,
+                              attend_scene->queries * 2,
+                              attend_scene->keys * 8};
     float *numbers[3];
     for (int n = 0; n < 3; n++) {
         numbers[n] = fill(counts[n], 6 + (uint64_t)n);
         for (int64_t i = 0; i < counts[n]; i++)
             numbers[n][i] = roundf(2 * numbers[n][i]);
     }
-    it->job.indexer = (cp_indexer){2, 8, 6};
-    it->job.index_queries = numbers[0];
-    it->job.index_weights = numbers[1];
-    it->job.index_keys = numbers[2];
+    attend_scene->job.indexer = (cp_indexer){2, 8, 6};
+    attend_scene->job.index_queries = numbers[0];
+    attend_scene->job.index_weights = numbers[1];
+    attend_scene->job.index_keys = numbers[2];
 }
 
-static void answer(attend_scene *it, const cp_backend *backend, float *out) {
-    it->job.output = out;
-    it->job.lse = out + it->queries * 4 * 32;
-    memset(out, 0xFF, (size_t)(it->queries * 4 * 33) * sizeof(float));
-    if (backend->attend(&it->job) == CP_OK)
+static void answer(attend_scene *attend_scene, const cp_backend *backend,
+                   float *out) {
+    attend_scene->job.output = out;
+    attend_scene->job.lse = out + attend_scene->queries * 4 * 32;
+    memset(out, 0xFF, (size_t)(attend_scene->queries * 4 * 33) * sizeof(float));
+    if (backend->attend(&attend_scene->job) == CP_OK)
         return;
     fprintf(stderr, "attend: %s\n", cp_message());
     faults++;
 }
 
 static void play_attend(void) {
-    const int ranks = cp_crew_mine()->ranks;
+    const int ranks = cp_process_group_own()->ranks;
     for (int n = 0; n < 2 * (CP_DECODE + 1); n++) {
         const int v = n / 2;
-        attend_scene it = scene_of(ranks, (cp_variant)v);
+        attend_scene attend_scene = scene_of(ranks, (cp_variant)v);
         if (n % 2 == 1)
-            choose_keys(&it);
-        const int64_t floats = it.queries * 4 * 33;
+            choose_keys(&attend_scene);
+        const int64_t floats = attend_scene.queries * 4 * 33;
         float *together = fill(floats, 4), *alone = fill(floats, 5);
-        answer(&it, &cp_backend_threads, alone);
-        answer(&it, &cp_backend_mpi, together);
+        answer(&attend_scene, &cp_backend_threads, alone);
+        answer(&attend_scene, &cp_backend_mpi, together);
         if (memcmp(together, alone, (size_t)floats * sizeof(float)) != 0 ||
             isnan(alone[0])) {
             fprintf(stderr, "%d ranks, %s: not the bits of threads\n", ranks,
@@ -197,25 +198,26 @@ static void play_attend(void) {
 }
 
 static void play_disagreement(const char *what) {
-    const int rank = cp_crew_mine()->rank;
-    attend_scene it =
-        scene_of(cp_crew_mine()->ranks,
+    const int rank = cp_process_group_own()->rank;
+    attend_scene attend_scene =
+        scene_of(cp_process_group_own()->ranks,
                  rank == 1 && what[0] == 'v' ? CP_PASS_Q : CP_PASS_KV);
     const int64_t other[] = {60, 1, 5};
     if (rank == 1 && what[0] == 'l')
-        it.job.new_tokens = other;
+        attend_scene.job.new_tokens = other;
     if (what[0] == 'o')
-        it.job.dealing =
-            (cp_dealing){.placement = CP_INTERLEAVE,
-                         .block = CP_LEAF_BLOCK,
-                         .leaves = true,
-                         .owners = cp_owners_first(cp_crew_mine()->ranks)};
+        attend_scene.job.dealing = (cp_dealing){
+            .placement = CP_INTERLEAVE,
+            .block = CP_LEAF_BLOCK,
+            .leaves = true,
+            .owners = cp_owners_first(cp_process_group_own()->ranks)};
     /* A leaf without tokens so far. */
     if (what[0] == 'o' && rank == 1)
-        it.job.dealing.owners.rank[CP_LEAVES - 1] = 0;
-    it.job.output = fill(it.queries * 4 * 33, 5);
-    it.job.lse = it.job.output + it.queries * 4 * 32;
-    const cp_status status = cp_backend_mpi.attend(&it.job);
+        attend_scene.job.dealing.owners.rank[CP_LEAVES - 1] = 0;
+    attend_scene.job.output = fill(attend_scene.queries * 4 * 33, 5);
+    attend_scene.job.lse =
+        attend_scene.job.output + attend_scene.queries * 4 * 32;
+    const cp_status status = cp_backend_mpi.attend(&attend_scene.job);
     const char *words = what[0] == 'v'   ? "by pass-q"
                         : what[0] == 'l' ? "66 new tokens over 80"
                                          : "rank 1 has 67 new tokens over 80";
@@ -236,29 +238,29 @@ static void play_migration(cp_comm *comm, int way) {
     const cp_dealing *how = &ways[way % COUNT_OF(ways)];
     cp_cache *before = lived_in(how, grows ? others : ranks, 3);
     cp_cache *after = empty_cache(how, grows ? ranks : others, 5);
-    cp_migration *it;
+    cp_migration *migration;
     cp_plan *plan;
-    must(cp_cache_settle(after, before->length));
-    must(cp_cache_migration(before, after, &it));
-    must(cp_migration_match(it));
-    must(cp_migration_plan(it, &shapes[way % 3], 4, &plan));
+    must(cp_cache_assign(after, before->length));
+    must(cp_cache_migration(before, after, &migration));
+    must(cp_migration_match(migration));
+    must(cp_migration_plan(migration, &shapes[way % 3], 4, &plan));
     const int64_t room = SEQUENCES * cp_max(before->room, after->room);
-    bench b = bench_open(it, plan, room + SEQUENCES * PAGE);
+    fixture b = bench_open(migration, plan, room + SEQUENCES * PAGE);
     must(cp_mpi_run(comm, walk_rank, &b));
     stamp_rows(&b, ranks + comm->rank, true);
     bench_close(&b);
     cp_plan_free(plan);
-    cp_migration_free(it);
+    cp_migration_free(migration);
     cp_cache_free(before);
     cp_cache_free(after);
 }
 
 static int play_migrations(void) {
-    bool speaks;
+    bool is_reporter;
     cp_comm *comm = open_world(10, 0);
     for (int way = 0; way < 10; way++)
         play_migration(comm, way);
-    const int worst = cp_mpi_close(comm, 0, &speaks);
+    const int worst = cp_mpi_close(comm, 0, &is_reporter);
     cp_mpi_end(worst == 0);
     return worst != 0;
 }
@@ -271,7 +273,7 @@ static int backend_scene(const char *scene) {
         play_attend();
     else
         play_disagreement(scene);
-    return cp_crew_mine()->leave(faults > 0);
+    return cp_process_group_own()->leave(faults > 0);
 }
 
 static int worker(const char *scene) {

@@ -19,12 +19,12 @@ typedef struct {
     const void *x;
     const float *x_scales_there;
     float *y;
-} problem;
+} product_problem;
 
 /* Numbers that the format holds exactly, and their address on the device. */
 static float *operand(cp_numbers numbers, int64_t count, uint64_t *state,
                       const void **there) {
-    static const format f8 = {3, 7, 0x7e};
+    static const format_case f8 = {3, 7, 0x7e};
     float *values = on_host(count * 4);
     unsigned char *codes = on_host(count);
     uint16_t *upper = on_host(count * 2);
@@ -54,10 +54,11 @@ static float *scales_of(cp_numbers kind, int64_t rows, uint64_t *state,
     return scales;
 }
 
-static problem make_problem(int64_t in, int64_t out, int64_t rows,
-                            cp_numbers kind, uint64_t seed) {
+static product_problem make_problem(int64_t in, int64_t out, int64_t rows,
+                                    cp_numbers kind, uint64_t seed) {
     uint64_t state = seed * 13 + 1;
-    problem p = {.rows = rows, .w = {.in = in, .out = out, .numbers = kind}};
+    product_problem p = {.rows = rows,
+                         .w = {.in = in, .out = out, .numbers = kind}};
     p.w_values = operand(kind, in * out, &state, &p.w.values);
     p.x_values = operand(kind, in * rows, &state, &p.x);
     p.w_scales = scales_of(kind, out, &state, &p.w.scales);
@@ -69,7 +70,8 @@ static problem make_problem(int64_t in, int64_t out, int64_t rows,
     return p;
 }
 
-static double expected(const problem *p, int64_t row, int64_t o, double *size) {
+static double expected(const product_problem *p, int64_t row, int64_t o,
+                       double *size) {
     double sum = 0.0;
     *size = 0.0;
     for (int64_t i = 0, in = p->w.in; i < in; i++) {
@@ -86,7 +88,7 @@ static double expected(const problem *p, int64_t row, int64_t o, double *size) {
 }
 
 /* Check the product, added `added` times to the previous contents. */
-static void check_product(const problem *p, int added) {
+static void check_product(const product_problem *p, int added) {
     const int64_t count = p->rows * p->w.out;
     const float *got = fetch(p->y, (count + 1) * 4);
     const double part =
@@ -100,7 +102,7 @@ static void check_product(const problem *p, int added) {
     ck_assert(isnan(got[count]));
 }
 
-static void put_before(const problem *p) {
+static void put_before(const product_problem *p) {
     bring(p->y, p->before, p->rows * p->w.out * 4);
 }
 
@@ -126,7 +128,8 @@ static void end_products(void) {
     end();
 }
 
-static cp_status product(const problem *p, bool add, cudaStream_t stream) {
+static cp_status product(const product_problem *p, bool add,
+                         cudaStream_t stream) {
     return cp_device_multiply(multiplier, &p->w, p->rows, p->x,
                               p->x_scales_there, add, p->y, stream);
 }
@@ -151,7 +154,8 @@ LOOP(products_are_those_of_the_definition, 0, KINDS) {
         const bool f8 = _i >= CP_NUMBERS_F8;
         const cp_numbers kind = begin_kind(n, _i);
         if (can(kind) && (!f8 || (in % 16 == 0 && out % 16 == 0))) {
-            problem p = make_problem(in, out, rows, kind, (uint64_t)n + 1);
+            product_problem p =
+                make_problem(in, out, rows, kind, (uint64_t)n + 1);
             must(product(&p, false, NULL));
             check_product(&p, 0);
             put_before(&p);
@@ -166,7 +170,7 @@ LOOP(products_are_those_of_the_definition, 0, KINDS) {
 LOOP(products_are_rounded_to_16_bits, 1, KINDS) {
     const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
-        problem p = make_problem(160, 80, 23, kind, 5);
+        product_problem p = make_problem(160, 80, 23, kind, 5);
         const int64_t count = p.rows * p.w.out;
         uint16_t *narrow = on_device(count * 2 + 2);
         must(cp_device_multiply_bf16(multiplier, &p.w, p.rows, p.x,
@@ -184,7 +188,7 @@ LOOP(products_are_rounded_to_16_bits, 1, KINDS) {
 
 TEST(more_sizes_than_are_remembered) {
     begin_products(1);
-    problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
+    product_problem p = make_problem(20, 12, 300, CP_NUMBERS_BF16, 3);
     for (int turn = 0; turn < 2; turn++)
         for (p.rows = 1; p.rows <= 300; p.rows++)
             hold(product(&p, false, NULL) == CP_OK);
@@ -198,7 +202,7 @@ TEST(more_sizes_than_are_remembered) {
 LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
     const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
-        problem p = make_problem(160, 80, 1, kind, 5);
+        product_problem p = make_problem(160, 80, 1, kind, 5);
         if (stand_in_pretends())
             refuses(cp_multiplier_try_order(multiplier, &p.w, NULL), CP_INVALID,
                     "sums a row of 160 numbers in one order among");
@@ -216,11 +220,11 @@ TEST(few_rows_do_not_look_at_others) {
     enum { IN = 3136, OUT = 80, ROWS = 40, SPOILED = 70 };
     static const int groups[][2] = {{0, 8}, {3, 9}, {5, 17}, {8, 24}, {39, 1}};
     begin_kind(1, KINDS - 1);
-    problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F8, 5);
+    product_problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F8, 5);
     unsigned char *codes = fetch(p.x, ROWS * IN);
     must(cudaMemset((char *)p.w.values + SPOILED * IN + 77, 0x7f, 1));
     for (int n = 0; n < COUNT_OF(groups) && can(CP_NUMBERS_F8); n++) {
-        problem some = p, one = p;
+        product_problem some = p, one = p;
         const int first = groups[n][0], rows = groups[n][1];
         some.rows = rows;
         some.x = (const char *)p.x + first * IN;
@@ -248,7 +252,7 @@ TEST(operands_may_begin_anywhere) {
     for (int n = 0; n < 6; n++) {
         const int64_t skipped = 3 * (n / 2); /* rows of the matrix */
         begin_products(n);
-        problem p = make_problem(24, 10, 4, CP_NUMBERS_BF16, 4);
+        product_problem p = make_problem(24, 10, 4, CP_NUMBERS_BF16, 4);
         p.w.values = (const char *)p.w.values + skipped * 24 * 2;
         p.w.out = 10 - skipped;
         p.w_values += skipped * 24;
@@ -267,7 +271,8 @@ LOOP(a_product_can_be_captured, 0, 2 * KINDS) {
     cudaGraphExec_t replay;
     const cp_numbers kind = begin_kind(_i, _i % KINDS);
     cudaStream_t stream = new_stream();
-    problem p = make_problem(2048, 64, 3, can(kind) ? kind : CP_NUMBERS_F32, 9);
+    product_problem p =
+        make_problem(2048, 64, 3, can(kind) ? kind : CP_NUMBERS_F32, 9);
     must(product(&p, false, stream));
     must(cudaStreamSynchronize(stream));
     check_product(&p, 0);
@@ -289,7 +294,7 @@ LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
     cudaGraph_t graph;
     begin_products(1);
     cudaStream_t stream = new_stream();
-    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 9);
+    product_problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 9);
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     ck_assert_int_eq(product(&p, true, stream), CP_BROKEN);
     says("the first cublasLtMatmul of its kind on stream");
@@ -299,12 +304,12 @@ LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
 }
 
 /* Is a product right if another stream copies its rows into place meanwhile? */
-static bool right_across_streams(const problem *p, bool wait) {
+static bool right_across_streams(const product_problem *p, bool wait) {
     const int64_t bytes = p->rows * p->w.in * 4;
     cudaStream_t maker = new_stream(), user = new_stream();
     cudaEvent_t made = new_event();
     void *x = on_device(bytes);
-    problem mine = *p;
+    product_problem mine = *p;
     mine.x = x;
     must(cudaMemcpyAsync(x, p->x, (size_t)bytes, cudaMemcpyDeviceToDevice,
                          maker));
@@ -320,7 +325,7 @@ LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
     int misses = 0;
     for (int seed = 0; seed < 20; seed++) {
         begin_products(seed);
-        problem p = make_problem(8, 8, 2, CP_NUMBERS_F32, 2);
+        product_problem p = make_problem(8, 8, 2, CP_NUMBERS_F32, 2);
         ck_assert(right_across_streams(&p, true));
         check_product(&p, 0);
         misses += !right_across_streams(&p, false);
@@ -336,7 +341,7 @@ LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
     begin_products(_i);
     cp_multiplier *first = multiplier, *second;
     must(cp_multiplier_new(&second));
-    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 5), q = p;
+    product_problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 5), q = p;
     cudaStream_t one = new_stream(), other = new_stream();
     q.y = on_device((p.rows * p.w.out + 1) * 4);
     must(product(&p, false, one));
@@ -358,8 +363,8 @@ LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
 
 TEST(bad_products_are_refused) {
     begin_products(1);
-    const problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);
-    problem spoiled[] = {p, p, p, p, p, p, p};
+    const product_problem p = make_problem(32, 48, 3, CP_NUMBERS_F8, 1);
+    product_problem spoiled[] = {p, p, p, p, p, p, p};
     static const char *const words[] = {
         "without its operands",
         "without its operands",
@@ -398,7 +403,7 @@ LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
         cp_multiplier_free(multiplier);
     }
     must(cp_multiplier_new(&multiplier));
-    problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 1);
+    product_problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 1);
     stand_in_fail_launch(1);
     refuses_with(product(&p, false, NULL), CP_BROKEN,
                  "multiplying 3 x 32 by 32 x 20 in bf16: the function "
@@ -413,11 +418,11 @@ TEST(rows_of_8_bits_are_multiplied) {
     enum { IN = 1024, OUT = 16, ROWS = 5 };
     begin_products(1);
     if (can(CP_NUMBERS_F8)) {
-        problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F32, 99);
-        const cp_device_quantising w = {
+        product_problem p = make_problem(IN, OUT, ROWS, CP_NUMBERS_F32, 99);
+        const cp_device_quantise_args w = {
             OUT, IN, p.w.values, on_device(IN * OUT), on_device(OUT * 4)};
-        const cp_device_quantising x = {ROWS, IN, p.x, on_device(IN * ROWS),
-                                        on_device(ROWS * 4)};
+        const cp_device_quantise_args x = {ROWS, IN, p.x, on_device(IN * ROWS),
+                                           on_device(ROWS * 4)};
         must(cp_device_quantise(&w, NULL));
         must(cp_device_quantise(&x, NULL));
         p.w = (cp_device_matrix){IN, OUT, CP_NUMBERS_F8, w.y, w.scales};

@@ -19,7 +19,7 @@ typedef struct {
     int64_t tokens[SEQUENCES][MOST], count[SEQUENCES], next;
 } model;
 
-static model due;
+static model expected;
 static cp_pages *pages;
 static int64_t memory[BLOCKS * 64]; /* the contents of a tensor */
 static uint64_t dice;
@@ -33,16 +33,16 @@ static int64_t upto(int64_t most) {
 
 static void check_rows(void) {
     for (int64_t s = 0; s < SEQUENCES; s++) {
-        ck_assert_int_eq(pages->tables[s].rows, due.count[s]);
-        for (int64_t n = 0, run; n < due.count[s]; n += run) {
-            run = due.count[s] - n;
+        ck_assert_int_eq(pages->tables[s].rows, expected.count[s]);
+        for (int64_t n = 0, run; n < expected.count[s]; n += run) {
+            run = expected.count[s] - n;
             const int64_t row = cp_pages_row(pages, NULL, s, n, &run);
-            hold(run >= 1 && run <= due.count[s] - n);
+            hold(run >= 1 && run <= expected.count[s] - n);
             for (int64_t i = 0; i < run; i++)
-                if (memory[row + i] != due.tokens[s][n + i])
+                if (memory[row + i] != expected.tokens[s][n + i])
                     ck_abort_msg("%s: sequence %ld: its %ld is %ld, not %ld",
                                  where, s, n + i, memory[row + i],
-                                 due.tokens[s][n + i]);
+                                 expected.tokens[s][n + i]);
         }
     }
 }
@@ -102,20 +102,21 @@ static void write_tokens(const cp_growth *growth, bool keep) {
         for (int64_t n = 0, run; n < growth[s].rows; n += run) {
             run = growth[s].rows - n;
             const int64_t row =
-                cp_pages_row(pages, growth, s, due.count[s] + n, &run);
+                cp_pages_row(pages, growth, s, expected.count[s] + n, &run);
             for (int64_t i = 0; i < run; i++)
-                memory[row + i] = due.tokens[s][due.count[s] + n + i] =
-                    due.next++;
+                memory[row + i] =
+                    expected.tokens[s][expected.count[s] + n + i] =
+                        expected.next++;
         }
     for (int64_t s = 0; s < SEQUENCES && keep; s++)
-        due.count[s] += growth[s].rows;
+        expected.count[s] += growth[s].rows;
 }
 
 static void append(void) {
     cp_growth growth[SEQUENCES];
     cp_moves copies = {0};
     for (int64_t s = 0; s < SEQUENCES; s++) {
-        const int64_t left = MOST - due.count[s];
+        const int64_t left = MOST - expected.count[s];
         const int64_t some = upto(4) == 0 ? upto(3 * block) : upto(2);
         growth[s].rows = upto(1) * cp_min(some, left);
     }
@@ -141,18 +142,18 @@ static void append(void) {
 
 static void fork_one(void) {
     const int64_t from = upto(SEQUENCES - 1), to = upto(SEQUENCES - 1);
-    const int64_t rows = upto(due.count[from]);
-    if (due.count[to] > 0)
+    const int64_t rows = upto(expected.count[from]);
+    if (expected.count[to] > 0)
         return;
     must(cp_pages_fork(pages, from, to, rows));
-    memcpy(due.tokens[to], due.tokens[from], (size_t)rows * 8);
-    due.count[to] = rows;
+    memcpy(expected.tokens[to], expected.tokens[from], (size_t)rows * 8);
+    expected.count[to] = rows;
 }
 
 static void cut(void) {
     const int64_t s = upto(SEQUENCES - 1);
-    due.count[s] = upto(2) == 0 ? 0 : upto(due.count[s]);
-    cp_pages_cut(pages, s, due.count[s]);
+    expected.count[s] = upto(2) == 0 ? 0 : upto(expected.count[s]);
+    cp_pages_cut(pages, s, expected.count[s]);
 }
 
 /* Afterwards each sequence that shares nothing is in one run of rows. */
@@ -184,7 +185,7 @@ LOOP(the_pager_is_like_plain_lists, 0, 12) {
     const int64_t seed = 100 + _i;
     block = sizes[_i % 6];
     dice = (uint64_t)seed;
-    due = (model){.next = 1};
+    expected = (model){.next = 1};
     must(cp_pages_new(SEQUENCES, block, BLOCKS, &pages));
     for (int step = 0; step < harness_seeds(3000); step++) {
         const int64_t what = upto(19);

@@ -185,8 +185,8 @@ LOOP(ragged_batches_are_as_piece_by_piece, 0, 40) {
         call_of(stages, 4, fresh[_i % 4], past, CP_PASS_KV);
     cp_forecast f;
     must(cp_pipeline(&call, cp_max(piece, 3), &f));
-    const double due = every_piece(&call, cp_max(piece, 3));
-    ck_assert_double_eq_tol(f.seconds, due, 1e-6 * due);
+    const double expected = every_piece(&call, cp_max(piece, 3));
+    ck_assert_double_eq_tol(f.seconds, expected, 1e-6 * expected);
 }
 
 TEST(the_size_of_pieces_is_the_fastest_tried) {
@@ -246,18 +246,18 @@ TEST(one_stage_is_one_rank) {
     describe(3, PAIRS);
     model.tables = 2;
     cp_scenario call = call_of(1, 2, fresh, past, CP_PASS_KV);
-    cp_forecast f, due;
-    must(cp_simulate(&call, &due));
+    cp_forecast f, expected;
+    must(cp_simulate(&call, &expected));
     must(cp_pipeline(&call, 40, &f));
-    ck_assert_double_eq_tol(f.seconds, due.seconds, 1e-6);
-    ck_assert_double_eq(f.weights, due.weights);
-    ck_assert_double_eq(f.cache, due.cache);
-    ck_assert_double_eq_tol(f.flops, due.flops, 1e-6);
+    ck_assert_double_eq_tol(f.seconds, expected.seconds, 1e-6);
+    ck_assert_double_eq(f.weights, expected.weights);
+    ck_assert_double_eq(f.cache, expected.cache);
+    ck_assert_double_eq_tol(f.flops, expected.flops, 1e-6);
     ck_assert_double_eq_tol(f.busy, 1 - HEAD / f.seconds, 1e-9);
     call.kept = true;
     hardware.call = 9;
     must(cp_pipeline(&call, 40, &f));
-    ck_assert_double_eq_tol(f.seconds, due.seconds + 9, 1e-6);
+    ck_assert_double_eq_tol(f.seconds, expected.seconds + 9, 1e-6);
 }
 
 TEST(what_cannot_be_cut_is_refused) {

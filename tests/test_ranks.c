@@ -72,23 +72,24 @@ static cp_status push_to_the_busy(cp_comm *comm, void *context) {
  * or two (where no rank times out while a slow rank has the thread). */
 LOOP(scene, 0, COMM_SCENES) {
     static const int sizes[] = {1, 2, 3, 4, 8, 16};
-    comm_scene it = comm_scenes[_i];
-    const int last = it.argument + (it.times > 0 ? it.times - 1 : 0);
-    for (; it.argument <= last; it.argument++)
+    comm_scene comm_scene = comm_scenes[_i];
+    const int last =
+        comm_scene.argument + (comm_scene.times > 0 ? comm_scene.times - 1 : 0);
+    for (; comm_scene.argument <= last; comm_scene.argument++)
         for (int n = 0; n < COUNT_OF(sizes); n++)
-            for (int d = it.patience > 0 ? 0 : -2;
-                 d < (it.heavy || it.times > 0 ? 1 : 8); d++) {
+            for (int d = comm_scene.timeout > 0 ? 0 : -2;
+                 d < (comm_scene.heavy || comm_scene.times > 0 ? 1 : 8); d++) {
                 const int ranks = sizes[n], carriers = d < 0 ? -d : ranks;
                 const cp_threads_options options = {
-                    ranks, it.patience > 0 ? it.patience : 10,
-                    it.times > 0 ? (uint64_t)it.argument % 3
-                                 : (uint64_t)(d > 0 ? d : 0)};
-                if (ranks < it.least || ranks > it.most)
+                    ranks, comm_scene.timeout > 0 ? comm_scene.timeout : 10,
+                    comm_scene.times > 0 ? (uint64_t)comm_scene.argument % 3
+                                         : (uint64_t)(d > 0 ? d : 0)};
+                if (ranks < comm_scene.least || ranks > comm_scene.most)
                     continue;
-                const cp_status status =
-                    run_on(carriers, &options, it.function, &it);
-                ck_assert_msg(comm_scene_ended(&it, ranks, status), "%s",
-                              it.name);
+                const cp_status status = run_on(
+                    carriers, &options, comm_scene.function, &comm_scene);
+                ck_assert_msg(comm_scene_ended(&comm_scene, ranks, status),
+                              "%s", comm_scene.name);
             }
 }
 
@@ -253,9 +254,9 @@ TEST(wrong_options_are_refused) {
     options.ranks = 1;
     refuses_with(run_on(0, &options, rotate, NULL), CP_INVALID,
                  "0 threads for the ranks; expected at least 1");
-    options.patience = -1;
+    options.timeout = -1;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
-    options.patience = NAN;
+    options.timeout = NAN;
     ck_assert_int_eq(cp_threads_run(&options, rotate, NULL), CP_INVALID);
 }
 

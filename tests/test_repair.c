@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "model/repair.h"
+#include "model/session_repair.h"
 #include "ring/check.h"
 #include "ring/repair.h"
 #include "ring/variants.h"

@@ -25,13 +25,13 @@ typedef struct {
     float scale;                  /* as in the rig; strict, too */
     double strict;
     const char *turns; /* new tokens of each sequence, on N ranks */
-} conversation;
+} ring_talk;
 
 /* test_attention.c checks which kernels take which dimension. */
 static const cp_shape shapes[4] = {
     {3, 3, 8}, {3, 1, 20}, {14, 2, 16}, {16, 1, 4}};
 
-static const conversation conversations[] = {
+static const ring_talk conversations[] = {
     {"pass-KV, ragged", 1, 10, 2, 4, 160, 0, 0, 0, 1, 0,
      "pass-kv 2N+1 1 0 37  pass-kv 1 5N-1 3 0  all-gather 2N+1 1 0 37"},
     {"pass-Q, ragged", 1, 10, 2, 4, 160, 0, 0, 0, 1, 0,
@@ -74,7 +74,7 @@ static const conversation conversations[] = {
 typedef struct {
     cp_variant variant; /* CP_AUTO: no more turns */
     int64_t tokens[SEQUENCES];
-} turn;
+} call_turn;
 
 /* "37", "2N" or "5N-1". */
 static int64_t read_count(const char *word, int ranks) {
@@ -83,7 +83,7 @@ static int64_t read_count(const char *word, int ranks) {
     return *end == 'N' ? count * ranks + strtoll(end + 1, NULL, 10) : count;
 }
 
-static void read_turns(const char *text, int ranks, turn *turns) {
+static void read_turns(const char *text, int ranks, call_turn *turns) {
     char word[16];
     int length, n = -1, i = 0;
     for (; sscanf(text, "%15s%n", word, &length) == 1; text += length) {
@@ -106,7 +106,7 @@ static int64_t chunk_tokens(int64_t tokens, int64_t ranks, int64_t chunk) {
 /* Which part of a prefill of sequence i is rank k's: smaller parts go to ranks
  * that hold more, beginning at another rank for each sequence that takes
  * part. */
-static int64_t part_of(const turn *now, int64_t ranks, int64_t place,
+static int64_t part_of(const call_turn *now, int64_t ranks, int64_t place,
                        int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
     const int64_t sign = now->tokens[i] < ranks ? -1 : 1;
     int64_t before = 0;
@@ -133,7 +133,7 @@ static int64_t owner_of(int64_t ranks, int64_t turn, int64_t (*held)[SEQUENCES],
 
 /* How many new tokens of sequence i rank k gets: two chunks, or its share in
  * this decode step (Algorithm 4) of the sequences that take part. */
-static int64_t share(const turn *now, int64_t ranks, int64_t step,
+static int64_t share(const call_turn *now, int64_t ranks, int64_t step,
                      int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
     int64_t place = 0;
     for (int64_t b = 0; b < i; b++)
@@ -207,7 +207,7 @@ static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
 
 /* What rank k must have sent; longest has the most tokens of each sequence on
  * any rank. */
-static cp_traffic traffic_due(const rig *rig, const turn *now,
+static cp_traffic traffic_due(const rig *rig, const call_turn *now,
                               const int64_t *longest, int64_t k) {
     const int64_t others = rig->ranks - 1, dim = rig->shape.head_dim;
     const int64_t heads = rig->shape.query_heads;
@@ -241,7 +241,7 @@ static cp_traffic traffic_due(const rig *rig, const turn *now,
 
 /* Check what the ranks hold and have sent after a turn; held is what they held
  * before it, and becomes what they hold after it. */
-static void check_turn(const rig *rig, const turn *now, int64_t step,
+static void check_turn(const rig *rig, const call_turn *now, int64_t step,
                        int64_t held[RANKS][SEQUENCES]) {
     int64_t longest[SEQUENCES] = {0}, after[RANKS][SEQUENCES] = {{0}};
     for (int k = 0; k < rig->ranks; k++)
@@ -256,9 +256,9 @@ static void check_turn(const rig *rig, const turn *now, int64_t step,
         }
     memcpy(held, after, sizeof(after));
     for (int k = 0; k < rig->ranks; k++) {
-        const cp_traffic due = traffic_due(rig, now, longest, k);
+        const cp_traffic expected = traffic_due(rig, now, longest, k);
         const cp_traffic sent = rig->traffic[k];
-        if (memcmp(&sent, &due, sizeof(sent)) != 0)
+        if (memcmp(&sent, &expected, sizeof(sent)) != 0)
             ck_abort_msg("%s: rank %d made %ld hops and sent %ld, %ld and %ld "
                          "bytes",
                          where, k, sent.hops, sent.ring_bytes,
@@ -300,8 +300,8 @@ static const cp_dealing dealings[] = {
     {.placement = CP_ZIGZAG, .weights = unlike},
 };
 
-static void converse(const conversation *talk, cp_dealing dealing,
-                     const turn *turns, int ranks, int round) {
+static void converse(const ring_talk *talk, cp_dealing dealing,
+                     const call_turn *turns, int ranks, int round) {
     int64_t held[RANKS][SEQUENCES] = {{0}}, step = 0;
     const int64_t times = talk->heads < 0 ? -ranks : 1;
     const cp_shape shape = {talk->heads * times,
@@ -323,7 +323,7 @@ static void converse(const conversation *talk, cp_dealing dealing,
     must(rig_open(&rig));
     rig.cache->dealing = dealing;
     for (int n = 0; n < TURNS && turns[n].variant != CP_AUTO; n++) {
-        const turn now = turns[n];
+        const call_turn now = turns[n];
         snprintf(where, sizeof(where), "%s: %d ranks, round %d, turn %d, %s",
                  talk->name, ranks, round, n, cp_variant_name(now.variant));
         must(rig_call(&rig, now.tokens, now.variant));
@@ -336,9 +336,9 @@ static void converse(const conversation *talk, cp_dealing dealing,
 }
 
 LOOP(conversations_equal_dense_attention, 0, 10 * COUNT_OF(conversations)) {
-    const conversation *talk = &conversations[_i / 10];
+    const ring_talk *talk = &conversations[_i / 10];
     const int index = 1 + _i % 10, ranks = index == 10 ? 16 : index;
-    turn turns[TURNS] = {{0}};
+    call_turn turns[TURNS] = {{0}};
     if (index < talk->from || index > talk->to ||
         (HARNESS_SANITIZED && talk->strict > 0 && ranks > 4))
         return;
@@ -364,14 +364,14 @@ LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
     uint64_t random = (uint64_t)_i + 1;
     const int64_t groups[4] = {1, 3, 7, 2};
     const int ranks = 1 + (int)(harness_random(&random) % 8);
-    const conversation talk = {.name = "random",
-                               .heads = -groups[_i % 4] * 2,
-                               .kv_heads = -2,
-                               .dim = 8,
-                               .sequences =
-                                   1 + (int64_t)(harness_random(&random) % 3),
-                               .room = 500};
-    turn turns[TURNS] = {{0}};
+    const ring_talk talk = {.name = "random",
+                            .heads = -groups[_i % 4] * 2,
+                            .kv_heads = -2,
+                            .dim = 8,
+                            .sequences =
+                                1 + (int64_t)(harness_random(&random) % 3),
+                            .room = 500};
+    call_turn turns[TURNS] = {{0}};
     for (int n = 0; n < TURNS; n++) {
         const bool decode = harness_random(&random) % 3 == 0;
         const uint64_t most = decode ? 2 : 1 + harness_random(&random) % 30;
@@ -389,13 +389,13 @@ LOOP(decoded_batches_of_every_size_are_padded_and_labelled, 1, 10) {
     const int64_t batches[] = {1, _i - 1, _i, _i + 1, 2 * _i};
     for (int n = 0; n < COUNT_OF(batches); n++) {
         const int64_t batch = cp_max(batches[n], 1);
-        const conversation talk = {.name = "a batch",
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .dim = 8,
-                                   .sequences = batch,
-                                   .room = 8};
-        turn turns[TURNS] = {{.variant = CP_DECODE}};
+        const ring_talk talk = {.name = "a batch",
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .dim = 8,
+                                .sequences = batch,
+                                .room = 8};
+        call_turn turns[TURNS] = {{.variant = CP_DECODE}};
         for (int64_t i = 0; i < batch; i++)
             turns[0].tokens[i] = 1;
         turns[1] = turns[0];

@@ -24,7 +24,7 @@ typedef struct {
     int64_t tokens, room;
     cp_pieces query_pieces, key_pieces; /* all, in one piece */
     float *queries, *weights, *keys;
-    cp_candidate *due; /* expected for each query, in order of position */
+    cp_candidate *expected; /* expected for each query, in order of position */
 } chosen;
 
 static float draw(const choice *of, uint64_t *state) {
@@ -45,31 +45,32 @@ static int in_order(const void *left, const void *right) {
     return cp_candidate_before(*a, *b) ? -1 : cp_candidate_before(*b, *a);
 }
 
-static cp_candidate score_of(const chosen *it, int64_t query, int64_t key) {
-    const cp_indexer ix = it->of->indexer;
-    const float *k = it->keys + key * ix.dim;
+static cp_candidate score_of(const chosen *result, int64_t query, int64_t key) {
+    const cp_indexer ix = result->of->indexer;
+    const float *k = result->keys + key * ix.dim;
     float total = 0.0f;
     for (int64_t h = query * ix.heads; h < (query + 1) * ix.heads; h++) {
         float dot = 0.0f;
         for (int64_t d = 0; d < ix.dim; d++)
-            dot = cp_fused(it->queries[h * ix.dim + d], k[d], dot);
-        total = cp_fused(it->weights[h], dot <= 0.0f ? 0.0f : dot, total);
+            dot = cp_fused(result->queries[h * ix.dim + d], k[d], dot);
+        total = cp_fused(result->weights[h], dot <= 0.0f ? 0.0f : dot, total);
     }
     return (cp_candidate){isnan(total) ? -INFINITY : total, (int32_t)key};
 }
 
 /* Sort all that each query sees. */
-static void choose_by_sorting(chosen *it) {
-    cp_candidate *all = room_for(it->tokens, sizeof(*all));
-    it->due = room_for(it->of->fresh * it->room, sizeof(*it->due));
-    cp_candidates_clear(it->due, it->of->fresh * it->room);
-    for (int64_t q = 0; q < it->of->fresh; q++) {
-        const int64_t sees = it->of->cached + q + 1;
+static void choose_by_sorting(chosen *result) {
+    cp_candidate *all = room_for(result->tokens, sizeof(*all));
+    result->expected =
+        room_for(result->of->fresh * result->room, sizeof(*result->expected));
+    cp_candidates_clear(result->expected, result->of->fresh * result->room);
+    for (int64_t q = 0; q < result->of->fresh; q++) {
+        const int64_t sees = result->of->cached + q + 1;
         for (int64_t s = 0; s < sees; s++)
-            all[s] = score_of(it, q, s);
+            all[s] = score_of(result, q, s);
         qsort(all, (size_t)sees, sizeof(*all), in_order);
-        memcpy(it->due + q * it->room, all,
-               (size_t)cp_min(sees, it->room) * sizeof(*all));
+        memcpy(result->expected + q * result->room, all,
+               (size_t)cp_min(sees, result->room) * sizeof(*all));
     }
 }
 
@@ -77,81 +78,85 @@ static chosen *chosen_of(int which) {
     uint64_t state = 20241104 + (uint64_t)which;
     const choice *of = &choices[which];
     const int64_t heads = of->indexer.heads, dim = of->indexer.dim;
-    chosen *it = room_for(1, sizeof(*it));
-    *it = (chosen){
+    chosen *result = room_for(1, sizeof(*result));
+    *result = (chosen){
         .of = of, .tokens = of->cached + of->fresh, .room = of->indexer.top_k};
-    it->queries = some(of, of->fresh * heads * dim, &state);
-    it->weights = some(of, of->fresh * heads, &state);
-    it->keys = some(of, it->tokens * dim, &state);
-    cp_pieces_append(&it->query_pieces,
+    result->queries = some(of, of->fresh * heads * dim, &state);
+    result->weights = some(of, of->fresh * heads, &state);
+    result->keys = some(of, result->tokens * dim, &state);
+    cp_pieces_append(&result->query_pieces,
                      (cp_piece){{0, of->cached, of->fresh, 1}, 0});
-    cp_pieces_append(&it->key_pieces, (cp_piece){{0, 0, it->tokens, 1}, 0});
-    choose_by_sorting(it);
-    return it;
+    cp_pieces_append(&result->key_pieces,
+                     (cp_piece){{0, 0, result->tokens, 1}, 0});
+    choose_by_sorting(result);
+    return result;
 }
 
-static cp_candidate *chosen_by(const chosen *it, const cp_pieces *keys,
+static cp_candidate *chosen_by(const chosen *result, const cp_pieces *keys,
                                const float *rows, int threads) {
-    const int64_t count = it->of->fresh * it->room;
+    const int64_t count = result->of->fresh * result->room;
     cp_candidate *list = room_for(count, sizeof(*list));
-    const cp_selection call = {.indexer = &it->of->indexer,
-                               .query_pieces = &it->query_pieces,
-                               .queries = it->queries,
-                               .weights = it->weights,
+    const cp_selection call = {.indexer = &result->of->indexer,
+                               .query_pieces = &result->query_pieces,
+                               .queries = result->queries,
+                               .weights = result->weights,
                                .key_pieces = keys,
                                .keys = rows,
                                .threads = threads,
-                               .room = it->room,
+                               .room = result->room,
                                .candidates = list};
     cp_candidates_clear(list, count);
     must(cp_select(&call));
     return list;
 }
 
-static void is_due(const chosen *it, const cp_candidate *list) {
-    ck_assert_mem_eq(list, it->due,
-                     (size_t)(it->of->fresh * it->room) * sizeof(*list));
+static void is_due(const chosen *result, const cp_candidate *list) {
+    ck_assert_mem_eq(list, result->expected,
+                     (size_t)(result->of->fresh * result->room) *
+                         sizeof(*list));
 }
 
 LOOP(the_best_keys_are_chosen, 0, CHOICES) {
-    const chosen *it = chosen_of(_i);
+    const chosen *result = chosen_of(_i);
     for (int threads = 1; threads <= 3; threads++)
-        is_due(it, chosen_by(it, &it->key_pieces, it->keys, threads));
+        is_due(result,
+               chosen_by(result, &result->key_pieces, result->keys, threads));
 }
 
 /* The keys of one of several ranks, dealt out in growing runs, with rows not in
  * the order of positions. */
-static void share_out(const chosen *it, int ranks, int rank, cp_pieces *pieces,
-                      float *rows) {
-    const int64_t dim = it->of->indexer.dim;
-    int64_t run = 0, row = it->tokens;
-    for (int64_t start = 0; start < it->tokens; start += run / 3 + 1, run++) {
-        const int64_t count = cp_min(run / 3 + 1, it->tokens - start);
+static void share_out(const chosen *result, int ranks, int rank,
+                      cp_pieces *pieces, float *rows) {
+    const int64_t dim = result->of->indexer.dim;
+    int64_t run = 0, row = result->tokens;
+    for (int64_t start = 0; start < result->tokens;
+         start += run / 3 + 1, run++) {
+        const int64_t count = cp_min(run / 3 + 1, result->tokens - start);
         if (run % ranks != rank)
             continue;
         row -= count;
         cp_pieces_append(pieces, (cp_piece){{0, start, count, 1}, row});
-        memcpy(rows + row * dim, it->keys + start * dim,
+        memcpy(rows + row * dim, result->keys + start * dim,
                (size_t)(count * dim) * 4);
     }
 }
 
 LOOP(lists_of_ranks_merge_to_the_same_bits, 0, CHOICES) {
-    const chosen *it = chosen_of(_i);
+    const chosen *result = chosen_of(_i);
     for (int ranks = 1; ranks <= 9; ranks++) {
         cp_candidate *all = NULL;
         for (int k = 0; k < ranks; k++) {
             cp_pieces pieces = {0};
-            float *rows = room_for(it->tokens * it->of->indexer.dim, 4);
-            share_out(it, ranks, ranks - 1 - k, &pieces, rows);
-            cp_candidate *list = chosen_by(it, &pieces, rows, 1);
-            for (int64_t q = 0; all != NULL && q < it->of->fresh; q++)
-                cp_candidates_merge(all + q * it->room, list + q * it->room,
-                                    it->room);
+            float *rows = room_for(result->tokens * result->of->indexer.dim, 4);
+            share_out(result, ranks, ranks - 1 - k, &pieces, rows);
+            cp_candidate *list = chosen_by(result, &pieces, rows, 1);
+            for (int64_t q = 0; all != NULL && q < result->of->fresh; q++)
+                cp_candidates_merge(all + q * result->room,
+                                    list + q * result->room, result->room);
             all = all == NULL ? list : all;
             cp_pieces_free(&pieces);
         }
-        is_due(it, all);
+        is_due(result, all);
     }
 }
 
@@ -171,29 +176,29 @@ static cp_pieces dealt_by_two(int64_t tokens) {
 }
 
 TEST(every_other_position_is_a_span_too) {
-    const chosen *it = chosen_of(2);
-    const int64_t dim = it->of->indexer.dim;
-    cp_pieces pieces = dealt_by_two(it->tokens);
-    float *rows = room_for(it->tokens * dim, 4);
-    for (int64_t s = 0; s < it->tokens; s++)
-        memcpy(rows + row_by_two(it->tokens, s) * dim, it->keys + s * dim,
-               (size_t)dim * 4);
-    is_due(it, chosen_by(it, &pieces, rows, 2));
+    const chosen *result = chosen_of(2);
+    const int64_t dim = result->of->indexer.dim;
+    cp_pieces pieces = dealt_by_two(result->tokens);
+    float *rows = room_for(result->tokens * dim, 4);
+    for (int64_t s = 0; s < result->tokens; s++)
+        memcpy(rows + row_by_two(result->tokens, s) * dim,
+               result->keys + s * dim, (size_t)dim * 4);
+    is_due(result, chosen_by(result, &pieces, rows, 2));
     cp_pieces_free(&pieces);
 }
 
 TEST(a_score_that_is_no_number_is_chosen_last) {
-    chosen *it = chosen_of(6);
-    const int64_t dim = it->of->indexer.dim;
-    it->keys[3 * dim] = NAN;
-    it->keys[5 * dim + 1] = INFINITY;
-    it->keys[6 * dim + 1] = -INFINITY;
-    it->keys[7 * dim] = it->keys[7 * dim + 1] = INFINITY;
-    choose_by_sorting(it);
-    is_due(it, chosen_by(it, &it->key_pieces, it->keys, 1));
-    for (int64_t q = 0; q < it->of->fresh; q++) {
-        const cp_candidate *list = it->due + q * it->room;
-        const int64_t last = it->of->cached + q;
+    chosen *result = chosen_of(6);
+    const int64_t dim = result->of->indexer.dim;
+    result->keys[3 * dim] = NAN;
+    result->keys[5 * dim + 1] = INFINITY;
+    result->keys[6 * dim + 1] = -INFINITY;
+    result->keys[7 * dim] = result->keys[7 * dim + 1] = INFINITY;
+    choose_by_sorting(result);
+    is_due(result, chosen_by(result, &result->key_pieces, result->keys, 1));
+    for (int64_t q = 0; q < result->of->fresh; q++) {
+        const cp_candidate *list = result->expected + q * result->room;
+        const int64_t last = result->of->cached + q;
         hold(list[last].score == -INFINITY && list[last].position <= last);
         hold(list[last + 1].position == INT32_MAX);
     }
@@ -207,7 +212,7 @@ static void attend_to_chosen(problem *p) {
     const int64_t count = now->of->fresh * now->room;
     int32_t *positions = room_for(count, sizeof(*positions));
     for (int64_t n = 0; n < count; n++)
-        positions[n] = now->due[n].position;
+        positions[n] = now->expected[n].position;
     must(cp_attend_chosen(&call, positions, now->room));
 }
 
@@ -228,7 +233,7 @@ LOOP(attention_is_exact_over_what_was_chosen, 0, CHOICES) {
         one.query_pieces = one.key_pieces = (cp_pieces){0};
         must(cp_pieces_append(&one.query_pieces, query));
         for (int64_t n = 0; n < now->room; n++) {
-            const int32_t at = now->due[q * now->room + n].position;
+            const int32_t at = now->expected[q * now->room + n].position;
             if (at != INT32_MAX)
                 must(cp_pieces_append(
                     &one.key_pieces,

@@ -217,13 +217,13 @@ LOOP(uneven_chunks_are_work_in_proportion, 1, 10) {
         lay_out(ranks, ways[WAYS - 1], 1, &none, &fresh);
         for (int k = 0; k < ranks; k++) {
             const int64_t tokens = layout->queries[k].tokens;
-            int64_t mine = 0;
+            int64_t own_count = 0;
             for (int s = 0; s < ranks; s++)
-                mine += pairs(k, s);
-            hold(llabs(2 * mine - tokens * (fresh + 1)) <=
+                own_count += pairs(k, s);
+            hold(llabs(2 * own_count - tokens * (fresh + 1)) <=
                  fresh + tokens * ranks);
             hold(fresh % (2 * sum) != 0 ||
-                 2 * mine == unlike[k] * (fresh / sum) * (fresh + 1));
+                 2 * own_count == unlike[k] * (fresh / sum) * (fresh + 1));
         }
     }
 }
@@ -302,7 +302,7 @@ TEST(nonsense_is_refused_with_its_numbers) {
     call.dealing.weights = (int64_t[]){2, 0};
     expect(&call, CP_INVALID, "rank 1 has weight 0");
     call.dealing.weights = (int64_t[]){9999, 2};
-    expect(&call, CP_INVALID, "no more than 10000 in all");
+    expect(&call, CP_INVALID, "and their sum <= 10000");
     call.dealing.weights = NULL;
     fresh[0] = INT64_MAX;
     fresh[1] = INT64_MAX;

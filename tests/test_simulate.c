@@ -546,12 +546,12 @@ static const struct {
     int64_t fresh[3], past[3], tensor;
     cp_variant variant;
 } absurd[] = {
-    {"--new, --cached: with the 1000000000000000000",
+    {"--new, --cached: 1000000000000000000",
      {1000000000000000000},
      {0},
      1,
      CP_PASS_KV},
-    {"--new, --cached: with the 9223372036854775807",
+    {"--new, --cached: 9223372036854775807",
      {INT64_MAX},
      {INT64_MAX},
      1,

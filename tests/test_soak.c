@@ -20,8 +20,8 @@ static char where[300]; /* the seed, and the last action */
 #include "harness/stand-in/stand_in.h"
 #include "harness/tiny_gguf.h"
 #include "model/draft.h"
-#include "model/keep.h"
-#include "model/repair.h"
+#include "model/saved_conversation.h"
+#include "model/session_repair.h"
 #include "model/session.h"
 #include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
@@ -104,7 +104,7 @@ typedef struct {
     int32_t next; /* the greedy next token, or -1 */
     cp_session *alone;
     bool exact; /* in that session */
-} conversation;
+} soak_talk;
 
 static struct {
     uint64_t seed;
@@ -118,7 +118,7 @@ static struct {
     bool pretended; /* on pretended GPUs */
     bool lost;      /* a rank was lost at some time */
     bool rounded;   /* the cache was not computed in exact order */
-    conversation all[TALKS];
+    soak_talk all[TALKS];
     float *rows, *expected; /* [TALKS * CAPACITY][words] */
 } t;
 
@@ -216,7 +216,7 @@ static void end_talk(void) {
 
 /* One rank's logits after each of the last count tokens of a text. It continues
  * if the earlier text is what it has read; otherwise it starts over. */
-static void listen_alone(conversation *talk, int64_t count, float *rows) {
+static void listen_alone(soak_talk *talk, int64_t count, float *rows) {
     const int64_t before = talk->length - count;
     const bool goes_on =
         talk->alone != NULL && talk->exact == t.options.dealing.leaves &&
@@ -295,11 +295,11 @@ typedef struct {
     int mode;
     int64_t lengths[TALKS], count;
     int32_t tokens[TALKS * CAPACITY];
-} call;
+} soak_call;
 
 /* New tokens of a sequence: repeated earlier ones, or any; for a step, often
  * the greedy one, followed by guesses. */
-static void pick_tokens(const conversation *talk, call *now, int64_t count) {
+static void pick_tokens(const soak_talk *talk, soak_call *now, int64_t count) {
     int32_t *to = now->tokens + now->count;
     for (int64_t n = 0; n < count; n++) {
         const int64_t at = talk->length + n;
@@ -317,12 +317,12 @@ static void pick_tokens(const conversation *talk, call *now, int64_t count) {
     now->count += count;
 }
 
-static void pick_call(call *now) {
-    *now = (call){.mode = (int)pick(MODES)};
+static void pick_call(soak_call *now) {
+    *now = (soak_call){.mode = (int)pick(MODES)};
     const int64_t longest =
         1 + pick(3) * pick(16) * (t.options.dealing.leaves ? 4 : 1);
     for (int64_t s = 0; s < t.options.sequences; s++) {
-        const conversation *talk = &t.all[s];
+        const soak_talk *talk = &t.all[s];
         const int64_t most = now->mode == DECODE   ? 1
                              : now->mode == VERIFY ? 1 + GUESSES
                                                    : longest;
@@ -332,7 +332,7 @@ static void pick_call(call *now) {
     }
 }
 
-static cp_status make_call(const call *now) {
+static cp_status make_call(const soak_call *now) {
     cp_turn_report report;
     int64_t batch[TALKS], many = 0;
     for (int64_t s = 0; s < t.options.sequences; s++)
@@ -348,7 +348,7 @@ static cp_status make_call(const call *now) {
 
 /* Inject a fault; the session must be as before. If the fault does not strike,
  * the call succeeds and is done; otherwise returns 0. */
-static cp_status disturb(const call *now) {
+static cp_status disturb(const soak_call *now) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     cp_status status;
@@ -376,12 +376,12 @@ static cp_status disturb(const call *now) {
 }
 
 /* Process the answer to a successful call. */
-static void hear(const call *now) {
+static void hear(const soak_call *now) {
     int64_t row = 0;
     must(cp_session_logits(t.session, 0, now->count, t.rows));
     check_draw(now->count);
     for (int64_t s = 0; s < t.options.sequences; row += now->lengths[s++]) {
-        conversation *talk = &t.all[s];
+        soak_talk *talk = &t.all[s];
         const int64_t count = now->lengths[s];
         const float *got = t.rows + row * t.words;
         if (count == 0)
@@ -410,7 +410,7 @@ static void begin_anew(int64_t s) {
 
 static void speak(void) {
     static const char *const modes[] = {"prefill", "decode", "verify"};
-    call now;
+    soak_call now;
     pick_call(&now);
     said("%s of %ld, %ld, %ld, %ld", modes[now.mode], now.lengths[0],
          now.lengths[1], now.lengths[2], now.lengths[3]);
@@ -510,18 +510,18 @@ static int64_t tokens_of_all(void) {
 }
 
 static void fill_keep(const char *path) {
-    cp_keep keep;
+    cp_saved_conversation saved;
     int64_t tokens = tokens_of_all();
-    must(cp_keep_new(t.model, t.file, "soak", t.options.sequences, tokens,
-                     &keep));
+    must(cp_saved_conversation_new(t.model, t.file, "soak", t.options.sequences,
+                                   tokens, &saved));
     tokens = 0;
     for (int64_t s = 0; s < t.options.sequences; s++) {
-        keep.lengths[s] = t.all[s].length;
-        memcpy(keep.ids + tokens, t.all[s].text, (size_t)t.all[s].length * 4);
+        saved.lengths[s] = t.all[s].length;
+        memcpy(saved.ids + tokens, t.all[s].text, (size_t)t.all[s].length * 4);
         tokens += t.all[s].length;
     }
-    must(cp_keep_write(path, &keep, t.session));
-    cp_keep_free(&keep);
+    must(cp_saved_conversation_write(path, &saved, t.session));
+    cp_saved_conversation_free(&saved);
 }
 
 /* Save to a file and load it, over other ranks with other options. If the new
@@ -530,7 +530,7 @@ static void tomorrow(void) {
     char path[] = "/tmp/longring-soak-XXXXXX";
     const int64_t sequences = t.options.sequences;
     const cp_wire wire = t.options.wire;
-    cp_keep wanted, got;
+    cp_saved_conversation wanted, got;
     t.rounded = t.rounded || !t.options.dealing.leaves;
     if (tokens_of_all() == 0)
         return;
@@ -548,10 +548,12 @@ static void tomorrow(void) {
          t.options.ranks, t.options.dealing.placement,
          t.options.dealing.weights != NULL ? ", uneven" : "", t.options.rows);
     must(cp_session_open(t.model, &t.options, &t.session));
-    must(cp_keep_new(t.model, t.file, "soak", sequences, 0, &wanted));
-    const cp_status status = cp_keep_load(path, &wanted, t.session, &got);
-    cp_keep_free(&wanted);
-    cp_keep_free(&got);
+    must(cp_saved_conversation_new(t.model, t.file, "soak", sequences, 0,
+                                   &wanted));
+    const cp_status status =
+        cp_saved_conversation_load(path, &wanted, t.session, &got);
+    cp_saved_conversation_free(&wanted);
+    cp_saved_conversation_free(&got);
     remove(path);
     if (status != CP_OK && !(status == CP_CAPACITY && t.options.rows > 0))
         ck_abort_msg("%s: %s", where, cp_message());
@@ -610,10 +612,10 @@ typedef struct {
 static int kernels; /* until one fails; 0: none does */
 static cp_kernel plain_kernel;
 
-static cp_status kernel(const cp_attention *asked) {
+static cp_status kernel(const cp_attention *call) {
     if (__atomic_sub_fetch(&kernels, 1, __ATOMIC_RELAXED) == 0)
         return cp_fail(CP_MEMORY, "the soak says so");
-    return plain_kernel(asked);
+    return plain_kernel(call);
 }
 
 /* Its turns so far. The first may be an assumed past. */
@@ -813,7 +815,7 @@ static bool is_barred(int a, int b) {
 }
 
 /* Why a call is refused, or NULL; removes that for the next attempt. */
-static const char *take_out(rig *rig, ring_turn *now) {
+static const char *mask_non_finite(rig *rig, ring_turn *now) {
     const bool exact = rig->cache->dealing.leaves;
     const bool sparse = rig->indexer.top_k > 0;
     if (sparse && !is_sparse(now->variant)) {
@@ -845,7 +847,7 @@ static void ask_until_it_can_be(rig *asked, ring_turn *now) {
     for (;;) {
         rig as_asked = *asked;
         ring_turn turn = *now;
-        const char *why = take_out(asked, now);
+        const char *why = mask_non_finite(asked, now);
         rig_rows rows = {.variant = turn.variant, .new_tokens = turn.fresh};
         if (why == NULL)
             return;

@@ -25,9 +25,9 @@ typedef struct {
         cp_variant variant;
         int64_t tokens[SEQUENCES];
     } turns[TURNS];
-} conversation;
+} sparse_talk;
 
-static const conversation conversations[] = {
+static const sparse_talk conversations[] = {
     {"all rings, ragged",
      {2, 8, 5},
      0,
@@ -96,7 +96,7 @@ static const conversation conversations[] = {
 };
 
 LOOP(conversations_are_those_of_one_rank, 0, RANKS *COUNT_OF(conversations)) {
-    const conversation *talk = &conversations[_i / RANKS];
+    const sparse_talk *talk = &conversations[_i / RANKS];
     const int ranks = 1 + _i % RANKS;
     for (int round = 0; round < 2; round++) {
         rig rig = {.shape = talk->shape,
@@ -348,15 +348,15 @@ TEST(chosen_pairs_are_counted) {
         for (int64_t step = 1; step < 4; step++)
             for (int64_t count = 1; count < 8; count++)
                 for (int64_t k = 1; k < 40; k++) {
-                    int64_t due = 0;
+                    int64_t expected = 0;
                     for (int64_t i = 0; i < count; i++)
-                        due += cp_min(k, start + i * step + 1);
+                        expected += cp_min(k, start + i * step + 1);
                     pieces.count = 0;
                     must(cp_pieces_append(
                         &pieces,
                         (cp_piece){{0, start, count, count > 1 ? step : 1},
                                    0}));
-                    ck_assert_int_eq(cp_indexer_chosen(&pieces, k), due);
+                    ck_assert_int_eq(cp_indexer_chosen(&pieces, k), expected);
                 }
     cp_pieces_free(&pieces);
 }

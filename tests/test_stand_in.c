@@ -19,7 +19,7 @@ static void begin_so(int seed, int lateness) {
     stand_in_begin(&(stand_in_options){.seed = (uint64_t)seed,
                                        .lateness = lateness,
                                        .open = true,
-                                       .patience = 0.1});
+                                       .timeout = 0.1});
 }
 
 /* Floats that were never written. */
@@ -68,13 +68,13 @@ typedef struct {
     cudaStream_t compute, network;
     cudaEvent_t filled, arrived[2], used[2];
     float *block[2], *total, *answer;
-} member;
+} stand_in_member;
 
-static member ring[MOST];
+static stand_in_member ring[MOST];
 static int ranks; /* of the current ring */
 
-static void join_ring(member *m, int rank) {
-    *m = (member){.rank = rank};
+static void join_ring(stand_in_member *m, int rank) {
+    *m = (stand_in_member){.rank = rank};
     m->compute = new_stream();
     m->network = new_stream();
     m->filled = new_event();
@@ -97,20 +97,21 @@ static ncclResult_t ask(ncclComm_t comm) {
     return state;
 }
 
-static void send(const member *m, int block, int to) {
+static void send(const stand_in_member *m, int block, int to) {
     begins(
         ncclSend(m->block[block], WIDTH, ncclFloat32, to, m->comm, m->network));
     must(ask(m->comm));
 }
 
-static void receive(const member *m, int block, int count, int from,
+static void receive(const stand_in_member *m, int block, int count, int from,
                     cudaStream_t stream) {
     begins(ncclRecv(m->block[block], (size_t)count, ncclFloat32, from, m->comm,
                     stream));
     must(ask(m->comm));
 }
 
-static void send_and_receive(const member *m, int held, int to, int from) {
+static void send_and_receive(const stand_in_member *m, int held, int to,
+                             int from) {
     must(ncclGroupStart());
     must(ncclSend(m->block[held], WIDTH, ncclFloat32, to, m->comm, m->network));
     must(ncclRecv(m->block[1 - held], WIDTH, ncclFloat32, from, m->comm,
@@ -118,7 +119,7 @@ static void send_and_receive(const member *m, int held, int to, int from) {
     begins(ncclGroupEnd());
 }
 
-static void exchange(member *m, int hop) {
+static void exchange(stand_in_member *m, int hop) {
     const int held = hop % 2, arriving = 1 - held;
     must(cudaStreamWaitEvent(m->network,
                              hop == 0 ? m->filled : m->used[arriving], 0));
@@ -128,7 +129,7 @@ static void exchange(member *m, int hop) {
     must(cudaEventRecord(m->arrived[arriving], m->network));
 }
 
-static void ring_step(member *m, int hop) {
+static void ring_step(stand_in_member *m, int hop) {
     const int held = hop % 2;
     if (hop == 0) {
         must(fill(m->block[0], WIDTH, 1000.0f * (float)m->rank, m->compute));
@@ -146,7 +147,7 @@ static void ring_step(member *m, int hop) {
                              m->compute));
 }
 
-static bool ring_right(const member *m) {
+static bool ring_right(const stand_in_member *m) {
     for (int i = 0; i < WIDTH; i++)
         if (m->answer[i] != (float)(1000 * ranks * (ranks - 1) / 2 + ranks * i))
             return false;
@@ -385,9 +386,9 @@ enum { BARRIER, NO_BARRIER, LEFT, HALF_BARRIER, HALF_WARP };
 typedef struct {
     float *x;
     int kind;
-} turn;
+} stand_in_turn;
 
-CP_KERNEL(turn_around, turn) {
+CP_KERNEL(turn_around, stand_in_turn) {
     CP_SHARED(float, row, [THREADS]);
     row[threadIdx.x] = a.x[threadIdx.x];
     if (a.kind == BARRIER || (a.kind == HALF_BARRIER && threadIdx.x < 32))
@@ -399,7 +400,7 @@ CP_KERNEL(turn_around, turn) {
 }
 
 static cudaError_t turn_row(int kind, float *host) {
-    const turn arguments = {device(THREADS), kind};
+    const stand_in_turn arguments = {device(THREADS), kind};
     must(fill(arguments.x, THREADS, 0.0f, NULL));
     must(CP_LAUNCH(turn_around, one_block, THREADS, NULL, arguments));
     return cudaMemcpy(host, arguments.x, THREADS * 4, cudaMemcpyDeviceToHost);
@@ -475,7 +476,7 @@ TEST(blocks_share_what_the_launch_says) {
 static int how; /* which mistake of a function */
 
 static cudaError_t copy_too_early(void) {
-    const member *m = ring;
+    const stand_in_member *m = ring;
     must(fill(m->total, WIDTH, 1.0f, m->compute));
     must(cudaMemcpyAsync(m->answer, m->total, BYTES, cudaMemcpyDeviceToHost,
                          m->network));
@@ -518,7 +519,7 @@ enum { ONE_STREAM, TWO_STREAMS };
 
 static cudaError_t send_first(void) {
     for (int rank = 0; rank < 2; rank++) {
-        member *m = &ring[rank];
+        stand_in_member *m = &ring[rank];
         must(fill(m->block[0], WIDTH, 1.0f, m->network));
         send(m, 0, 1 - rank);
         receive(m, 1, WIDTH, 1 - rank,
@@ -568,7 +569,7 @@ static void *abort_ring(void *comm) {
 }
 
 static cudaError_t abort_what_a_graph_has(void) {
-    member *m = ring;
+    stand_in_member *m = ring;
     begin_capture(m->network);
     send_and_receive(m, 0, 0, 0);
     must(ask(m->comm));
@@ -610,27 +611,27 @@ enum { ONE_BY_ONE, TOGETHER };
 
 static cudaError_t abort_two(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    member kin[2];
+    stand_in_member sibling[2];
     config.blocking = 0;
     for (int rank = 0; rank < 2; rank++) {
-        kin[rank] = ring[rank];
-        const ncclResult_t answer =
-            ncclCommSplit(ring[rank].comm, 0, rank, &kin[rank].comm, &config);
+        sibling[rank] = ring[rank];
+        const ncclResult_t answer = ncclCommSplit(ring[rank].comm, 0, rank,
+                                                  &sibling[rank].comm, &config);
         ck_assert(answer == ncclSuccess || answer == ncclInProgress);
     }
     for (int rank = 0; rank < 2; rank++) {
         must(ask(ring[rank].comm));
-        must(ask(kin[rank].comm));
+        must(ask(sibling[rank].comm));
     }
     receive(&ring[0], 0, WIDTH, 1, ring[0].network);
-    receive(&kin[0], 1, WIDTH, 1, ring[0].compute);
+    receive(&sibling[0], 1, WIDTH, 1, ring[0].compute);
     if (how == TOGETHER)
         must(ncclGroupStart());
     must(ncclCommAbort(ring[0].comm));
-    must(ncclCommAbort(kin[0].comm));
+    must(ncclCommAbort(sibling[0].comm));
     if (how == TOGETHER)
         must(ncclGroupEnd());
-    must(ncclCommDestroy(kin[1].comm));
+    must(ncclCommDestroy(sibling[1].comm));
     return cudaDeviceSynchronize();
 }
 
@@ -640,7 +641,7 @@ enum { SHRINK_ABORTS, SHRINK_AT_WORK, SHRINK_FAILED };
 
 static cudaError_t shrink(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    member left[2] = {ring[0], ring[1]};
+    stand_in_member left[2] = {ring[0], ring[1]};
     int gone = 2;
     config.blocking = 0;
     receive(&ring[0], 0, WIDTH, 2, ring[0].network);
@@ -705,7 +706,7 @@ static void *abort_soon(void *comm) {
 }
 
 static cudaError_t launch_behind_the_dead(void) {
-    member *m = ring;
+    stand_in_member *m = ring;
     pthread_t helper;
     cudaError_t error = cudaSuccess;
     int launched = 0;
@@ -728,7 +729,7 @@ static cudaError_t launch_behind_the_dead(void) {
 /* A rank sends to itself, twice, and polls only the second time: before that,
  * the synchronising host finds an empty stream, and its buffer unchanged. */
 static cudaError_t ask_too_late(void) {
-    member *m = ring;
+    stand_in_member *m = ring;
     for (int asks = 0; asks < 2; asks++) {
         must(fill(m->block[0], WIDTH, 7.0f, m->network));
         send_and_receive(m, 0, 0, 0);
@@ -938,7 +939,7 @@ LOOP_BY_TENS(a_copy_may_be_on_its_way, 6) {
     static float pageable[WIDTH];
     begin_so(_i / 3, STAND_IN_LATE);
     ring_open(1);
-    member *m = ring;
+    stand_in_member *m = ring;
     float *from = _i % 3 == 0 ? memset(m->answer, 0, BYTES) : pageable;
     must(fill(m->total, WIDTH, 0.0f, m->compute));
     must(cudaMemcpy(m->block[0], from, BYTES, cudaMemcpyHostToDevice));

@@ -14,9 +14,9 @@ typedef struct {
     cp_state_shape shape;
     int64_t tokens;
     float forget; /* factor on decays, which are from -1 to 0 */
-} layer;
+} state_layer;
 
-static const layer layers[] = {
+static const state_layer layers[] = {
     {{1, 1, 1}, 1, 1},     {{1, 1, 1}, 70, 0},     {{2, 8, 5}, 64, 0.1f},
     {{3, 5, 8}, 65, 1},    {{1, 16, 3}, 63, 30},   {{2, 32, 16}, 300, 0.01f},
     {{4, 12, 20}, 129, 0}, {{2, 3, 7}, 200, 1e6f},
@@ -24,7 +24,7 @@ static const layer layers[] = {
 #define LAYERS COUNT_OF(layers)
 
 static cp_state_run run_of(int which) {
-    const layer *of = &layers[which];
+    const state_layer *of = &layers[which];
     const cp_state_shape s = of->shape;
     const int64_t rows = of->tokens * s.heads;
     uint64_t state = 1 + (uint64_t)which;
@@ -78,19 +78,20 @@ static void combine(const cp_state_run *run, const float *earlier,
 }
 
 /* The relative distance of the result from the expected one. */
-static double distance(const double *due, const float *got, int64_t count) {
+static double distance(const double *expected, const float *got,
+                       int64_t count) {
     double difference = 0, norm = 0;
     for (int64_t n = 0; n < count; n++) {
-        difference += pow(due[n] - (double)got[n], 2);
-        norm += due[n] * due[n];
+        difference += pow(expected[n] - (double)got[n], 2);
+        norm += expected[n] * expected[n];
     }
     return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
 
-static void alike(const float *due, const float *got, int64_t count) {
+static void alike(const float *expected, const float *got, int64_t count) {
     double *wide = room_for(count, 8);
     for (int64_t n = 0; n < count; n++)
-        wide[n] = (double)due[n];
+        wide[n] = (double)expected[n];
     ck_assert_double_le(distance(wide, got, count), 2e-6);
 }
 
@@ -109,15 +110,15 @@ LOOP(blocks_are_the_recurrence, 0, LAYERS) {
     const cp_state_shape s = run.shape;
     const int64_t answers = run.tokens * s.heads * s.value_dim;
     double *state = room_for(s.heads * s.key_dim * s.value_dim, 8);
-    double *due = room_for(answers, 8);
+    double *expected = room_for(answers, 8);
     float *pair = room_for(cp_pair_floats(&s), 4), *got = room_for(answers, 4);
     float *threads = room_for(answers, 4);
     fill_state(&run, pair, state);
     float *same = room_for(cp_pair_floats(&s), 4);
     memcpy(same, pair, (size_t)cp_pair_floats(&s) * 4);
-    cp_state_oracle(&run, state, due);
+    cp_state_oracle(&run, state, expected);
     must(cp_state_answer(&run, 1, pair, got));
-    ck_assert_double_le(distance(due, got, answers), 1e-6);
+    ck_assert_double_le(distance(expected, got, answers), 1e-6);
     must(cp_state_answer(&run, 3, same, threads));
     hold(memcmp(got, threads, (size_t)answers * 4) == 0);
     hold(memcmp(pair, same, (size_t)cp_pair_floats(&s) * 4) == 0);
@@ -182,7 +183,7 @@ LOOP(tails_are_enough, 1, 6) {
     enum { CHANNELS = 3, TOKENS = 23 };
     const int64_t width = _i, tail_floats = cp_tail_floats(width, CHANNELS);
     uint64_t state = 3;
-    float rows[TOKENS * CHANNELS], due[TOKENS * CHANNELS];
+    float rows[TOKENS * CHANNELS], expected[TOKENS * CHANNELS];
     float got[TOKENS * CHANNELS], weights[CHANNELS * 5];
     for (int n = 0; n < TOKENS * CHANNELS; n++)
         rows[n] = harness_uniform(&state);
@@ -190,7 +191,7 @@ LOOP(tails_are_enough, 1, 6) {
         weights[n] = harness_uniform(&state);
     cp_convolution all = {width, CHANNELS, TOKENS, rows, weights};
     float *nothing = room_for(tail_floats, 4);
-    cp_convolve(&all, nothing, due);
+    cp_convolve(&all, nothing, expected);
     for (int t = 0; t < TOKENS; t++)
         for (int c = 0; c < CHANNELS; c++) {
             double sum = 0;
@@ -201,7 +202,7 @@ LOOP(tails_are_enough, 1, 6) {
                            (double)rows[at * CHANNELS + c];
             }
             sum /= 1 + exp(-sum);
-            hold(fabs(sum - (double)due[t * CHANNELS + c]) <= 1e-6);
+            hold(fabs(sum - (double)expected[t * CHANNELS + c]) <= 1e-6);
         }
     for (int pieces = 1; pieces < 40; pieces++) {
         float *before = room_for(tail_floats, 4);
@@ -218,7 +219,7 @@ LOOP(tails_are_enough, 1, 6) {
             cp_tail_combine(width - 1, CHANNELS, before, tail);
             before = tail;
             t += part.tokens;
-            hold(memcmp(got, due, (size_t)(t * CHANNELS) * 4) == 0);
+            hold(memcmp(got, expected, (size_t)(t * CHANNELS) * 4) == 0);
         }
     }
 }
@@ -239,7 +240,7 @@ enum { WORD = 40, MOST_RANKS = 16 };
 
 typedef struct {
     const cp_plan *plan;
-    char (*items)[WORD], (*due)[WORD]; /* [2N] */
+    char (*items)[WORD], (*expected)[WORD]; /* [2N] */
 } scanned;
 
 static void combine_words(const void *monoid, const void *earlier,
@@ -252,20 +253,21 @@ static void combine_words(const void *monoid, const void *earlier,
 }
 
 static cp_status scan_rank(cp_comm *comm, void *context) {
-    const scanned *it = context;
-    const cp_plan *plan = it->plan;
+    const scanned *scanned = context;
+    const cp_plan *plan = scanned->plan;
     const cp_walk_options options = {.combine = combine_words, .poison = true};
     cp_walker *walker;
     CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
     for (int half = 0; half < 2; half++) {
         const cp_use own = cp_plan_own_run(plan, comm->rank, half);
-        memcpy(walker->slots[own.slot], it->items[own.origin], WORD);
+        memcpy(walker->slots[own.slot], scanned->items[own.origin], WORD);
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {
-        const cp_use due = cp_plan_due_run(plan, comm->rank, half);
-        if (due.part >= 0)
-            memcpy(it->due[due.part + 1], walker->slots[due.slot], WORD);
+        const cp_use expected = cp_plan_due_run(plan, comm->rank, half);
+        if (expected.part >= 0)
+            memcpy(scanned->expected[expected.part + 1],
+                   walker->slots[expected.slot], WORD);
     }
     cp_walker_free(walker);
     return status;
@@ -296,16 +298,16 @@ LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
     must(cp_plan_check(plan, &report));
     if (ranks <= 3)
         must(cp_plan_explore(plan, 1000000, NULL));
-    char items[2 * MOST_RANKS][WORD] = {{0}}, due[2 * MOST_RANKS][WORD];
+    char items[2 * MOST_RANKS][WORD] = {{0}}, expected[2 * MOST_RANKS][WORD];
     for (int c = 0; c < 2 * ranks; c++)
         items[c][0] = (char)('A' + c);
-    scanned it = {plan, items, due};
+    scanned scanned = {plan, items, expected};
     const cp_threads_options threads = {
-        .ranks = ranks, .patience = 60, .disorder = 1 + (uint64_t)_i};
-    must(cp_threads_run(&threads, scan_rank, &it));
+        .ranks = ranks, .timeout = 60, .disorder = 1 + (uint64_t)_i};
+    must(cp_threads_run(&threads, scan_rank, &scanned));
     for (int c = 1; c < 2 * ranks; c++)
         for (int n = 0; n <= c; n++)
-            ck_assert_int_eq(due[c][n], n < c ? 'A' + n : 0);
+            ck_assert_int_eq(expected[c][n], n < c ? 'A' + n : 0);
     int64_t most = 0;
     for (int k = 0; k < ranks; k++)
         most = cp_max(most, report.messages[k]);
@@ -326,13 +328,13 @@ LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
     const cp_state_shape s = run.shape;
     const int64_t width = s.heads * s.value_dim;
     double *exact = room_for(cp_state_floats(&s), 8);
-    double *due = room_for(run.tokens * width, 8);
+    double *expected = room_for(run.tokens * width, 8);
     float *state = room_for(cp_state_floats(&s), 4);
     float *output = room_for(run.tokens * width, 4);
     float *pair = room_for(cp_pair_floats(&s), 4);
     fill_state(&run, pair, exact);
     cp_pair_state(&s, pair, state);
-    cp_state_oracle(&run, exact, due);
+    cp_state_oracle(&run, exact, expected);
     for (int64_t from = 0, turn = 1; from < run.tokens; turn++) {
         const int64_t end = cp_min(run.tokens, from + turn * turn * 3);
         cp_state_job job = {.ranks = (int)(1 + (_i + turn) % 9),
@@ -341,10 +343,10 @@ LOOP(a_layer_over_ranks_is_a_layer, 0, LAYERS *CP_SCANS) {
                             .run = cut(&run, from, end),
                             .state = state,
                             .output = output + from * width};
-        must(cp_state_job_run(&cp_place_threads, &job));
+        must(cp_state_job_run(&cp_runner_threads, &job));
         from = end;
     }
-    ck_assert_double_le(distance(due, output, run.tokens * width), 1.1e-6);
+    ck_assert_double_le(distance(expected, output, run.tokens * width), 1.1e-6);
     ck_assert_double_le(distance(exact, state, cp_state_floats(&s)), 1.1e-6);
 }
 
@@ -358,20 +360,23 @@ typedef struct {
 } convolved;
 
 static cp_status convolve_rank(cp_comm *comm, void *context) {
-    const convolved *it = context;
+    const convolved *convolved = context;
     cp_convolution chunks[2];
     float *outs[2];
     cp_walker *walker;
     for (int half = 0; half < 2; half++) {
-        const int c = cp_plan_chunk(it->plan, comm->rank, half);
-        const cp_chunk chunk = cp_chunk_of(it->all.tokens, comm->ranks, c);
-        chunks[half] = it->all;
+        const int c = cp_plan_chunk(convolved->plan, comm->rank, half);
+        const cp_chunk chunk =
+            cp_chunk_of(convolved->all.tokens, comm->ranks, c);
+        chunks[half] = convolved->all;
         chunks[half].tokens = chunk.count;
         chunks[half].rows += chunk.first * CHANNELS;
-        outs[half] = it->out + chunk.first * CHANNELS;
+        outs[half] = convolved->out + chunk.first * CHANNELS;
     }
-    CP_TRY(cp_tail_walker_new(it->plan, comm->rank, &it->all, &walker));
-    const cp_status status = cp_tail_walk(walker, comm, chunks, it->tail, outs);
+    CP_TRY(cp_tail_walker_new(convolved->plan, comm->rank, &convolved->all,
+                              &walker));
+    const cp_status status =
+        cp_tail_walk(walker, comm, chunks, convolved->tail, outs);
     cp_walker_free(walker);
     return status;
 }
@@ -381,7 +386,8 @@ LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
     const int64_t floats = cp_tail_floats(4, CHANNELS);
     cp_layout *layout = layout_over(ranks);
     cp_plan *plan = scan_over((cp_scan)(_i % CP_SCANS), layout, 4 * floats);
-    float rows[ROWS * CHANNELS], due[ROWS * CHANNELS], got[ROWS * CHANNELS];
+    float rows[ROWS * CHANNELS], expected[ROWS * CHANNELS],
+        got[ROWS * CHANNELS];
     float weights[4 * CHANNELS];
     uint64_t state = 9;
     for (int n = 0; n < ROWS * CHANNELS; n++)
@@ -389,17 +395,17 @@ LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
     for (int n = 0; n < 4 * CHANNELS; n++)
         weights[n] = harness_uniform(&state);
     const cp_convolution all = {4, CHANNELS, ROWS, rows, weights};
-    convolved it = {plan, all, room_for(floats, 4), NULL};
-    cp_convolve(&all, room_for(floats, 4), due);
+    convolved convolved = {plan, all, room_for(floats, 4), NULL};
+    cp_convolve(&all, room_for(floats, 4), expected);
     for (int64_t from = 0, turn = 1; from < ROWS; turn++) {
-        it.all.tokens = cp_min(ROWS - from, turn * turn * turn % 31);
-        it.all.rows = rows + from * CHANNELS;
-        it.out = got + from * CHANNELS;
-        const cp_threads_options threads = {.ranks = ranks, .patience = 60};
-        must(cp_threads_run(&threads, convolve_rank, &it));
-        from += it.all.tokens;
+        convolved.all.tokens = cp_min(ROWS - from, turn * turn * turn % 31);
+        convolved.all.rows = rows + from * CHANNELS;
+        convolved.out = got + from * CHANNELS;
+        const cp_threads_options threads = {.ranks = ranks, .timeout = 60};
+        must(cp_threads_run(&threads, convolve_rank, &convolved));
+        from += convolved.all.tokens;
     }
-    hold(memcmp(due, got, sizeof(due)) == 0);
+    hold(memcmp(expected, got, sizeof(expected)) == 0);
     cp_plan_free(plan);
     cp_layout_free(layout);
 }
@@ -407,52 +413,52 @@ LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
 /* Decode steps on alternating ranks: the state moves along. */
 typedef struct {
     cp_state_run run;
-    double *due;
+    double *expected;
     float *start;
     float *room[MOST_RANKS]; /* of each rank: a state, a pair, an answer */
 } steps;
 
 static cp_status step_rank(cp_comm *comm, void *context) {
-    const steps *it = context;
-    const cp_state_shape s = it->run.shape;
+    const steps *steps = context;
+    const cp_state_shape s = steps->run.shape;
     const int64_t floats = cp_state_floats(&s), width = s.heads * s.value_dim;
-    float *state = it->room[comm->rank], *pair = state + floats;
+    float *state = steps->room[comm->rank], *pair = state + floats;
     float *output = pair + cp_pair_floats(&s);
     memset(state, 0xFF, (size_t)floats * 4);
     if (comm->rank == 0)
-        memcpy(state, it->start, (size_t)floats * 4);
-    for (int64_t t = 0; t < it->run.tokens; t++) {
+        memcpy(state, steps->start, (size_t)floats * 4);
+    for (int64_t t = 0; t < steps->run.tokens; t++) {
         const int turn = (int)(t % comm->ranks);
         CP_TRY(cp_state_hand(comm, (turn + comm->ranks - 1) % comm->ranks, turn,
                              state, t == 0 ? 0 : floats));
         if (comm->rank != turn)
             continue;
-        const cp_state_run token = cut(&it->run, t, t + 1);
+        const cp_state_run token = cut(&steps->run, t, t + 1);
         cp_pair_know(&s, state, pair);
         CP_TRY(cp_state_answer(&token, 1, pair, output));
         cp_pair_state(&s, pair, state);
-        if (distance(it->due + t * width, output, width) > 2e-6)
+        if (distance(steps->expected + t * width, output, width) > 2e-6)
             return cp_fail(CP_BROKEN, "token %ld", t);
     }
     return CP_OK;
 }
 
 LOOP(a_state_follows_the_turns_of_decode, 1, 6) {
-    steps it = {.run = run_of(3)};
-    const cp_state_shape s = it.run.shape;
+    steps steps = {.run = run_of(3)};
+    const cp_state_shape s = steps.run.shape;
     double *state = room_for(cp_state_floats(&s), 8);
     float *pair = room_for(cp_pair_floats(&s), 4);
-    it.due = room_for(it.run.tokens * s.heads * s.value_dim, 8);
-    it.start = room_for(cp_state_floats(&s), 4);
-    fill_state(&it.run, pair, state);
-    cp_pair_state(&s, pair, it.start);
-    cp_state_oracle(&it.run, state, it.due);
+    steps.expected = room_for(steps.run.tokens * s.heads * s.value_dim, 8);
+    steps.start = room_for(cp_state_floats(&s), 4);
+    fill_state(&steps.run, pair, state);
+    cp_pair_state(&s, pair, steps.start);
+    cp_state_oracle(&steps.run, state, steps.expected);
     for (int k = 0; k < _i; k++)
-        it.room[k] = room_for(cp_state_floats(&s) + cp_pair_floats(&s) +
-                                  s.heads * s.value_dim,
-                              4);
-    const cp_threads_options threads = {.ranks = _i, .patience = 60};
-    must(cp_threads_run(&threads, step_rank, &it));
+        steps.room[k] = room_for(cp_state_floats(&s) + cp_pair_floats(&s) +
+                                     s.heads * s.value_dim,
+                                 4);
+    const cp_threads_options threads = {.ranks = _i, .timeout = 60};
+    must(cp_threads_run(&threads, step_rank, &steps));
 }
 
 /* A damaged plan is refused with a message that names chunks. */

@@ -2,8 +2,8 @@
  * a GPU, and the same with an edge removed. */
 #include "talk.h"
 
-#include "cuda/ring/exact.h"
-#include "cuda/ring/manifest.h"
+#include "cuda/ring/leaf_lists.h"
+#include "cuda/ring/tile_lists.h"
 #include "ground/random.h"
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
@@ -359,9 +359,9 @@ static cp_status answer_there(cp_comm *comm, void *context) {
                    (size_t)bytes_of_inputs(t, what));
     must(cp_walk(walker, comm, kept_rows(t, r, KEY), kept_rows(t, r, VALUE)));
     for (int64_t i = 0; i < rows * dim; i++)
-        t->due[r][i] = (double)walker->result.output[i];
+        t->expected[r][i] = (double)walker->result.output[i];
     for (int64_t i = 0; i < rows; i++)
-        t->due[r][rows * dim + i] = (double)walker->result.lse[i];
+        t->expected[r][rows * dim + i] = (double)walker->result.lse[i];
     cp_walker_free(walker);
     return CP_OK;
 }
@@ -382,7 +382,7 @@ static cp_status walk_here_and_there(talk *t) {
     CP_TRY(walk_together(t));
     same_answers(t);
     for (int r = 0; r < t->ranks && t->element == CP_F32; r++)
-        t->due[r] = room_for(answer_bytes(t), 2);
+        t->expected[r] = room_for(answer_bytes(t), 2);
     if (t->element == CP_F32)
         must(cp_threads_run(&threads, answer_there, t));
     return CP_OK;
@@ -531,14 +531,14 @@ static void check_keys(const cp_device_keys *keys, int64_t count) {
             hold(keys->items[n].span.sequence == s);
 }
 
-static void check_manifest(const talk *t, int rank) {
+static void check_lists(const talk *t, int rank) {
     const int64_t queries = 7;
     const bool packs = t->plan->variant == CP_PASS_KV && t->ranks > 1;
     const cp_pieces none = {0};
-    cp_manifest *m;
-    must(cp_manifest_new(t->plan, rank, queries, 3, &m));
-    void *block = calloc((size_t)cp_manifest_bytes(m), 1);
-    cp_manifest_write(m, t->layout, block);
+    cp_tile_lists *m;
+    must(cp_tile_lists_new(t->plan, rank, queries, 3, &m));
+    void *block = calloc((size_t)cp_tile_lists_bytes(m), 1);
+    cp_tile_lists_write(m, t->layout, block);
     for (int n = 0; n < CP_LISTS * t->ranks; n++) {
         const cp_list kind = (cp_list)(n / t->ranks);
         const int whose = kind < CP_LIST_CACHED ? n % t->ranks : rank;
@@ -547,12 +547,14 @@ static void check_manifest(const talk *t, int rank) {
             packs ? &t->layout->keys[whose].pieces : &none,
             &t->layout->cache[whose].pieces, &t->layout->queries[whose].pieces,
             &t->layout->appended[whose].pieces};
-        const cp_device_tiles tiles = cp_manifest_tiles(m, block, kind, whose);
+        const cp_device_tiles tiles =
+            cp_tile_lists_tiles(m, block, kind, whose);
         const bool cut = kind == CP_LIST_QUERIES;
         check_list(&tiles, pieces[kind], cut ? queries : INT64_MAX,
                    cut ? t->plan->slots[t->plan->queries].rows : 0);
         if (kind == CP_LIST_CACHED || (kind == CP_LIST_KEYS && packs)) {
-            const cp_device_keys keys = cp_manifest_keys(m, block, kind, whose);
+            const cp_device_keys keys =
+                cp_tile_lists_keys(m, block, kind, whose);
             check_keys(&keys, pieces[kind]->count);
         }
     }
@@ -567,7 +569,7 @@ LOOP(a_manifest_has_every_token_of_a_layout, 0, 10) {
     for (int n = 0; n < 3; n++) {
         must(plan_call(&t, calls[n], variants[_i % 2]));
         for (int r = 0; r < t.ranks; r++)
-            check_manifest(&t, r);
+            check_lists(&t, r);
         must(cp_cache_commit(t.cache, t.layout));
         forget_plan(&t);
     }
@@ -578,7 +580,7 @@ LOOP(a_manifest_has_every_token_of_a_layout, 0, 10) {
 LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     talk t = {.shape = {4, 2, 8}, .ranks = 1, .sequences = 4};
     int64_t fresh[4] = {64, 64, 64, 64};
-    cp_manifest *m = NULL;
+    cp_tile_lists *m = NULL;
     char expected[128];
     must(cp_cache_new(1, 4, 600, &t.cache));
     must(plan_call(&t, fresh, CP_PASS_KV));
@@ -587,12 +589,12 @@ LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     memcpy(fresh, (int64_t[4]){1, 0, 0, 0}, sizeof fresh);
     must(plan_call(&t, fresh, CP_DECODE));
     talk first = t;
-    must(cp_manifest_new(first.plan, 0, 8, _i, &m));
+    must(cp_tile_lists_new(first.plan, 0, 8, _i, &m));
     cp_status status = CP_OK;
     for (int more = 1; more < 4 && status == CP_OK; more++) {
         fresh[more] = 1;
         must(plan_call(&t, fresh, CP_DECODE));
-        status = cp_manifest_has_room(m, t.layout);
+        status = cp_tile_lists_have_room(m, t.layout);
         hold((status == CP_OK) == (more <= _i));
         forget_plan(&t);
     }

@@ -10,37 +10,37 @@ enum { MOST_HEADS = 3 };
 /* A thread that is a rank: one host of a talk, or of one of several rings that
  * sum over their heads. */
 typedef struct {
-    seat seat;
+    crowd_member seat;
     talk *talks; /* [rings], or one */
     int rings;
-    double patience;
-} member;
+    double timeout;
+} nccl_member;
 
-static member members[CROWD];
+static nccl_member members[CROWD];
 
-static cp_status walk_in_groups(const member *m, cp_nccl *world, cp_nccl **tp,
-                                cp_nccl **cp) {
-    const int rank = m->seat.crew.rank, host = rank / m->rings;
+static cp_status walk_in_groups(const nccl_member *m, cp_nccl *world,
+                                cp_nccl **tp, cp_nccl **cp) {
+    const int rank = m->seat.group.rank, host = rank / m->rings;
     talk *t = &m->talks[rank % m->rings];
     CP_TRY(cp_nccl_split(world, m->rings, tp, cp));
-    cp_nccl_set_patience(world, m->patience);
+    cp_nccl_set_timeout(world, m->timeout);
     if ((*tp)->rank != rank % m->rings || (*tp)->ranks != m->rings ||
-        (*cp)->rank != host || (*cp)->ranks != m->seat.crew.ranks / m->rings)
+        (*cp)->rank != host || (*cp)->ranks != m->seat.group.ranks / m->rings)
         return cp_fail(CP_BROKEN, "rank %d is in other groups", rank);
-    return end_walk(t, host, walk_rank(t, host, *tp, *cp), m->patience);
+    return end_walk(t, host, walk_rank(t, host, *tp, *cp), m->timeout);
 }
 
-static cp_status walk_as_member(seat *s) {
-    const member *m = (const member *)(void *)s;
-    const int rank = s->crew.rank;
+static cp_status walk_as_member(crowd_member *s) {
+    const nccl_member *m = (const nccl_member *)(void *)s;
+    const int rank = s->group.rank;
     cp_nccl *world, *tp = NULL, *cp = NULL;
-    CP_TRY(cp_nccl_new(&s->id, rank, s->crew.ranks, 20, &world));
-    cp_nccl_set_patience(world, m->patience);
+    CP_TRY(cp_nccl_new(&s->id, rank, s->group.ranks, 20, &world));
+    cp_nccl_set_timeout(world, m->timeout);
     const cp_status status =
         m->rings > 0
             ? walk_in_groups(m, world, &tp, &cp)
             : end_walk(m->talks, rank, walk_rank(m->talks, rank, NULL, world),
-                       m->patience);
+                       m->timeout);
     cp_nccl_free(tp);
     cp_nccl_free(cp);
     cp_nccl_free(world);
@@ -48,21 +48,21 @@ static cp_status walk_as_member(seat *s) {
 }
 
 /* Rank 0 may have a shorter timeout than the others. */
-static void walk_all(talk *talks, int rings, int ranks, double patience,
-                     double patience_of_others) {
+static void walk_all(talk *talks, int rings, int ranks, double timeout,
+                     double timeout_of_others) {
     for (int r = 0; r < ranks; r++)
-        members[r] = (member){
+        members[r] = (nccl_member){
             .talks = talks,
             .rings = rings,
-            .patience = r == 0 ? patience : patience_of_others,
+            .timeout = r == 0 ? timeout : timeout_of_others,
         };
     run_crowd(members, sizeof(members[0]), ranks, walk_as_member);
 }
 
-static double patience = 20.0, patience_of_others = 20.0;
+static double timeout = 20.0, timeout_of_others = 20.0;
 
 static cp_status walk_apart(talk *t) {
-    walk_all(t, 0, t->ranks, patience, patience_of_others);
+    walk_all(t, 0, t->ranks, timeout, timeout_of_others);
     for (int r = 0; r < t->ranks; r++)
         if (members[r].seat.status != CP_OK)
             return cp_fail(members[r].seat.status, "%s",
@@ -133,8 +133,8 @@ LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     talk t = open_one(4);
     call(&t, &fresh, CP_PASS_KV);
     went_well(&t, 0);
-    patience = silent ? 0.5 : 8.0;
-    patience_of_others = 8.0;
+    timeout = silent ? 0.5 : 8.0;
+    timeout_of_others = 8.0;
     (silent ? stand_in_dead_rank : stand_in_failing_rank)(2, losses[_i].after);
     const double began = cp_clock();
     ck_assert_int_eq(call(&t, &more, losses[_i].variant), CP_BROKEN);
@@ -162,7 +162,7 @@ TEST(a_lost_message_is_named) {
     const int64_t fresh = 20;
     begin(1);
     talk t = open_one(3);
-    patience = patience_of_others = 0.5;
+    timeout = timeout_of_others = 0.5;
     stand_in_drop_message(0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
@@ -176,7 +176,7 @@ TEST(who_is_slow_is_not_dead) {
     begin_open(1);
     talk t = open_one(3);
     t.lag = 0.7;
-    patience = patience_of_others = 1.0;
+    timeout = timeout_of_others = 1.0;
     call(&t, &fresh, CP_PASS_KV);
     went_well(&t, 0);
     close_talk(&t);
@@ -204,7 +204,7 @@ LOOP(a_rank_with_another_plan_is_named, 0, 9) {
     begin(_i);
     talk t = open_one(2 + _i % 3);
     t.walk = walk_with_one_mistaken;
-    patience = patience_of_others = 5.0;
+    timeout = timeout_of_others = 5.0;
     const double began = cp_clock();
     ck_assert_int_eq(call(&t, &fresh, alternate[_i / 3 * 2]), CP_BROKEN);
     ck_assert_double_le(cp_clock() - began, 4.0);
@@ -301,11 +301,11 @@ TEST(groups_that_do_not_divide_are_refused) {
 
 /* Rank 1 does not split. What rank 0 allocated for its group must not be freed
  * while NCCL may still write to it. */
-static cp_status split_alone(seat *s) {
+static cp_status split_alone(crowd_member *s) {
     cp_nccl *world, *tp, *cp;
-    CP_TRY(cp_nccl_new(&s->id, s->crew.rank, s->crew.ranks, 20, &world));
-    cp_nccl_set_patience(world, 0.3);
-    if (s->crew.rank == 0) {
+    CP_TRY(cp_nccl_new(&s->id, s->group.rank, s->group.ranks, 20, &world));
+    cp_nccl_set_timeout(world, 0.3);
+    if (s->group.rank == 0) {
         refuses(cp_nccl_split(world, 2, &tp, &cp), CP_BROKEN,
                 "0.3 s while forming groups");
         ck_assert(tp == NULL && cp == NULL);
@@ -319,7 +319,7 @@ TEST(a_group_that_never_forms_leaves_nothing) {
     begin(1);
     mallopt(M_PERTURB, 1); /* freed memory is overwritten */
     for (int r = 0; r < 2; r++)
-        members[r] = (member){0};
+        members[r] = (nccl_member){0};
     run_crowd(members, sizeof(members[0]), 2, split_alone);
     end();
 }
@@ -336,20 +336,20 @@ typedef struct {
     cp_nccl *nccl;
     cudaStream_t stream;
     cp_message_half half;
-} message;
+} nccl_message;
 
 static cp_status enqueue_message(void *what) {
-    const message *m = what;
+    const nccl_message *m = what;
     return m->nccl->link.trade(m->nccl->link.context, &m->half, 1, m->stream);
 }
 
-static cp_status launch_in_vain(seat *s) {
-    const int rank = s->crew.rank;
+static cp_status launch_in_vain(crowd_member *s) {
+    const int rank = s->group.rank;
     cudaStream_t stream = queues[rank].compute;
-    message m = {NULL, stream, {1 - rank, rank == 0, buffers[rank], 256}};
+    nccl_message m = {NULL, stream, {1 - rank, rank == 0, buffers[rank], 256}};
     cp_graph *graph = NULL;
     CP_TRY(cp_nccl_new(&s->id, rank, 2, 20, &m.nccl));
-    cp_nccl_set_patience(m.nccl, fate == FAILS ? 20 : 0.5);
+    cp_nccl_set_timeout(m.nccl, fate == FAILS ? 20 : 0.5);
     if (fate == IS_SILENT_TO_A_GRAPH && rank == 0)
         CP_TRY(cp_graph_capture(&queues[0], 1, &m.nccl->link, enqueue_message,
                                 &m, &graph));
@@ -378,7 +378,7 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
     fate = _i;
     (fate == FAILS ? stand_in_failing_rank : stand_in_dead_rank)(1, 0);
     for (int r = 0; r < 2; r++) {
-        members[r] = (member){0};
+        members[r] = (nccl_member){0};
         buffers[r] = on_device(256);
         must(cp_queues_new(&queues[r]));
     }
@@ -396,7 +396,7 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
  * unblocked. */
 typedef struct {
     int asked;
-    volatile int rescued;
+    volatile int unblocked;
     bool broken;
 } watched;
 
@@ -406,15 +406,15 @@ static bool is_broken(void *context) {
     return w->broken;
 }
 
-static void rescue(void *context) {
-    ((watched *)context)->rescued++;
+static void unblock(void *context) {
+    ((watched *)context)->unblocked++;
 }
 
 static const struct {
     const char *name;
     bool works, leaves, rests, broken;
-    double patience;
-    int rescued;
+    double timeout;
+    int unblocked;
     bool asked;
 } hosts[] = {
     {"at rest", false, true, false, true, 0.1, 0, false},
@@ -429,18 +429,20 @@ static const struct {
 LOOP(a_watch_stays_out, 0, COUNT_OF(hosts)) {
     const struct timespec a_while = {0, 600000000};
     watched seen = {.broken = hosts[_i].broken};
-    cp_watch *watch;
-    must(cp_watch_new(hosts[_i].patience, is_broken, rescue, &seen, &watch));
-    ck_assert_ptr_null(cp_watch_enter(watch, hosts[_i].works));
+    cp_watchdog *watchdog;
+    must(cp_watchdog_new(hosts[_i].timeout, is_broken, unblock, &seen,
+                         &watchdog));
+    ck_assert_ptr_null(cp_watchdog_enter(watchdog, hosts[_i].works));
     if (hosts[_i].leaves)
-        cp_watch_leave(watch);
+        cp_watchdog_leave(watchdog);
     if (hosts[_i].rests)
-        cp_watch_rest(watch);
+        cp_watchdog_idle(watchdog);
     do
         nanosleep(&a_while, NULL);
-    while (seen.rescued < hosts[_i].rescued); /* on a busy machine */
-    ck_assert((cp_watch_enter(watch, false) != NULL) == hosts[_i].rescued);
-    cp_watch_free(watch);
-    ck_assert_int_eq(seen.rescued, hosts[_i].rescued);
+    while (seen.unblocked < hosts[_i].unblocked); /* on a busy machine */
+    ck_assert((cp_watchdog_enter(watchdog, false) != NULL) ==
+              hosts[_i].unblocked);
+    cp_watchdog_free(watchdog);
+    ck_assert_int_eq(seen.unblocked, hosts[_i].unblocked);
     ck_assert((seen.asked > 0) == hosts[_i].asked);
 }

@@ -13,7 +13,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "cuda/ring/nccl_crew.h"
+#include "cuda/ring/nccl_group.h"
 #include "ring/agree.h"
 
 static const char *const nccl_on_one_gpu[] = {
@@ -65,28 +65,28 @@ static double at_least(double seconds) {
 }
 
 /* The timeout for waits that must time out. */
-static double patience(void) {
+static double wait_limit(void) {
     return at_least(5);
 }
 
-static double patience_of(const char *name) {
+static double timeout_of(const char *name) {
     static const char *const complete[] = {"starts", "alone", "talk", "grid",
                                            "leave"};
     for (int i = 0; i < COUNT_OF(complete); i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return strcmp(name, "mends") == 0 ? at_least(2) : patience();
+    return strcmp(name, "mends") == 0 ? at_least(2) : wait_limit();
 }
 
 /* This process's part of a call; rank 1 may die in it. */
 static cp_status own_part(talk *t, cp_nccl *tp, cp_nccl *cp, bool deadly) {
     const int rank = cp->rank;
-    CP_TRY(cp_crew_agree(cp_crew_mine(), t->plan, 0, CP_OK));
+    CP_TRY(cp_agree_on_plan(cp_process_group_own(), t->plan, 0, CP_OK));
     CP_TRY(make_walker(t, rank));
     const cp_status status = walk_rank(t, rank, tp, cp);
     if (status == CP_OK && deadly && rank == 1)
         kill(getpid(), SIGKILL);
-    CP_TRY(end_walk(t, rank, status, patience_of(scene)));
+    CP_TRY(end_walk(t, rank, status, timeout_of(scene)));
     for (int layer = 0; layer < LAYERS; layer++)
         compare_sum(t, layer, rank, tp->ranks);
     return t->problem[0] == '\0' ? CP_OK : cp_fail(CP_BROKEN, "%s", t->problem);
@@ -133,17 +133,17 @@ static void fill_bytes(unsigned char *bytes, int64_t count, int64_t seed) {
 }
 
 /* Share and collect `bytes` bytes, with room for those of all ranks. */
-static cp_status exchange_bytes(const cp_crew *crew, int64_t bytes,
+static cp_status exchange_bytes(const cp_process_group *group, int64_t bytes,
                                 unsigned char *all, unsigned char *truth) {
-    if (crew->rank == 0)
+    if (group->rank == 0)
         fill_bytes(all, bytes, bytes);
-    CP_TRY(crew->share(all, bytes));
+    CP_TRY(group->broadcast(all, bytes));
     fill_bytes(truth, bytes, bytes);
     CP_TRY(require(memcmp(all, truth, (size_t)bytes) == 0, "shared", bytes));
-    memset(all, 0xFF, (size_t)(bytes * crew->ranks));
-    fill_bytes(all + crew->rank * bytes, bytes, crew->rank);
-    CP_TRY(crew->collect(all, bytes));
-    for (int r = 0; r < crew->ranks; r++) {
+    memset(all, 0xFF, (size_t)(bytes * group->ranks));
+    fill_bytes(all + group->rank * bytes, bytes, group->rank);
+    CP_TRY(group->all_gather(all, bytes));
+    for (int r = 0; r < group->ranks; r++) {
         fill_bytes(truth, bytes, r);
         CP_TRY(require(memcmp(all + r * bytes, truth, (size_t)bytes) == 0,
                        "collected of rank", r));
@@ -153,96 +153,98 @@ static cp_status exchange_bytes(const cp_crew *crew, int64_t bytes,
 
 /* A group at work: small and large items, a plan that all share and one on
  * which one rank differs, and a user who types more slowly than the timeout. */
-static cp_status be_a_crew(const cp_crew *crew, int64_t unused) {
+static cp_status become_a_group(const cp_process_group *group, int64_t unused) {
     static const int64_t sizes[] = {1, 0, 7, 488, 489, 100003, 5000000};
     static unsigned char all[3 * 5000000], truth[5000000];
     char *words[] = {"rank", "same"};
-    char *own[] = {"rank", crew->rank == 1 ? "b" : "a"};
-    void *text = crew->rank == 0 ? strdup("hello") : NULL;
+    char *own[] = {"rank", group->rank == 1 ? "b" : "a"};
+    void *text = group->rank == 0 ? strdup("hello") : NULL;
     int64_t bytes = 6;
     int pipes[2];
     (void)unused;
-    CP_TRY(cp_crew_agree_words(2, words));
+    CP_TRY(cp_agree_on_arguments(2, words));
     for (int i = 0; i < 7; i++)
-        CP_TRY(exchange_bytes(crew, sizes[i], all, truth));
+        CP_TRY(exchange_bytes(group, sizes[i], all, truth));
     CP_TRY(require(pipe(pipes) == 0, "no pipe", 0));
-    if (crew->rank == 0 && fork() == 0) {
-        sleep((unsigned)patience() + 2);
+    if (group->rank == 0 && fork() == 0) {
+        sleep((unsigned)wait_limit() + 2);
         _exit(write(pipes[1], "x", 1) != 1);
     }
-    CP_TRY(cp_crew_await(pipes[0]));
-    CP_TRY(cp_crew_share(CP_OK, NULL, 0, &text, &bytes));
+    CP_TRY(cp_process_group_await(pipes[0]));
+    CP_TRY(cp_process_group_broadcast(CP_OK, NULL, 0, &text, &bytes));
     CP_TRY(require(strcmp(text, "hello") == 0, "not the word", bytes));
     free(text);
-    return require(cp_crew_agree_words(2, own) == CP_INVALID, "the same words",
-                   0);
+    return require(cp_agree_on_arguments(2, own) == CP_INVALID,
+                   "the same words", 0);
 }
 
-static cp_status differ(const cp_crew *crew, int64_t way) {
+static cp_status differ(const cp_process_group *group, int64_t way) {
     char items[100 * 8] = {0};
-    const bool other = crew->rank == 1;
+    const bool other = group->rank == 1;
     if (way == 0 && other)
         return cp_fail(CP_FILE, "no such thing");
     if (way == 1 && other)
-        return crew->share(items, 80);
+        return group->broadcast(items, 80);
     if (way == 3 && other)
         kill(getpid(), SIGKILL);
     if (way == 4 && other)
-        sleep((unsigned)patience() + 3);
-    cp_status status = crew->collect(items, way == 2 && other ? 96 : 80);
+        sleep((unsigned)wait_limit() + 3);
+    cp_status status = group->all_gather(items, way == 2 && other ? 96 : 80);
     if (way == 5 && other)
         exit(0);
     return status;
 }
 
-static cp_status start_only(const cp_crew *crew, int64_t unused) {
-    (void)crew, (void)unused;
+static cp_status start_only(const cp_process_group *group, int64_t unused) {
+    (void)group, (void)unused;
     return CP_OK;
 }
 
 /* Ranks 1 and 2 are killed one after the other, before they collect; the last
  * message of rank 1 reaches all ranks except rank 0. */
-static cp_status mend_twice(const cp_crew *crew, int64_t unused) {
+static cp_status shrink_twice(const cp_process_group *group, int64_t unused) {
     static const int lost_one_by_one[] = {1, 1};
     int64_t seats[4], lost = 0;
-    const int seat = crew->rank;
+    const int seat = group->rank;
     (void)unused;
-    CP_TRY(require(!crew->mend(&(int){0}), "mended", 0));
+    CP_TRY(require(!group->shrink(&(int){0}), "mended", 0));
     for (int n = 0; n < 35; n++) {
         if (n == 6 && seat == 0)
             stand_in_drop_message(1, 0, 1);
         if (n % 15 == 7 && seat == 1 + n / 15)
             kill(getpid(), SIGKILL);
-        seats[crew->rank] = seat;
-        const cp_status status = crew->collect(seats, sizeof(seats[0]));
+        seats[group->rank] = seat;
+        const cp_status status = group->all_gather(seats, sizeof(seats[0]));
         int rank = -1;
-        if (status == CP_OK && seats[crew->ranks - 1] == 3)
+        if (status == CP_OK && seats[group->ranks - 1] == 3)
             continue;
-        if (lost == 2 || !crew->mend(&rank))
+        if (lost == 2 || !group->shrink(&rank))
             return status != CP_OK ? status : require(false, "wrong", n);
         CP_TRY(require(rank == lost_one_by_one[lost++], "lost", rank));
     }
-    return require(lost == 2 && crew->ranks == 2, "ranks", crew->ranks);
+    return require(lost == 2 && group->ranks == 2, "ranks", group->ranks);
 }
 
 static const struct {
     const char *name;
-    cp_status (*play)(const cp_crew *crew, int64_t way);
+    cp_status (*play)(const cp_process_group *group, int64_t way);
     int64_t way;
 } crew_scenes[] = {
-    {"mends", mend_twice, 0}, {"crew", be_a_crew, 0}, {"starts", start_only, 0},
-    {"fails", differ, 0},     {"shares", differ, 1},  {"sizes", differ, 2},
-    {"killed", differ, 3},    {"sleeps", differ, 4},  {"exits", differ, 5},
+    {"mends", shrink_twice, 0}, {"crew", become_a_group, 0},
+    {"starts", start_only, 0},  {"fails", differ, 0},
+    {"shares", differ, 1},      {"sizes", differ, 2},
+    {"killed", differ, 3},      {"sleeps", differ, 4},
+    {"exits", differ, 5},
 };
 
-static const cp_crew *own_crew;
+static const cp_process_group *own_group;
 static cp_nccl *own_world;
 static cp_status outcome = CP_BROKEN;
 
 static cp_status play_by_name(void) {
     for (int i = 0; i < COUNT_OF(crew_scenes); i++)
         if (strcmp(scene, crew_scenes[i].name) == 0)
-            return crew_scenes[i].play(own_crew, crew_scenes[i].way);
+            return crew_scenes[i].play(own_group, crew_scenes[i].way);
     return converse_in_groups(own_world, strcmp(scene, "grid") == 0 ? 2 : 1);
 }
 
@@ -265,32 +267,31 @@ static cp_status run_here(void) {
     return outcome;
 }
 
-static cp_status meet(double patience, cp_crew *crew) {
+static cp_status meet(double timeout, cp_process_group *group) {
     cp_launch launch;
     int devices = 0;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_launch_read(&launch));
     CP_TRY(cp_cuda(cudaSetDevice(launch.rank % devices), "a device"));
-    return cp_nccl_meet(&launch, patience, strcmp(scene, "mends") == 0,
-                        &own_world, crew);
+    return cp_nccl_group_join(&launch, timeout, strcmp(scene, "mends") == 0,
+                              &own_world, group);
 }
 
 static int play_rank(const char *name) {
-    cp_crew crew;
+    cp_process_group group;
     scene = name;
-    stand_in_begin(
-        &(stand_in_options){.seed = 1, .open = true, .patience = 20});
-    if (meet(patience_of(name), &crew) != CP_OK) {
+    stand_in_begin(&(stand_in_options){.seed = 1, .open = true, .timeout = 20});
+    if (meet(timeout_of(name), &group) != CP_OK) {
         fprintf(stderr, "longring: %s\n", cp_message());
         return 1;
     }
-    cp_crew_join(&crew);
-    own_crew = &crew;
+    cp_process_group_set(&group);
+    own_group = &group;
     const cp_status status = run_here();
-    if (status != CP_OK && crew.rank == 0)
+    if (status != CP_OK && group.rank == 0)
         fprintf(stderr, "longring: %s\n", cp_message());
-    const int fault = strcmp(name, "leave") == 0 && crew.rank == 1 ? 2 : 0;
-    const int left = crew.leave(status != CP_OK ? 1 : fault);
+    const int fault = strcmp(name, "leave") == 0 && group.rank == 1 ? 2 : 0;
+    const int left = group.leave(status != CP_OK ? 1 : fault);
     cp_nccl_free(own_world);
     return left;
 }
@@ -344,14 +345,15 @@ enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 5 };
 typedef struct {
     pid_t players[MOST_PROCESSES];
     int come, held, said;
-} running;
+} started_process;
 
-static running start_play(int n) {
+static started_process start_play(int n) {
     char path[] = "/tmp/longring-nccl-XXXXXX";
     int port;
-    running play = {.come = plays[n].come ? plays[n].come : plays[n].ranks,
-                    .held = hold_port(&port),
-                    .said = mkostemp(path, O_CLOEXEC)};
+    started_process play = {.come =
+                                plays[n].come ? plays[n].come : plays[n].ranks,
+                            .held = hold_port(&port),
+                            .said = mkostemp(path, O_CLOEXEC)};
     unlink(path);
     if (!plays[n].taken)
         close(play.held);
@@ -363,7 +365,7 @@ static running start_play(int n) {
 
 /* Check that all processes of a play end as expected, with the expected
  * output. */
-static void end_play(int n, running *play) {
+static void end_play(int n, started_process *play) {
     const char *scene_of = plays[n].scene;
     static char said[1 << 13], says[100];
     int ends[MOST_PROCESSES]; /* exit statuses; -9: killed */
@@ -387,7 +389,7 @@ static void end_play(int n, running *play) {
     const bool silent =
         said[0] == '\0' || (HARNESS_SANITIZED && !strstr(said, "longring"));
     if (plays[n].says != NULL)
-        snprintf(says, sizeof(says), plays[n].says, patience());
+        snprintf(says, sizeof(says), plays[n].says, wait_limit());
     ck_assert_msg(plays[n].says == NULL ? silent : strstr(said, says) != NULL,
                   "%s: %s", scene_of, said);
 }
@@ -408,14 +410,14 @@ AROUND_ALL(measure_start, NULL);
 #define LIMIT (stand_in_pretends() ? 20 : 120)
 
 LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
-    running play = start_play(_i);
+    started_process play = start_play(_i);
     end_play(_i, &play);
 }
 
 /* At the same time, since they mostly wait; but one by one on a GPU, which
  * takes long to start many processes. */
 LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
-    running play[PLAYS];
+    started_process play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++) {
         play[n] = start_play(n);
         if (!stand_in_pretends())
@@ -428,8 +430,8 @@ LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
 TEST(rank_0_must_be_somewhere) {
     const cp_launch launch = {.launcher = "PMI", .ranks = 2};
     cp_nccl *world;
-    cp_crew crew;
-    refuses(cp_nccl_meet(&launch, 1, true, &world, &crew), CP_INVALID,
+    cp_process_group group;
+    refuses(cp_nccl_group_join(&launch, 1, true, &world, &group), CP_INVALID,
             "set MASTER_ADDR");
 }
 

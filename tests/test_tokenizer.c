@@ -171,7 +171,7 @@ typedef struct {
     const char *pre;
     int tokens, merges, types, last_type, end;
     const char *const *token, *const *merge;
-} vocabulary;
+} small_vocabulary;
 
 static void put_texts(const char *key, const char *const *texts, int count) {
     tiny_put_array(&bytes, key, 8, count);
@@ -179,7 +179,7 @@ static void put_texts(const char *key, const char *const *texts, int count) {
         tiny_put_string(&bytes, texts[i]);
 }
 
-static cp_status open_vocabulary(const vocabulary *words) {
+static cp_status open_vocabulary(const small_vocabulary *words) {
     close_file();
     tiny_put(&bytes, "GGUF\3\0\0\0\0\0\0\0\0\0\0\0\7\0\0\0\0\0\0\0", 24);
     tiny_put_key(&bytes, "tokenizer.ggml.model", 8);
@@ -231,8 +231,8 @@ static void open_joining(const char *pre, const char *text) {
         }
     }
     free(letters);
-    const vocabulary words = {pre, token_count, merge_count, token_count,
-                              1,   0,           token_list,  merge_list};
+    const small_vocabulary words = {pre, token_count, merge_count, token_count,
+                                    1,   0,           token_list,  merge_list};
     must(open_vocabulary(&words));
 }
 
@@ -391,8 +391,8 @@ static const quarrel quarrels[] = {
 
 LOOP(quarrelling_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
     const quarrel *q = &quarrels[_i];
-    const vocabulary words = {"default",    3,      1,         q->types,
-                              q->last_type, q->end, q->tokens, &q->merge};
+    const small_vocabulary words = {"default",    3,      1,         q->types,
+                                    q->last_type, q->end, q->tokens, &q->merge};
     if (q->because == NULL)
         must(open_vocabulary(&words));
     else

@@ -12,10 +12,10 @@ typedef struct {
     int lane, hop;
     double start, length;
     long long layer, bytes;
-} line;
+} trace_line;
 
 enum { MOST_LINES = 4000 };
-static line lines[MOST_LINES];
+static trace_line lines[MOST_LINES];
 static int line_count;
 static long long left_out;
 
@@ -25,7 +25,7 @@ static void read_lines(const char *path) {
     line_count = 0;
     left_out = 0;
     while (fgets(text, sizeof(text), file) != NULL) {
-        line *l = &lines[line_count];
+        trace_line *l = &lines[line_count];
         long long lost;
         const char *where = strstr(text, "\"rank ");
         if (sscanf(text,
@@ -78,8 +78,8 @@ static void look_for_all(const talk *t) {
     }
 }
 
-static const line *find_line(const char *name, int lane, int64_t layer,
-                             int hop) {
+static const trace_line *find_line(const char *name, int lane, int64_t layer,
+                                   int hop) {
     for (int n = 0; n < line_count; n++)
         if (lines[n].lane == lane && lines[n].layer == layer &&
             lines[n].hop == hop && strcmp(lines[n].name, name) == 0)
@@ -87,7 +87,7 @@ static const line *find_line(const char *name, int lane, int64_t layer,
     return NULL;
 }
 
-static bool lies_under(const line *hop) {
+static bool lies_under(const trace_line *hop) {
     for (int n = 0; n < line_count; n++)
         if (lines[n].lane == hop->lane - 1 &&
             strcmp(lines[n].name, "attend") == 0 &&
@@ -102,8 +102,9 @@ static int count_hidden(const talk *t) {
     for (int r = 0; r < t->ranks; r++)
         for (int n = 0; n < t->layers * t->ranks; n++) {
             const int layer = n / t->ranks, hop = n % t->ranks;
-            const line *sent = find_line("exchange", 2 * r + 1, layer, hop);
-            const line *waited = find_line("wait", 2 * r, layer, hop);
+            const trace_line *sent =
+                find_line("exchange", 2 * r + 1, layer, hop);
+            const trace_line *waited = find_line("wait", 2 * r, layer, hop);
             if (sent == NULL)
                 continue;
             ck_assert_ptr_nonnull(waited);

@@ -98,6 +98,6 @@ TEST(shares_by_speed_and_the_order_of_the_ring_pay) {
              "--machine " HOME,
              "s,\n     and the ring is faster from 6");
     accepted("$L choose --new 1K --ranks 4", "the ring is faster from ");
-    refused(2, "gtt has the links of 0 devices; 4 are due",
+    refused(2, "gtt has the links of 0 devices; expected 4",
             "$L simulate --new 1K --order best");
 }

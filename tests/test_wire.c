@@ -12,7 +12,7 @@ static char where[200]; /* the current call, for failures */
 
 #include "harness/one_call.h"
 #include "reference/attend/oracle.h"
-#include "reference/ring/rewrite.h"
+#include "reference/ring/encode.h"
 #include "reference/ring/threads.h"
 #include "reference/ring/walk.h"
 #include "ring/variants.h"
@@ -22,29 +22,30 @@ enum { WIDEST = 40 };
 /* For each encoding, the bytes of a row, and the error of a number: this
  * fraction of itself, or this fraction of the largest in its row. */
 static const struct {
-    cp_writing writing;
+    cp_encoding encoding;
     int scale, bytes;
     double itself, largest;
-} writings[] = {{CP_WRITING_BF16, 0, 2, 1.0 / 256, 0},
-                {CP_WRITING_FP8, 4, 1, 1.0 / 16, 1.0 / 448 / 1024},
-                {CP_WRITING_INT8, 4, 1, 0, 1.0 / 254},
-                {CP_WRITING_BLOCK, 4, 2, 0, 1.0 / 32767}};
+} writings[] = {{CP_ENCODING_BF16, 0, 2, 1.0 / 256, 0},
+                {CP_ENCODING_FP8, 4, 1, 1.0 / 16, 1.0 / 448 / 1024},
+                {CP_ENCODING_INT8, 4, 1, 0, 1.0 / 254},
+                {CP_ENCODING_BLOCK, 4, 2, 0, 1.0 / 32767}};
 
 static void try_row(int kind, int dim, const float *row) {
-    const cp_writing writing = writings[kind].writing;
-    const double scale = (double)cp_row_scale(writing, dim, row);
+    const cp_encoding encoding = writings[kind].encoding;
+    const double scale = (double)cp_row_scale(encoding, dim, row);
     float back[WIDEST], most = 0;
     char sent[4 * WIDEST + 4];
     for (int d = 0; d < dim; d++)
         most = fmaxf(most, fabsf(row[d]));
-    cp_rows_write(writing, 1, dim, row, sent);
-    cp_rows_read(writing, 1, dim, sent, back);
+    cp_rows_encode(encoding, 1, dim, row, sent);
+    cp_rows_decode(encoding, 1, dim, sent, back);
     for (int d = 0; d < dim; d++) {
         const double off = fabs((double)back[d] - (double)row[d]);
-        const double due = fmax(writings[kind].itself * fabs((double)row[d]),
-                                writings[kind].largest * (double)most);
-        hold(off <= cp_number_off(writing, scale, (double)row[d]));
-        hold(off <= fmax(due * 1.00001, 1.2e-38));
+        const double expected =
+            fmax(writings[kind].itself * fabs((double)row[d]),
+                 writings[kind].largest * (double)most);
+        hold(off <= cp_number_error(encoding, scale, (double)row[d]));
+        hold(off <= fmax(expected * 1.00001, 1.2e-38));
     }
 }
 
@@ -52,8 +53,8 @@ static void try_row(int kind, int dim, const float *row) {
  * detected. */
 LOOP(rows_come_back_as_near_as_promised, 0, 4 * WIDEST) {
     const int kind = _i / WIDEST, dim = _i % WIDEST + 1;
-    const cp_writing writing = writings[kind].writing;
-    const int64_t bytes = cp_writing_bytes(writing, dim, 4);
+    const cp_encoding encoding = writings[kind].encoding;
+    const int64_t bytes = cp_encoding_bytes(encoding, dim, 4);
     float row[WIDEST], back[WIDEST];
     char sent[4 * WIDEST + 4];
     uint64_t random = (uint64_t)_i + 1;
@@ -70,13 +71,13 @@ LOOP(rows_come_back_as_near_as_promised, 0, 4 * WIDEST) {
         try_row(kind, dim, row);
     }
     row[dim / 2] = _i % 2 == 0 ? INFINITY : NAN;
-    cp_rows_write(writing, 1, dim, row, sent);
-    cp_rows_read(writing, 1, dim, sent, back);
+    cp_rows_encode(encoding, 1, dim, row, sent);
+    cp_rows_decode(encoding, 1, dim, sent, back);
     hold(!isfinite(back[dim / 2]));
     hold(kind == 0 || (isnan(back[0]) && isnan(back[dim - 1])));
     memset(row, 0, sizeof(row));
-    cp_rows_write(writing, 1, dim, row, sent);
-    cp_rows_read(writing, 1, dim, sent, back);
+    cp_rows_encode(encoding, 1, dim, row, sent);
+    cp_rows_decode(encoding, 1, dim, sent, back);
     hold(back[0] == 0 && back[dim - 1] == 0);
 }
 
@@ -92,8 +93,8 @@ TEST(fp8_is_e4m3) {
         const float below = n > 0 ? (sizes[n - 1] + sizes[n]) / 2 : 0;
         const float row[][2] = {{448, -sizes[n]}, {448, below}};
         for (int i = 0; i < 2; i++) {
-            cp_rows_write(CP_WRITING_FP8, 1, 2, row[i], sent);
-            cp_rows_read(CP_WRITING_FP8, 1, 2, sent, back);
+            cp_rows_encode(CP_ENCODING_FP8, 1, 2, row[i], sent);
+            cp_rows_decode(CP_ENCODING_FP8, 1, 2, sent, back);
             ck_assert(back[0] == 448);
             ck_assert(i == 0 ? back[1] == -sizes[n]
                              : back[1] == sizes[n % 2 == 0 ? n : n - 1]);
@@ -105,15 +106,15 @@ TEST(fp8_is_e4m3) {
 TEST(a_block_is_written_once_and_for_all) {
     float row[] = {32767.4f, -3, 0.3f}, back[3], again[3];
     char sent[12];
-    cp_rows_write(CP_WRITING_BLOCK, 1, 3, row, sent);
-    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, back);
+    cp_rows_encode(CP_ENCODING_BLOCK, 1, 3, row, sent);
+    cp_rows_decode(CP_ENCODING_BLOCK, 1, 3, sent, back);
     ck_assert(back[0] == 32767 && back[1] == -3 && back[2] == 0);
     row[0] = 32767.5f; /* would be 32,768 */
-    cp_rows_write(CP_WRITING_BLOCK, 1, 3, row, sent);
-    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, back);
+    cp_rows_encode(CP_ENCODING_BLOCK, 1, 3, row, sent);
+    cp_rows_decode(CP_ENCODING_BLOCK, 1, 3, sent, back);
     ck_assert(back[0] == 32768 && back[1] == -4 && back[2] == 0);
-    cp_rows_write(CP_WRITING_BLOCK, 1, 3, back, sent);
-    cp_rows_read(CP_WRITING_BLOCK, 1, 3, sent, again);
+    cp_rows_encode(CP_ENCODING_BLOCK, 1, 3, back, sent);
+    cp_rows_decode(CP_ENCODING_BLOCK, 1, 3, sent, again);
     ck_assert(memcmp(back, again, sizeof(back)) == 0);
 }
 
@@ -131,21 +132,22 @@ typedef struct {
     double output[DIM], lse;
 } answer;
 
-static void rewrite(cp_writing writing, int rows, float *numbers) {
+static void rewrite(cp_encoding encoding, int rows, float *numbers) {
     char sent[KEYS * (4 * DIM + 4)];
-    if (writing == CP_WRITING_NONE)
+    if (encoding == CP_ENCODING_NONE)
         return;
-    cp_rows_write(writing, rows, DIM, numbers, sent);
-    cp_rows_read(writing, rows, DIM, sent, numbers);
+    cp_rows_encode(encoding, rows, DIM, numbers, sent);
+    cp_rows_decode(encoding, rows, DIM, sent, numbers);
 }
 
-static answer attend(const question *it, int from, int to) {
+static answer attend(const question *asked, int from, int to) {
     double scores[KEYS], most = -INFINITY, sum = 0;
     answer out = {{0}, 0};
     for (int j = from; j < to; j++) {
         scores[j] = 0;
         for (int d = 0; d < DIM; d++)
-            scores[j] += (double)it->query[d] * (double)it->key[j * DIM + d];
+            scores[j] +=
+                (double)asked->query[d] * (double)asked->key[j * DIM + d];
         scores[j] /= sqrt(DIM);
         most = fmax(most, scores[j]);
     }
@@ -154,48 +156,51 @@ static answer attend(const question *it, int from, int to) {
     for (int j = from; j < to; j++)
         for (int d = 0; d < DIM; d++)
             out.output[d] +=
-                exp(scores[j] - most) / sum * (double)it->value[j * DIM + d];
+                exp(scores[j] - most) / sum * (double)asked->value[j * DIM + d];
     out.lse = most + log(sum);
     return out;
 }
 
-static int first_of(const question *it, int block) {
-    return it->keys * block / BLOCKS;
+static int first_of(const question *asked, int block) {
+    return asked->keys * block / BLOCKS;
 }
 
 /* The answer of one of BLOCKS ranks over all blocks; block 0 is its own. */
-static answer attend_apart(const question *it, cp_wire wire, cp_travels travels,
-                           const cp_loss_table *tables, cp_loss_sum *sum) {
+static answer attend_apart(const question *asked, cp_wire wire,
+                           cp_sent_kinds sent_kinds,
+                           const cp_error_table *tables, cp_error_sum *sum) {
     answer all = {{0}, -INFINITY};
     *sum = cp_loss_none;
     for (int b = 0; b < BLOCKS; b++) {
-        if (first_of(it, b) == first_of(it, b + 1))
+        if (first_of(asked, b) == first_of(asked, b + 1))
             continue;
-        question here = *it;
+        question here = *asked;
         float sent[DIM];
-        const cp_travels mine = b > 0 ? travels : (cp_travels){false, false, 0};
+        const cp_sent_kinds mine =
+            b > 0 ? sent_kinds : (cp_sent_kinds){false, false, 0};
         double most = 0;
         if (mine.keys) {
-            const cp_writing keys = cp_wire_writing(wire, CP_CARGO_KEYS, 4);
-            rewrite(keys, it->keys, here.key);
-            rewrite(keys, it->keys, here.value);
+            const cp_encoding keys = cp_wire_encoding(wire, CP_PAYLOAD_KEYS, 4);
+            rewrite(keys, asked->keys, here.key);
+            rewrite(keys, asked->keys, here.value);
         }
         if (mine.queries)
-            rewrite(cp_wire_writing(wire, CP_CARGO_QUERIES, 4), 1, here.query);
-        answer part = attend(&here, first_of(it, b), first_of(it, b + 1));
+            rewrite(cp_wire_encoding(wire, CP_PAYLOAD_QUERIES, 4), 1,
+                    here.query);
+        answer part = attend(&here, first_of(asked, b), first_of(asked, b + 1));
         for (int d = 0; d < DIM; d++) {
             sent[d] = (float)part.output[d];
             most = fmax(most, fabs(part.output[d]));
         }
         if (mine.partials > 0) {
-            rewrite(cp_wire_writing(wire, CP_CARGO_PARTIALS, 4), 1, sent);
+            rewrite(cp_wire_encoding(wire, CP_PAYLOAD_PARTIALS, 4), 1, sent);
             for (int d = 0; d < DIM; d++)
                 part.output[d] = (double)sent[d];
         }
-        cp_loss_merge(sum, part.lse,
-                      cp_loss_score(&tables[b], mine, 0, it->query),
-                      (mine.keys ? cp_loss_value(&tables[b], 0) : 0) +
-                          mine.partials * most / 32766);
+        cp_error_merge(sum, part.lse,
+                       cp_error_score(&tables[b], mine, 0, asked->query),
+                       (mine.keys ? cp_error_value(&tables[b], 0) : 0) +
+                           mine.partials * most / 32766);
         const double larger = fmax(all.lse, part.lse);
         const double a = exp(all.lse - larger), b2 = exp(part.lse - larger);
         for (int d = 0; d < DIM; d++)
@@ -212,23 +217,24 @@ static double part_of(double error, double bound) {
 
 /* How near an answer comes to its two bounds: output before, LSE before; output
  * after, LSE after. Above 1 the bound is exceeded. */
-static void come_near(const question *it, cp_wire wire, cp_travels travels,
-                      double near[4]) {
-    cp_loss_table all, tables[BLOCKS];
-    cp_loss_sum sum;
-    must(cp_loss_table_new(wire, 4, &it->shape, &all));
-    cp_loss_table_add(&all, it->keys, it->key, it->value);
+static void come_near(const question *asked, cp_wire wire,
+                      cp_sent_kinds sent_kinds, double near[4]) {
+    cp_error_table all, tables[BLOCKS];
+    cp_error_sum sum;
+    must(cp_error_table_new(wire, 4, &asked->shape, &all));
+    cp_error_table_add(&all, asked->keys, asked->key, asked->value);
     for (int b = 0; b < BLOCKS; b++) {
-        const int first = first_of(it, b);
-        must(cp_loss_table_new(wire, 4, &it->shape, &tables[b]));
-        cp_loss_table_add(&tables[b], first_of(it, b + 1) - first,
-                          it->key + first * DIM, it->value + first * DIM);
+        const int first = first_of(asked, b);
+        must(cp_error_table_new(wire, 4, &asked->shape, &tables[b]));
+        cp_error_table_add(&tables[b], first_of(asked, b + 1) - first,
+                           asked->key + first * DIM,
+                           asked->value + first * DIM);
     }
-    const answer exact = attend(it, 0, it->keys);
-    const answer got = attend_apart(it, wire, travels, tables, &sum);
-    const cp_wire_error before = cp_loss_bound(
-        &all, travels, 0, cp_loss_score(&all, travels, 0, it->query));
-    const cp_wire_error after = cp_loss_bound_of(&all, 0, &sum);
+    const answer exact = attend(asked, 0, asked->keys);
+    const answer got = attend_apart(asked, wire, sent_kinds, tables, &sum);
+    const cp_wire_error before = cp_error_bound(
+        &all, sent_kinds, 0, cp_error_score(&all, sent_kinds, 0, asked->query));
+    const cp_wire_error after = cp_error_bound_of(&all, 0, &sum);
     const double lse = fabs(got.lse - exact.lse) - 1e-13 * fabs(exact.lse);
     double output = 0, size = 1e-300;
     for (int d = 0; d < DIM; d++) {
@@ -243,9 +249,9 @@ static void come_near(const question *it, cp_wire wire, cp_travels travels,
     near[3] = part_of(lse, after.lse);
     ck_assert(after.output <= before.output * 1.001);
     ck_assert(after.lse <= before.lse * 1.001);
-    cp_loss_table_free(&all);
+    cp_error_table_free(&all);
     for (int b = 0; b < BLOCKS; b++)
-        cp_loss_table_free(&tables[b]);
+        cp_error_table_free(&tables[b]);
 }
 
 /* Numbers of a kind: uniform; with outliers; nearly halfway between multiples
@@ -266,28 +272,28 @@ static float draw(uint64_t *random, int kind, int d) {
     }
 }
 
-static const cp_travels kinds_of_travel[] = {
+static const cp_sent_kinds kinds_of_travel[] = {
     {true, false, 0}, {false, true, 1}, {true, true, 1}};
 
 LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
-    const cp_travels travels = kinds_of_travel[_i % 3];
+    const cp_sent_kinds sent_kinds = kinds_of_travel[_i % 3];
     const cp_wire wire = (cp_wire)(1 + _i / 3);
     uint64_t random = (uint64_t)_i + 1;
     double nearest[4] = {0};
     for (int n = 0; n < 1500; n++) {
-        question it = {.shape = {1, 1, DIM},
-                       .keys = BLOCKS + (int)(harness_random(&random) %
-                                              (KEYS - BLOCKS + 1))};
+        question asked = {.shape = {1, 1, DIM},
+                          .keys = BLOCKS + (int)(harness_random(&random) %
+                                                 (KEYS - BLOCKS + 1))};
         const float hot = expf(4 * harness_uniform(&random));
         double near[4];
         for (int d = 0; d < DIM; d++)
-            it.query[d] =
+            asked.query[d] =
                 hot * draw(&random, n / 4 % 4 == 2 ? 0 : n / 4 % 4, d);
-        for (int i = 0; i < it.keys * DIM; i++) {
-            it.key[i] = draw(&random, n % 4, i % DIM);
-            it.value[i] = draw(&random, n % 4, i % DIM);
+        for (int i = 0; i < asked.keys * DIM; i++) {
+            asked.key[i] = draw(&random, n % 4, i % DIM);
+            asked.value[i] = draw(&random, n % 4, i % DIM);
         }
-        come_near(&it, wire, travels, near);
+        come_near(&asked, wire, sent_kinds, near);
         for (int i = 0; i < 4; i++) {
             ck_assert_msg(near[i] <= 1, "wire %d, case %d: %g of bound %d",
                           (int)wire, n, near[i], i);
@@ -304,20 +310,20 @@ LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
 /* Two keys whose scores are rounded apart as far as possible, one up, one down,
  * and whose values differ as much as values can. */
 TEST(the_bound_is_nearly_reached) {
-    question it = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
+    question asked = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
     double near[4];
     for (int j = 0; j < 2; j++) {
-        it.key[j * DIM] = 127;
-        it.key[j * DIM + 1] = j == 1 ? 0.5001f : 0.4999f;
-        it.value[j * DIM] = j == 1 ? 127 : -127;
+        asked.key[j * DIM] = 127;
+        asked.key[j * DIM + 1] = j == 1 ? 0.5001f : 0.4999f;
+        asked.value[j * DIM] = j == 1 ? 127 : -127;
     }
-    it.query[1] = 1.4f;
-    come_near(&it, CP_WIRE_INT8, (cp_travels){true, false, 0}, near);
+    asked.query[1] = 1.4f;
+    come_near(&asked, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
     ck_assert_msg(near[0] > 0.95 && near[2] > 0.85, "%.3f %.3f", near[0],
                   near[2]);
     /* One key alone: its score is the LSE. */
-    it.keys = 1;
-    come_near(&it, CP_WIRE_INT8, (cp_travels){true, false, 0}, near);
+    asked.keys = 1;
+    come_near(&asked, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
     ck_assert_msg(near[1] > 0.99 && near[3] > 0.99, "%.3f %.3f", near[1],
                   near[3]);
 }
@@ -327,31 +333,32 @@ TEST(the_bound_is_nearly_reached) {
 TEST(bounds_are_as_by_hand) {
     const float q[] = {1, -2, 3, -4}, k[] = {127, 0, 0, 0, 0, 254, 0, 0};
     const float v[] = {0, 0, 0, 2, 1, 1, 1, 1};
-    const cp_travels keys = {true, false, 0};
-    cp_loss_table table;
-    must(cp_loss_table_new(CP_WIRE_INT8, 4, &(cp_shape){1, 1, 4}, &table));
-    cp_loss_table_add(&table, 2, k, v);
-    const double score = cp_loss_score(&table, keys, 0, q);
-    const cp_wire_error bound = cp_loss_bound(&table, keys, 0, score);
+    const cp_sent_kinds keys = {true, false, 0};
+    cp_error_table table;
+    must(cp_error_table_new(CP_WIRE_INT8, 4, &(cp_shape){1, 1, 4}, &table));
+    cp_error_table_add(&table, 2, k, v);
+    const double score = cp_error_score(&table, keys, 0, q);
+    const cp_wire_error bound = cp_error_bound(&table, keys, 0, score);
     ck_assert_double_eq_tol(score, 10.0 / 2, 1e-3);
     ck_assert_double_eq_tol(bound.lse, score, 1e-9);
     ck_assert_double_eq_tol(bound.output, 2 / 254.0 + tanh(2.5), 1e-3);
-    cp_loss_table_free(&table);
+    cp_error_table_free(&table);
     /* A key stored in bf16 is rounded before and after, and then its query is
      * not rounded when it is sent. */
     const float odd[] = {126.9f, 3.001f};
-    must(cp_loss_table_new(CP_WIRE_INT8, 2, &(cp_shape){1, 1, 1}, &table));
-    cp_loss_table_add(&table, 1, odd, odd);
+    must(cp_error_table_new(CP_WIRE_INT8, 2, &(cp_shape){1, 1, 1}, &table));
+    cp_error_table_add(&table, 1, odd, odd);
     ck_assert_double_eq_tol(
-        cp_loss_score(&table, (cp_travels){true, true, 0}, 0, odd + 1),
+        cp_error_score(&table, (cp_sent_kinds){true, true, 0}, 0, odd + 1),
         3 * (0.5 + 127.5 / 256), 1e-4);
-    ck_assert_double_eq_tol(cp_loss_value(&table, 0), 0.5 + 127.5 / 256, 1e-4);
-    cp_loss_table_free(&table);
+    ck_assert_double_eq_tol(cp_error_value(&table, 0), 0.5 + 127.5 / 256, 1e-4);
+    cp_error_table_free(&table);
     const float asked[] = {1, 5}, held[] = {1, 254};
-    must(cp_loss_table_new(CP_WIRE_INT8, 4, &(cp_shape){2, 2, 1}, &table));
-    cp_loss_table_add(&table, 1, held, held);
-    ck_assert_double_eq_tol(cp_loss_score(&table, keys, 1, asked + 1), 5, 1e-3);
-    cp_loss_table_free(&table);
+    must(cp_error_table_new(CP_WIRE_INT8, 4, &(cp_shape){2, 2, 1}, &table));
+    cp_error_table_add(&table, 1, held, held);
+    ck_assert_double_eq_tol(cp_error_score(&table, keys, 1, asked + 1), 5,
+                            1e-3);
+    cp_error_table_free(&table);
 }
 
 /* Rings of threads: their answers, and their bounds. */
@@ -361,7 +368,7 @@ typedef struct {
     float q[FRESH * HEADS * WIDTH];
     float k[(FRESH + PAST) * KV_HEADS * WIDTH];
     float v[(FRESH + PAST) * KV_HEADS * WIDTH];
-} tensors;
+} wire_tensors;
 
 static void fill_around(float *numbers, int64_t count, uint64_t seed,
                         float scale) {
@@ -369,29 +376,29 @@ static void fill_around(float *numbers, int64_t count, uint64_t seed,
         numbers[n] = scale * harness_uniform(&seed);
 }
 
-static void fill(tensors *it, float scale) {
-    fill_around(it->q, COUNT_OF(it->q), 5, scale);
-    fill_around(it->k, COUNT_OF(it->k), 6, 1);
-    fill_around(it->v, COUNT_OF(it->v), 7, 100);
+static void fill(wire_tensors *tensors, float scale) {
+    fill_around(tensors->q, COUNT_OF(tensors->q), 5, scale);
+    fill_around(tensors->k, COUNT_OF(tensors->k), 6, 1);
+    fill_around(tensors->v, COUNT_OF(tensors->v), 7, 100);
 }
 
-static cp_travels ring(const tensors *it, int ranks, cp_variant variant,
-                       cp_wire wire, float *output, float *lse,
-                       cp_wire_error bounds[2]) {
+static cp_sent_kinds ring(const wire_tensors *tensors, int ranks,
+                          cp_variant variant, cp_wire wire, float *output,
+                          float *lse, cp_wire_error bounds[2]) {
     const int64_t fresh = cp_variant_decodes(variant) ? 1 : FRESH;
     const one_call call = {{HEADS, KV_HEADS, WIDTH},
                            fresh,
                            PAST,
-                           it->q,
-                           it->k,
-                           it->v,
+                           tensors->q,
+                           tensors->k,
+                           tensors->v,
                            output,
                            lse};
     one_call_facts facts;
     must(one_call_answer(&call, ranks, variant, wire, &facts));
     bounds[0] = facts.before;
     bounds[1] = facts.after;
-    return facts.travels;
+    return facts.sent_kinds;
 }
 
 static const struct {
@@ -413,7 +420,7 @@ static bool can(cp_variant variant, const cp_shape *shape, int ranks) {
 
 LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
     static float output[2][FRESH * HEADS * WIDTH], lse[2][FRESH * HEADS];
-    static tensors it;
+    static wire_tensors tensors;
     const int kind = _i / 5, ranks = _i % 5 + 1;
     const cp_variant variant = rings[kind].variant;
     const int rows = HEADS * (cp_variant_decodes(variant) ? 1 : FRESH);
@@ -426,24 +433,24 @@ LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
         cp_wire_error none[2], bounds[2];
         snprintf(where, sizeof(where), "%s over %d, wire %d, scale %g",
                  cp_variant_name(variant), ranks, (int)wire, (double)scale);
-        fill(&it, scale);
-        ring(&it, ranks, variant, CP_WIRE_FP32, output[0], lse[0], none);
-        const cp_travels travels =
-            ring(&it, ranks, variant, wire, output[1], lse[1], bounds);
+        fill(&tensors, scale);
+        ring(&tensors, ranks, variant, CP_WIRE_FP32, output[0], lse[0], none);
+        const cp_sent_kinds sent_kinds =
+            ring(&tensors, ranks, variant, wire, output[1], lse[1], bounds);
         const double off = farthest(output[0], output[1], rows * WIDTH);
         const double lse_off = farthest(lse[0], lse[1], rows);
         const bool sent = ranks > 1 && wire != CP_WIRE_FP32;
         hold(none[0].output == 0 && none[1].output == 0);
         hold(sent ? off > 0 : off <= 5e-5);
         if (sent && ranks == 4)
-            ck_assert_msg(travels.keys == rings[kind].keys &&
-                              travels.queries == rings[kind].queries &&
-                              travels.partials == rings[kind].partials,
-                          "%s: %d %d %d", where, travels.keys, travels.queries,
-                          travels.partials);
+            ck_assert_msg(sent_kinds.keys == rings[kind].keys &&
+                              sent_kinds.queries == rings[kind].queries &&
+                              sent_kinds.partials == rings[kind].partials,
+                          "%s: %d %d %d", where, sent_kinds.keys,
+                          sent_kinds.queries, sent_kinds.partials);
         /* The partial of rank 2 goes to rank 0, to rank 1, and back. */
         hold(!sent || ranks != 3 || variant != CP_TREE ||
-             travels.partials == 3);
+             sent_kinds.partials == 3);
         for (int i = 0; i < 2; i++)
             ck_assert_msg(off <= bounds[i].output && lse_off <= bounds[i].lse,
                           "%s: off by %g of %g, LSE by %g of %g (%d)", where,
@@ -495,8 +502,8 @@ static double nearest_of(one_call *call, int ranks, cp_variant variant,
     must(one_call_answer(call, ranks, variant, CP_WIRE_FP32, &none));
     call->output = output[1], call->lse = lse[1];
     must(one_call_answer(call, ranks, variant, wire, &facts));
-    const cp_travels travels = facts.travels;
-    if (travels.keys || travels.queries || travels.partials > 0) {
+    const cp_sent_kinds sent_kinds = facts.sent_kinds;
+    if (sent_kinds.keys || sent_kinds.queries || sent_kinds.partials > 0) {
         one_call exact = *call;
         exact.output = output[0], exact.lse = lse[0];
         hold_rounding(&exact, facts.rounding);
@@ -571,14 +578,14 @@ enum { MOST_RANKS = 5, NUMBERS = HEADS * WIDTH };
 typedef struct {
     const cp_plan *plan;
     float answers[MOST_RANKS][NUMBERS];
-} meeting;
+} shared_answers;
 
 static cp_status answer_all(cp_comm *comm, void *context) {
-    meeting *it = context;
+    shared_answers *answers = context;
     const int64_t keys = (PAST + 1) * KV_HEADS * WIDTH;
     float *held = room_for(2 * keys, sizeof(float));
     cp_walker *walker;
-    must(cp_walker_new(it->plan, comm->rank, NULL, &walker));
+    must(cp_walker_new(answers->plan, comm->rank, NULL, &walker));
     for (int n = 0; n < NUMBERS; n++)
         walker->queries[n] = 0.01f * (float)(n % 7);
     fill_around(held, keys, 1 + (uint64_t)comm->rank, 1);
@@ -586,8 +593,8 @@ static cp_status answer_all(cp_comm *comm, void *context) {
     fill_around(walker->new_keys, KV_HEADS * WIDTH, 3, 1);
     fill_around(walker->new_values, KV_HEADS * WIDTH, 4, 100);
     must(cp_walk(walker, comm, held, held + keys));
-    memcpy(it->answers[comm->rank], walker->result.output,
-           sizeof(it->answers[0]));
+    memcpy(answers->answers[comm->rank], walker->result.output,
+           sizeof(answers->answers[0]));
     cp_walker_free(walker);
     return CP_OK;
 }
@@ -597,7 +604,7 @@ LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
     const int64_t past = PAST, now = 1;
     const cp_threads_options threads = {.ranks = _i};
     for (int n = 0; n < (_i == 2 || _i == 4 ? 2 : 1); n++) {
-        static meeting it;
+        static shared_answers answers;
         const cp_plan_options options = {4, .spare = 1, .wire = CP_WIRE_INT8};
         cp_cache *cache;
         cp_layout *layout;
@@ -609,10 +616,11 @@ LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
         must(cp_cache_lay_out(cache, true, &now, &layout));
         must(cp_plan_build(n == 0 ? CP_GATHER_O : CP_TREE, layout, &shape,
                            &options, &plan));
-        it.plan = plan;
-        must(cp_threads_run(&threads, answer_all, &it));
+        answers.plan = plan;
+        must(cp_threads_run(&threads, answer_all, &answers));
         for (int r = 1; r < _i; r++) {
-            const double off = farthest(it.answers[0], it.answers[r], NUMBERS);
+            const double off =
+                farthest(answers.answers[0], answers.answers[r], NUMBERS);
             ck_assert_msg(off < 2e-4, "%d of %d: %g", r, _i, off);
         }
         cp_plan_free(plan);

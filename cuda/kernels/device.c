@@ -121,9 +121,9 @@ cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event) {
     return cp_cuda(cudaStreamWaitEvent(stream, event, 0), "joining two queues");
 }
 
-double cp_milestones_look(cp_milestones *p) {
+double cp_progress_events_query(cp_progress_events *p) {
     while (p->passed < p->noted &&
-           cudaEventQuery(p->events[p->passed % CP_MILESTONES]) ==
+           cudaEventQuery(p->events[p->passed % CP_PROGRESS_EVENTS]) ==
                cudaSuccess) {
         p->passed++;
         p->when = cp_clock();
@@ -131,16 +131,17 @@ double cp_milestones_look(cp_milestones *p) {
     return p->when;
 }
 
-cp_status cp_milestones_note(cp_milestones *p, cudaStream_t stream) {
+cp_status cp_progress_events_record(cp_progress_events *p,
+                                    cudaStream_t stream) {
     enum cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
-    cudaEvent_t *next = &p->events[p->noted % CP_MILESTONES];
+    cudaEvent_t *next = &p->events[p->noted % CP_PROGRESS_EVENTS];
     CP_TRY(cp_cuda(cudaStreamIsCapturing(stream, &state),
                    "querying whether a queue is captured"));
     if (state != cudaStreamCaptureStatusNone)
         return CP_OK;
-    if (p->noted - p->passed == CP_MILESTONES)
-        cp_milestones_look(p);
-    if (p->noted - p->passed == CP_MILESTONES)
+    if (p->noted - p->passed == CP_PROGRESS_EVENTS)
+        cp_progress_events_query(p);
+    if (p->noted - p->passed == CP_PROGRESS_EVENTS)
         return CP_OK;
     if (*next == NULL)
         CP_TRY(cp_event_new(next));
@@ -149,8 +150,8 @@ cp_status cp_milestones_note(cp_milestones *p, cudaStream_t stream) {
     return CP_OK;
 }
 
-void cp_milestones_free(cp_milestones *p) {
-    for (int i = 0; i < CP_MILESTONES; i++)
+void cp_progress_events_free(cp_progress_events *p) {
+    for (int i = 0; i < CP_PROGRESS_EVENTS; i++)
         cp_event_free(p->events[i]);
-    *p = (cp_milestones){.noted = 0};
+    *p = (cp_progress_events){.noted = 0};
 }

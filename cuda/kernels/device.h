@@ -62,14 +62,15 @@ cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
  * records one at the end of the stream, unless all are pending or the stream is
  * captured; look queries them, and returns that time (cp_clock). All zero at
  * first; all notes go to one stream. */
-enum { CP_MILESTONES = 256 };
+enum { CP_PROGRESS_EVENTS = 256 };
 typedef struct {
-    cudaEvent_t events[CP_MILESTONES]; /* made when they are needed */
+    cudaEvent_t events[CP_PROGRESS_EVENTS]; /* made when they are needed */
     int64_t noted, passed;
     double when;
-} cp_milestones;
-cp_status cp_milestones_note(cp_milestones *milestones, cudaStream_t stream);
-double cp_milestones_look(cp_milestones *milestones);
-void cp_milestones_free(cp_milestones *milestones);
+} cp_progress_events;
+cp_status cp_progress_events_record(cp_progress_events *progress_events,
+                                    cudaStream_t stream);
+double cp_progress_events_query(cp_progress_events *progress_events);
+void cp_progress_events_free(cp_progress_events *progress_events);
 
 #endif

@@ -1,11 +1,11 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* Products of few rows of eight bits, as fast as weights come out of memory. For
  * compute capability 8.9 and later; many rows are for the library. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <stdint.h>
 
-#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/device_numbers.h"
 #include "cuda/kernels/tensor.h"
 
 enum {

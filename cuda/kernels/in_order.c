@@ -17,18 +17,18 @@ typedef struct {
     int64_t row, scales, result; /* bytes: a row of x; all scales; a row of y */
     char *device;                /* x, scales, y of all, y of some */
     char *host;                  /* x and scales; then both y */
-} trial;
+} order_trial;
 
 static int64_t whole(int64_t bytes) {
     return cp_ceil_divide(bytes, BASE) * BASE;
 }
 
-static int64_t size_of(const trial *t) {
+static int64_t size_of(const order_trial *t) {
     return whole(ROWS * t->row) + t->scales + 2 * whole(ROWS * t->result);
 }
 
 /* Finite numbers of any format, with scales of 1. */
-static void draw_rows(const trial *t) {
+static void draw_rows(const order_trial *t) {
     uint64_t state = 1;
     float *scales = (float *)(void *)(t->host + whole(ROWS * t->row));
     for (int64_t i = 0; i < ROWS * t->w->in; i++) {
@@ -47,7 +47,7 @@ static void draw_rows(const trial *t) {
         scales[n] = 1.0f;
 }
 
-static cp_status product(const trial *t, cp_multiplier *multiplier,
+static cp_status product(const order_trial *t, cp_multiplier *multiplier,
                          int64_t first, int64_t rows, char *y,
                          cudaStream_t stream) {
     const float *scales =
@@ -58,7 +58,7 @@ static cp_status product(const trial *t, cp_multiplier *multiplier,
                               false, (float *)(void *)y, stream);
 }
 
-static cp_status compare(const trial *t, cp_multiplier *multiplier,
+static cp_status compare(const order_trial *t, cp_multiplier *multiplier,
                          int64_t first, int64_t rows, cudaStream_t stream) {
     const int64_t bytes = rows * t->result;
     char *all = t->device + whole(ROWS * t->row) + t->scales;
@@ -75,7 +75,7 @@ static cp_status compare(const trial *t, cp_multiplier *multiplier,
                      t->w->in, rows, ROWS);
 }
 
-static cp_status try_all(trial *t, cp_multiplier *multiplier,
+static cp_status try_all(order_trial *t, cp_multiplier *multiplier,
                          cudaStream_t stream) {
     const int64_t sent = whole(ROWS * t->row) + t->scales;
     CP_TRY(cp_allocate(&t->host, size_of(t), 1, "a trial of exact order"));
@@ -94,10 +94,10 @@ cp_status cp_multiplier_try_order(cp_multiplier *multiplier,
     const int64_t number = w->numbers == CP_NUMBERS_F32    ? 4
                            : w->numbers == CP_NUMBERS_BF16 ? 2
                                                            : 1;
-    trial t = {.w = w,
-               .row = w->in * number,
-               .scales = whole(4 * ROWS),
-               .result = 4 * w->out};
+    order_trial t = {.w = w,
+                     .row = w->in * number,
+                     .scales = whole(4 * ROWS),
+                     .result = 4 * w->out};
     const cp_status status = try_all(&t, multiplier, stream);
     cudaStreamSynchronize(stream);
     cudaFree(t.device);

@@ -134,7 +134,7 @@ typedef struct {
     int64_t stride;
     const float *add_output, *add_lse;
     float *output, *lse;
-} cp_device_merging;
+} cp_device_merge_args;
 
 /* Copy the rows of some tokens from one tensor to another, twice: keys and
  * values. from and to are the same tokens, in the same pieces, of about rows
@@ -145,7 +145,7 @@ typedef struct {
     int64_t rows, row_bytes, value_bytes; /* of a row of keys, of values */
     const void *keys, *values;
     void *to_keys, *to_values;
-} cp_device_copying;
+} cp_device_copy_args;
 
 /* Compare labels [rows][2], 64 bits each: sequence, position; both -1 = none.
  * *wrong becomes 1 + the number of a row that differs from expected [rows], and
@@ -160,8 +160,8 @@ typedef struct {
 /* Enqueue a call on a stream. A kernel over nothing is not launched. More
  * blocks than a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
 cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
-cudaError_t cp_device_merge(const cp_device_merging *, cudaStream_t);
-cudaError_t cp_device_copy(const cp_device_copying *, cudaStream_t);
+cudaError_t cp_device_merge(const cp_device_merge_args *, cudaStream_t);
+cudaError_t cp_device_copy(const cp_device_copy_args *, cudaStream_t);
 cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
 /* Hopper's kernels, as cp_device_attend: for prompts, in one split, the plain

@@ -10,7 +10,7 @@
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
  * square is right to 1e-6. Here and below y is of element where scales is
- * NULL, and e4m3 with a scale for each row, as of cp_device_quantising, where
+ * NULL, and e4m3 with a scale for each row, as of cp_device_quantise_args, where
  * it is not. */
 typedef struct {
     int64_t rows, width;
@@ -19,7 +19,7 @@ typedef struct {
     cp_element element; /* of y */
     void *y;
     float *scales; /* [rows] or NULL */
-} cp_device_norming;
+} cp_device_norm_args;
 
 /* Turn the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
  * keys by position * frequencies[i], round, and put all three where places
@@ -39,7 +39,7 @@ typedef struct {
     const float *projected;
     cp_element element; /* of queries, keys and values */
     void *queries, *keys, *values;
-} cp_device_rotating;
+} cp_device_rotate_args;
 
 /* to[t] = from[places[t]], zeros for -1; to [rows][width]. */
 typedef struct {
@@ -49,7 +49,7 @@ typedef struct {
     cp_element stored, element; /* of from, and of to */
     void *to;
     float *scales; /* [rows] or NULL */
-} cp_device_gathering;
+} cp_device_gather_args;
 
 /* y[t] = silu(gate) * up, where a row of both is its gate, then its up:
  * [rows][2 * inner]. */
@@ -59,14 +59,14 @@ typedef struct {
     cp_element element; /* of y */
     void *y;
     float *scales; /* [rows] or NULL */
-} cp_device_gating;
+} cp_device_gate_args;
 
 /* x[i] += addends[i], of bf16. */
 typedef struct {
     int64_t count;
     const void *addends;
     float *x;
-} cp_device_adding;
+} cp_device_add_args;
 
 /* best[t] = where the largest of scores [rows][width] is in row t, and of
  * equals the first; -1 where a score is no number, or infinite. width is at most
@@ -75,7 +75,7 @@ typedef struct {
     int64_t rows, width;
     const float *scores;
     int32_t *best;
-} cp_device_picking;
+} cp_device_argmax_args;
 
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
  * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
@@ -86,17 +86,17 @@ typedef struct {
     const float *x;
     void *y;
     float *scales;
-} cp_device_quantising;
+} cp_device_quantise_args;
 
 /* Put one on a stream. Fails only if the launch is impossible: more rows than
  * a grid has blocks (2^31 - 1), more pairs than a head has, codes askew. */
-cudaError_t cp_device_norm(const cp_device_norming *, cudaStream_t);
-cudaError_t cp_device_rotate(const cp_device_rotating *, cudaStream_t);
-cudaError_t cp_device_gather(const cp_device_gathering *, cudaStream_t);
-cudaError_t cp_device_gate(const cp_device_gating *, cudaStream_t);
-cudaError_t cp_device_quantise(const cp_device_quantising *, cudaStream_t);
-cudaError_t cp_device_add(const cp_device_adding *, cudaStream_t);
-cudaError_t cp_device_pick(const cp_device_picking *, cudaStream_t);
+cudaError_t cp_device_norm(const cp_device_norm_args *, cudaStream_t);
+cudaError_t cp_device_rotate(const cp_device_rotate_args *, cudaStream_t);
+cudaError_t cp_device_gather(const cp_device_gather_args *, cudaStream_t);
+cudaError_t cp_device_gate(const cp_device_gate_args *, cudaStream_t);
+cudaError_t cp_device_quantise(const cp_device_quantise_args *, cudaStream_t);
+cudaError_t cp_device_add(const cp_device_add_args *, cudaStream_t);
+cudaError_t cp_device_argmax(const cp_device_argmax_args *, cudaStream_t);
 
 /* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:
  * exactly what cp_dequantise computes (dequantise.h), then rounded to element.

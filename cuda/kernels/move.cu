@@ -1,11 +1,11 @@
 /* Tangled from book/13-kernels.nw; edit the chapter. */
 /* Kernels that move partials, keys and values: all are bound by memory. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
 #include <stdint.h>
 
-CP_KERNEL(merge_rows, cp_device_merging) {
+CP_KERNEL(merge_rows, cp_device_merge_args) {
     const int64_t at = (int64_t)blockIdx.x * 4 + threadIdx.x / 32;
     const int lane = (int)threadIdx.x % 32;
     if (at >= a.rows)
@@ -59,7 +59,7 @@ CP_KERNEL(merge_rows, cp_device_merging) {
         a.output[at * a.dim + d] = 0.0f;
 }
 
-cudaError_t cp_device_merge(const cp_device_merging *call,
+cudaError_t cp_device_merge(const cp_device_merge_args *call,
                             cudaStream_t stream) {
     return CP_LAUNCH_GRID(merge_rows, cp_ceil_divide(call->rows, 4), 1, 1, 128,
                           stream, *call);
@@ -70,7 +70,7 @@ cudaError_t cp_device_merge(const cp_device_merging *call,
          i += blockDim.x)                                                      \
     ((word *)to)[i] = ((const word *)from)[i]
 
-CP_KERNEL(copy_rows, cp_device_copying) {
+CP_KERNEL(copy_rows, cp_device_copy_args) {
     if ((int64_t)blockIdx.x >= *a.from.count)
         return;
     const cp_piece source = a.from.items[blockIdx.x];
@@ -93,7 +93,8 @@ CP_KERNEL(copy_rows, cp_device_copying) {
         COPY_WORDS(uint16_t);
 }
 
-cudaError_t cp_device_copy(const cp_device_copying *call, cudaStream_t stream) {
+cudaError_t cp_device_copy(const cp_device_copy_args *call,
+                           cudaStream_t stream) {
     const int64_t pieces = cp_max(1, call->from.room);
     const int64_t parts = cp_ceil_divide(call->rows, 32 * pieces);
     return CP_LAUNCH_GRID(copy_rows, call->from.room,

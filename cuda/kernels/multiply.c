@@ -18,7 +18,7 @@ typedef struct {
     cp_numbers numbers;
     uint32_t alignment; /* of all operands: a power of 2, at most 16 */
     int64_t narrow;     /* whether the result is bf16 */
-} sizes;
+} product_sizes;
 
 struct cp_multiplier {
     cublasLtHandle_t library;
@@ -27,14 +27,14 @@ struct cp_multiplier {
     int major, blocks;      /* of the device */
     bool in_order;
     struct {
-        sizes of;
+        product_sizes of;
         cublasLtMatmulAlgo_t algorithm;
     } found[REMEMBERED];
     int64_t searches;
 };
 
 static cp_status library_failed(cublasStatus_t result, const char *what,
-                                sizes of) {
+                                product_sizes of) {
     static const char *const names[] = {"fp32", "bf16", "FP8"};
     return cp_fail(result == CUBLAS_STATUS_ALLOC_FAILED ? CP_MEMORY : CP_BROKEN,
                    "%s %ld x %ld by %ld x %ld in %s: %s", what, of.rows, of.in,
@@ -50,20 +50,22 @@ static cp_status library_failed(cublasStatus_t result, const char *what,
             return tried;                                                      \
     } while (false)
 
-static cp_status take_workspace(cp_multiplier *mine) {
+static cp_status take_workspace(cp_multiplier *multiplier) {
     int device = 0;
     CP_TRY(cp_cuda(cudaGetDevice(&device), "asking for the device"));
-    CP_TRY(cp_cuda(cudaDeviceGetAttribute(
-                       &mine->major, cudaDevAttrComputeCapabilityMajor, device),
+    CP_TRY(cp_cuda(cudaDeviceGetAttribute(&multiplier->major,
+                                          cudaDevAttrComputeCapabilityMajor,
+                                          device),
                    "asking what device %d can do", device));
-    CP_TRY(cp_cuda(cp_device_blocks(&mine->blocks), "asking for blocks"));
-    const size_t bytes = (size_t)(mine->major >= 9 ? 32 : 4) << 20;
-    mine->workspace_bytes = bytes - TICKET_BYTES;
-    CP_TRY(cp_cuda(cudaMalloc(&mine->workspace, bytes),
+    CP_TRY(cp_cuda(cp_device_blocks(&multiplier->blocks), "asking for blocks"));
+    const size_t bytes = (size_t)(multiplier->major >= 9 ? 32 : 4) << 20;
+    multiplier->workspace_bytes = bytes - TICKET_BYTES;
+    CP_TRY(cp_cuda(cudaMalloc(&multiplier->workspace, bytes),
                    "taking %zu bytes to multiply in", bytes));
-    CP_TRY(cp_cuda(cudaMemset((char *)mine->workspace + mine->workspace_bytes,
-                              0, TICKET_BYTES),
-                   "clearing tickets"));
+    CP_TRY(cp_cuda(
+        cudaMemset((char *)multiplier->workspace + multiplier->workspace_bytes,
+                   0, TICKET_BYTES),
+        "clearing tickets"));
     return cp_cuda(cudaStreamSynchronize(NULL), "clearing tickets");
 }
 
@@ -90,7 +92,7 @@ typedef struct {
     cublasLtMatmulDescOpaque_t how;
     cublasLtMatrixLayoutOpaque_t w, x, y;
     const cublasLtMatmulAlgo_t *algorithm;
-} product;
+} lt_product;
 
 static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *layout,
                               cudaDataType type, int64_t rows, int64_t width) {
@@ -98,8 +100,8 @@ static cublasStatus_t lay_out(cublasLtMatrixLayoutOpaque_t *layout,
                                     (uint64_t)rows, width);
 }
 
-static cublasStatus_t describe(product *p, sizes of, const float *w_scales,
-                               const float *x_scales) {
+static cublasStatus_t describe(lt_product *p, product_sizes of,
+                               const float *w_scales, const float *x_scales) {
     static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF,
                                          CUDA_R_8F_E4M3};
     const cudaDataType type = types[of.numbers];
@@ -127,8 +129,8 @@ static cublasStatus_t describe(product *p, sizes of, const float *w_scales,
                    of.out);
 }
 
-static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
-                             cublasLtMatmulAlgo_t *out) {
+static cublasStatus_t search(cp_multiplier *multiplier, lt_product *p,
+                             product_sizes of, cublasLtMatmulAlgo_t *out) {
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -136,9 +138,11 @@ static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t best;
-    const uint64_t bytes = mine->in_order ? 0 : mine->workspace_bytes;
-    const uint32_t reductions = mine->in_order ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                               : CUBLASLT_REDUCTION_SCHEME_MASK;
+    const uint64_t bytes =
+        multiplier->in_order ? 0 : multiplier->workspace_bytes;
+    const uint32_t reductions = multiplier->in_order
+                                    ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                    : CUBLASLT_REDUCTION_SCHEME_MASK;
     int count = 0;
     LT_TRY(cublasLtMatmulPreferenceInit(&wish));
     LT_TRY(cublasLtMatmulPreferenceSetAttribute(
@@ -148,14 +152,14 @@ static cublasStatus_t search(cp_multiplier *mine, product *p, sizes of,
     for (int i = 0; i < 4; i++)
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, operands[i],
                                                     &of.alignment, 4));
-    LT_TRY(cublasLtMatmulAlgoGetHeuristic(mine->library, &p->how, &p->w, &p->x,
-                                          &p->y, &p->y, &wish, 1, &best,
+    LT_TRY(cublasLtMatmulAlgoGetHeuristic(multiplier->library, &p->how, &p->w,
+                                          &p->x, &p->y, &p->y, &wish, 1, &best,
                                           &count));
     *out = best.algo;
     return count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-static cp_status not_supported(sizes of) {
+static cp_status not_supported(product_sizes of) {
     int device = 0, major = 0, minor = 0;
     if (of.numbers != CP_NUMBERS_F8)
         return library_failed(CUBLAS_STATUS_NOT_SUPPORTED, "multiplying", of);
@@ -167,28 +171,29 @@ static cp_status not_supported(sizes of) {
                      device, major, minor);
 }
 
-static cp_status find(cp_multiplier *mine, sizes of, const float *w_scales,
-                      const float *x_scales, product *p) {
-    const int64_t known = cp_min(mine->searches, REMEMBERED);
-    const int64_t at = mine->searches % REMEMBERED;
+static cp_status find(cp_multiplier *multiplier, product_sizes of,
+                      const float *w_scales, const float *x_scales,
+                      lt_product *p) {
+    const int64_t known = cp_min(multiplier->searches, REMEMBERED);
+    const int64_t at = multiplier->searches % REMEMBERED;
     if (describe(p, of, w_scales, x_scales) != CUBLAS_STATUS_SUCCESS)
         return cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
                        cublasLtGetVersion());
     for (int64_t i = 0; i < known; i++)
-        if (memcmp(&mine->found[i].of, &of, sizeof(of)) == 0) {
-            p->algorithm = &mine->found[i].algorithm;
+        if (memcmp(&multiplier->found[i].of, &of, sizeof(of)) == 0) {
+            p->algorithm = &multiplier->found[i].algorithm;
             return CP_OK;
         }
     cublasLtMatmulAlgo_t algorithm;
-    const cublasStatus_t result = search(mine, p, of, &algorithm);
+    const cublasStatus_t result = search(multiplier, p, of, &algorithm);
     if (result == CUBLAS_STATUS_NOT_SUPPORTED)
         return not_supported(of);
     if (result != CUBLAS_STATUS_SUCCESS)
         return library_failed(result, "finding a way to multiply", of);
-    mine->found[at].of = of;
-    mine->found[at].algorithm = algorithm;
-    mine->searches++;
-    p->algorithm = &mine->found[at].algorithm;
+    multiplier->found[at].of = of;
+    multiplier->found[at].algorithm = algorithm;
+    multiplier->searches++;
+    p->algorithm = &multiplier->found[at].algorithm;
     return CP_OK;
 }
 
@@ -205,7 +210,7 @@ static cp_status check_sizes(const cp_device_matrix *w, int64_t rows) {
     return CP_OK;
 }
 
-static cp_status check_operands(sizes of, const cp_device_matrix *w,
+static cp_status check_operands(product_sizes of, const cp_device_matrix *w,
                                 const void *x, const float *x_scales,
                                 const void *y) {
     const bool f8 = of.numbers == CP_NUMBERS_F8;
@@ -255,7 +260,7 @@ static bool in_one_piece(const cublasLtMatmulAlgo_t *algorithm) {
            splits <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-static sizes typical(sizes of) {
+static product_sizes typical(product_sizes of) {
     const int64_t number = of.numbers == CP_NUMBERS_F32    ? 4
                            : of.numbers == CP_NUMBERS_BF16 ? 2
                                                            : 1;
@@ -266,39 +271,42 @@ static sizes typical(sizes of) {
     return of;
 }
 
-static cp_status find_in_order(cp_multiplier *mine, sizes of,
+static cp_status find_in_order(cp_multiplier *multiplier, product_sizes of,
                                const float *w_scales, const float *x_scales,
-                               product *p) {
+                               lt_product *p) {
     cublasLtMatmulHeuristicResult_t found;
-    CP_TRY(find(mine, typical(of), w_scales, x_scales, p));
+    CP_TRY(find(multiplier, typical(of), w_scales, x_scales, p));
     cublasStatus_t result = describe(p, of, w_scales, x_scales);
     if (result == CUBLAS_STATUS_SUCCESS)
-        result = cublasLtMatmulAlgoCheck(mine->library, &p->how, &p->w, &p->x,
-                                         &p->y, &p->y, p->algorithm, &found);
+        result =
+            cublasLtMatmulAlgoCheck(multiplier->library, &p->how, &p->w, &p->x,
+                                    &p->y, &p->y, p->algorithm, &found);
     if (result == CUBLAS_STATUS_SUCCESS &&
         (!in_one_piece(p->algorithm) ||
-         found.workspaceSize > mine->workspace_bytes))
+         found.workspaceSize > multiplier->workspace_bytes))
         result = CUBLAS_STATUS_NOT_SUPPORTED;
     return result == CUBLAS_STATUS_SUCCESS
                ? CP_OK
                : library_failed(result, "multiplying in exact order", of);
 }
 
-static bool is_for_few(const cp_multiplier *mine, sizes of) {
+static bool is_for_few(const cp_multiplier *multiplier, product_sizes of) {
     return of.numbers == CP_NUMBERS_F8 && of.rows <= CP_FEW_ROWS &&
-           of.out >= CP_FEW_HEIGHT && mine->major >= 9 && !mine->in_order;
+           of.out >= CP_FEW_HEIGHT && multiplier->major >= 9 &&
+           !multiplier->in_order;
 }
 
-static cp_status multiply_few(cp_multiplier *mine, const cp_device_matrix *w,
-                              sizes of, const void *x, const float *x_scales,
-                              bool add, void *y, cudaStream_t stream) {
-    const int64_t room = (int64_t)(mine->workspace_bytes / sizeof(float));
-    const int splits = cp_few_splits(of.in, of.out, mine->blocks, room);
-    int32_t *tickets = (int32_t *)mine->workspace + room;
+static cp_status multiply_few(cp_multiplier *multiplier,
+                              const cp_device_matrix *w, product_sizes of,
+                              const void *x, const float *x_scales, bool add,
+                              void *y, cudaStream_t stream) {
+    const int64_t room = (int64_t)(multiplier->workspace_bytes / sizeof(float));
+    const int splits = cp_few_splits(of.in, of.out, multiplier->blocks, room);
+    int32_t *tickets = (int32_t *)multiplier->workspace + room;
     const cp_few_rows call = {of.in,     of.out, of.rows,
                               w->values, x,      w->scales,
                               x_scales,  add,    of.narrow ? CP_BF16 : CP_F32,
-                              y,         splits, mine->workspace,
+                              y,         splits, multiplier->workspace,
                               tickets};
     return cp_cuda(cp_device_multiply_few(&call, stream),
                    "multiplying %ld x %ld by %ld x %ld in FP8", of.rows, of.in,
@@ -306,10 +314,11 @@ static cp_status multiply_few(cp_multiplier *mine, const cp_device_matrix *w,
 }
 
 static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
-                          sizes of, const void *x, const float *x_scales,
-                          bool add, void *y, cudaStream_t stream) {
+                          product_sizes of, const void *x,
+                          const float *x_scales, bool add, void *y,
+                          cudaStream_t stream) {
     const float one = 1.0f, kept = add ? 1.0f : 0.0f;
-    product p;
+    lt_product p;
     CP_TRY(check_sizes(w, of.rows));
     if (of.rows == 0)
         return CP_OK;
@@ -333,7 +342,7 @@ cp_status cp_device_multiply(cp_multiplier *multiplier,
                              const cp_device_matrix *w, int64_t rows,
                              const void *x, const float *x_scales, bool add,
                              float *y, cudaStream_t stream) {
-    const sizes of = {
+    const product_sizes of = {
         w->in, w->out, rows, w->numbers, alignment_of(w, x, x_scales, y), 0};
     return multiply(multiplier, w, of, x, x_scales, add, y, stream);
 }
@@ -342,15 +351,15 @@ cp_status cp_device_multiply_bf16(cp_multiplier *multiplier,
                                   const cp_device_matrix *w, int64_t rows,
                                   const void *x, const float *x_scales, void *y,
                                   cudaStream_t stream) {
-    const sizes of = {
+    const product_sizes of = {
         w->in, w->out, rows, w->numbers, alignment_of(w, x, x_scales, y), 1};
     return multiply(multiplier, w, of, x, x_scales, false, y, stream);
 }
 
 cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers) {
-    const sizes of = {64, 64, 64, numbers, 16, 0};
+    const product_sizes of = {64, 64, 64, numbers, 16, 0};
     const bool f8 = numbers == CP_NUMBERS_F8;
     const float *scales = f8 ? multiplier->workspace : NULL;
-    product p;
+    lt_product p;
     return find(multiplier, of, scales, scales, &p);
 }

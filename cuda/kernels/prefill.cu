@@ -1,13 +1,13 @@
 /* Tangled from book/14-hopper.nw; edit the chapter. */
 /* Attention for many queries on Hopper: a plain kernel, and the fast one, in
  * which three kinds of warps hand work to each other. For sm_90a. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "cuda/kernels/rows.h"
+#include "cuda/kernels/block_rows.h"
 
 #include "cuda/kernels/hopper.h"
 #include "cuda/kernels/maps.h"
@@ -76,9 +76,9 @@ typedef struct {
  * is: they come in turns of 0 and 1. */
 typedef struct {
     int stage, phase;
-} cursor;
+} stage_cursor;
 
-CP_ALWAYS void advance(cursor *c) {
+CP_ALWAYS void advance(stage_cursor *c) {
     c->stage ^= 1;
     c->phase ^= c->stage == 0;
 }
@@ -261,12 +261,13 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
     }
 }
 
-CP_ALWAYS void mask_plainly(float *scores, const rows_of_block *mine,
+CP_ALWAYS void mask_plainly(float *scores, const rows_of_block *block_rows,
                             cp_span keys) {
     int seen[2];
     CP_UNROLL for (int h = 0; h < 2; h++) {
-        const int r = row_of_thread(h), last = mine->count - 1;
-        seen[h] = (int)keys_seen(keys, position(mine, r < last ? r : last));
+        const int r = row_of_thread(h), last = block_rows->count - 1;
+        seen[h] =
+            (int)keys_seen(keys, position(block_rows, r < last ? r : last));
     }
     mask_scores(scores, seen);
 }
@@ -311,9 +312,9 @@ CP_ALWAYS void load_both(const prefill_call *a, const block_memory *block,
 CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     CP_DYNAMIC(shared);
     const block_memory block = lay_out(shared, dim);
-    const rows_of_block mine = find_rows(&a->call, ROWS);
+    const rows_of_block block_rows = find_rows(&a->call, ROWS);
     const int head = (int)blockIdx.y;
-    if (mine.count <= 0)
+    if (block_rows.count <= 0)
         return;
     /* Begin the block's barriers. */
     if (threadIdx.x == 0)
@@ -323,16 +324,16 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     float scores[64], sums[64] = {0.0f}, factor[2];
     uint32_t weights[32];
     row_sums rows = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-    keys_of_block walk = find_keys(&a->call, &mine, KEYS);
+    keys_of_block walk = find_keys(&a->call, &block_rows, KEYS);
     cp_piece keys;
     const int group = uniform((int)threadIdx.x / GROUP);
     const unsigned char *queries = block.queries + group * 64 * 128;
     const int boxes = block.boxes, tile = boxes * BOX;
-    cursor at = {0, 0}, next = {1, 0};
+    stage_cursor at = {0, 0}, next = {1, 0};
     bool more = next_keys(&walk, &keys);
     if (more && threadIdx.x == 0) {
-        load_queries(a, &block, head * mine.group + mine.first,
-                     (int)mine.tile.row, 0);
+        load_queries(a, &block, head * block_rows.group + block_rows.first,
+                     (int)block_rows.tile.row, 0);
         load_both(a, &block, head, (int)keys.row, 0);
     }
     for (bool first = true; more; first = false) {
@@ -351,7 +352,7 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
                    matrix_at(block.keys + at.stage * tile, 0), boxes);
         PRODUCTS_WAIT(0);
         hold_registers(scores, 64);
-        mask_plainly(scores, &mine, here.span);
+        mask_plainly(scores, &block_rows, here.span);
         weigh_plainly(scores, &rows, factor, score_scale(dim));
         pair_weights(weights, scores);
         rescale(sums, factor, boxes);
@@ -371,9 +372,11 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     /* Write the rows of the plain kernel. */
     int64_t index[2];
     CP_UNROLL for (int h = 0; h < 2; h++) index[h] =
-        row_of_thread(h) < mine.count ? place(&a->call, &mine, row_of_thread(h))
-                                      : -1;
-    write_rows(&a->call, index, place(&a->call, &mine, 0), &rows, sums, dim);
+        row_of_thread(h) < block_rows.count
+            ? place(&a->call, &block_rows, row_of_thread(h))
+            : -1;
+    write_rows(&a->call, index, place(&a->call, &block_rows, 0), &rows, sums,
+               dim);
 }
 
 /* A tile of queries under one key head: rows [token][head of the group] from
@@ -442,7 +445,7 @@ CP_ALWAYS void write_nothing(const cp_device_attention *a,
 
 /* Where the next run and the next item go; and what the next run is. */
 typedef struct {
-    cursor run, item;
+    stage_cursor run, item;
     int begins;
 } handed_on;
 
@@ -558,7 +561,7 @@ typedef struct {
 } tile_of_values;
 
 CP_ALWAYS void feed_values(const prefill_call *a, const block_memory *block,
-                           tile_of_values tile, cursor *at, int *tail) {
+                           tile_of_values tile, stage_cursor *at, int *tail) {
     const int lane = (int)threadIdx.x % 32;
     unsigned char *to = block->values + at->stage * block->boxes * BOX;
     uint64_t *full = &block->barriers->values_full[at->stage];
@@ -577,7 +580,7 @@ CP_ALWAYS void feed_values(const prefill_call *a, const block_memory *block,
 }
 
 CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
-    cursor run_at = {0, 0}, keys = {0, 0}, values = {0, 0};
+    stage_cursor run_at = {0, 0}, keys = {0, 0}, values = {0, 0};
     int item = 0, head = 0, tail = 0;
     tile_of_values late = {0, 0, 0}; /* a tile of no keys: there is none */
     for (;;) {
@@ -620,7 +623,7 @@ CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
 /* How far a consumer has come; and of its run, the tiles to come, the last
  * first. */
 typedef struct {
-    cursor keys, values, run, item;
+    stage_cursor keys, values, run, item;
     int left, flags;
     int seen[2]; /* of the run's keys, by the thread's rows */
 } progress;
@@ -655,7 +658,7 @@ typedef struct {
     int group;
 } consumer;
 
-CP_ALWAYS uint64_t tile_at(const consumer *c, uint64_t first, cursor at) {
+CP_ALWAYS uint64_t tile_at(const consumer *c, uint64_t first, stage_cursor at) {
     return first + (uint64_t)((uint32_t)at.stage * c->step);
 }
 

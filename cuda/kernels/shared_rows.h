@@ -4,7 +4,7 @@
 #ifndef CP_SHARED_ROWS_H
 #define CP_SHARED_ROWS_H
 
-#include "cuda/kernels/rows.h"
+#include "cuda/kernels/block_rows.h"
 #include "cuda/kernels/tensor.h"
 
 enum { MOST_WARPS = 8 };
@@ -27,7 +27,7 @@ CP_INLINED void leave_sums(int dim, float *sums, float output[][4],
 }
 
 CP_INLINED void write_shared(const cp_device_attention *a, int dim, int warps,
-                             const rows_of_block *mine, const float *sums,
+                             const rows_of_block *block_rows, const float *sums,
                              int row) {
     const int lane = (int)threadIdx.x % 32;
     const int next = 16 * (dim + 8); /* warp's */
@@ -40,7 +40,7 @@ CP_INLINED void write_shared(const cp_device_attention *a, int dim, int warps,
             level == -INFINITY ? 0.0f : cp_exp2(levels[w * next] - level);
         total = fmaf(share[w], levels[w * next + 1], total);
     }
-    const row_weights weigh = weigh_row(a, mine, row, level, total);
+    const row_weights weigh = weigh_row(a, block_rows, row, level, total);
     for (int d = lane; d < dim; d += 32) {
         float sum = 0.0f;
         CP_EACH(w, warps)

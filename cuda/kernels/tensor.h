@@ -7,7 +7,7 @@
 #define CP_TENSOR_H
 
 #ifdef __CUDACC__
-#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/device_numbers.h"
 
 /* Inlined: its numbers become constants, its arrays registers. */
 #define CP_INLINED static __forceinline__ __device__

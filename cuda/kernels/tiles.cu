@@ -1,7 +1,7 @@
 /* Tangled from book/13-tiles.nw; edit the chapter. */
 /* Attention on any GPU of compute capability 8.0 or more: bf16, heads of 64 or
  * 128 dimensions. Tensor cores, and copies that overlap with them. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -36,7 +36,7 @@ CP_INLINED cp_shared deeper(block_shape s, cp_shared place, int k, int n) {
  * all may read that. */
 enum { NOTED = 8 };
 typedef struct {
-    rows_of_block mine;
+    rows_of_block block_rows;
     int tiles;
     keys_of_block walk;
     cp_piece noted[NOTED]; /* in turn */
@@ -46,14 +46,14 @@ typedef struct {
     cp_shared memory;
     int used, filled; /* slots */
     int next, end;    /* to be copied: keys of a tile are even, values odd */
-} ring;
+} slot_ring;
 
 CP_INLINED int slot_bytes(block_shape s) {
     return KEYS * s.dim * ROW_BYTES;
 }
 
 CP_INLINED void copy_tile(const cp_device_attention *a, block_shape s,
-                          const ring *r, const cp_piece *keys,
+                          const slot_ring *r, const cp_piece *keys,
                           const void *from) {
     const int chunks = s.dim / 8, step = THREADS / chunks;
     const int thread = (int)threadIdx.x;
@@ -77,7 +77,7 @@ CP_INLINED void note_tile(block_notes *notes, int tile) {
 }
 
 CP_INLINED void fill_slot(const cp_device_attention *a, block_shape s,
-                          block_notes *notes, ring *r) {
+                          block_notes *notes, slot_ring *r) {
     const int tile = r->next / 2;
     if (r->next < r->end) {
         copy_tile(a, s, r, &notes->noted[tile % NOTED],
@@ -91,7 +91,7 @@ CP_INLINED void fill_slot(const cp_device_attention *a, block_shape s,
 }
 
 CP_INLINED cp_shared next_tile(const cp_device_attention *a, block_shape s,
-                               block_notes *notes, ring *r) {
+                               block_notes *notes, slot_ring *r) {
     if (s.slots == 3)
         cp_copies_wait(1);
     else if (s.slots == 4)
@@ -106,13 +106,14 @@ CP_INLINED cp_shared next_tile(const cp_device_attention *a, block_shape s,
 }
 
 CP_INLINED void copy_queries(const cp_device_attention *a, block_shape s,
-                             const rows_of_block *mine, cp_shared to) {
+                             const rows_of_block *block_rows, cp_shared to) {
     const int chunks = s.dim / 8, step = THREADS / chunks;
     const int chunk = (int)threadIdx.x % chunks;
     for (int row = (int)threadIdx.x / chunks; row < rows_of_tile(s);
          row += step) {
-        const bool there = row < mine->count;
-        const int64_t at = place(a, mine, there ? row : 0) * s.dim + 8 * chunk;
+        const bool there = row < block_rows->count;
+        const int64_t at =
+            place(a, block_rows, there ? row : 0) * s.dim + 8 * chunk;
         cp_copy_async(to + chunk_at(s, row, chunk),
                       (const char *)a->queries + at * ROW_BYTES,
                       there ? 16 : 0);
@@ -128,18 +129,18 @@ CP_INLINED void load_queries(block_shape s, cp_shared row, int k,
 
 CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                             unsigned char *memory, block_notes *notes) {
-    const rows_of_block *mine = &notes->mine;
+    const rows_of_block *block_rows = &notes->block_rows;
     /* Find the block's rows and keys. */
     if (threadIdx.x == 0) {
-        notes->mine = find_rows(a, rows_of_tile(s));
-        if (mine->count > 0)
-            notes->walk = find_keys(a, mine, KEYS);
+        notes->block_rows = find_rows(a, rows_of_tile(s));
+        if (block_rows->count > 0)
+            notes->walk = find_keys(a, block_rows, KEYS);
         notes->tiles = notes->walk.left;
-        for (int tile = 0; mine->count > 0 && tile < s.slots / 2; tile++)
+        for (int tile = 0; block_rows->count > 0 && tile < s.slots / 2; tile++)
             note_tile(notes, tile);
     }
     __syncthreads();
-    if (mine->count <= 0)
+    if (block_rows->count <= 0)
         return;
     const int tiles = notes->tiles;
     /* Find this warp's part. */
@@ -157,10 +158,11 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
     const cp_shared begin = cp_shared_at(memory);
     const cp_shared query_row =
         begin + chunk_at(s, first_row + lane % 16, lane / 16);
-    ring r = {begin + rows_of_tile(s) * s.dim * ROW_BYTES, 0, 0, 0, 2 * tiles};
+    slot_ring r = {begin + rows_of_tile(s) * s.dim * ROW_BYTES, 0, 0, 0,
+                   2 * tiles};
     uint32_t asked[MOST_DIM / 16][SLABS][4];
     if (tiles > 0)
-        copy_queries(a, s, mine, begin);
+        copy_queries(a, s, block_rows, begin);
     for (int i = 0; i < s.slots - 1; i++)
         fill_slot(a, s, notes, &r);
     for (int tile = 0; tile < tiles; tile++) {
@@ -186,13 +188,13 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         }
         /* Mask what must not be seen. */
         const cp_span seen = notes->noted[tile % NOTED].span;
-        if (keys_seen(seen, position(mine, first_row)) < KEYS)
+        if (keys_seen(seen, position(block_rows, first_row)) < KEYS)
             CP_EACH(m, s.slabs)
                 CP_EACH(half, 2) {
                     const int row = first_row + 16 * m + 8 * half + lane / 4;
                     const int reach =
-                        (int)keys_seen(seen, position(mine, row)) - first_key -
-                        lane % 4 * 2;
+                        (int)keys_seen(seen, position(block_rows, row)) -
+                        first_key - lane % 4 * 2;
                     CP_EACH(n, columns / 4)
                         if (n / 2 * 8 + n % 2 >= reach)
                             scores[m][n / 2][2 * half + n % 2] = -INFINITY;
@@ -255,22 +257,22 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         __syncthreads();
         leave_sums(s.dim, sums, output[0], level[0], total[0]);
         __syncthreads();
-        for (int row = warp; row < mine->count; row += WARPS)
-            write_shared(a, s.dim, WARPS, mine, sums, row);
+        for (int row = warp; row < block_rows->count; row += WARPS)
+            write_shared(a, s.dim, WARPS, block_rows, sums, row);
     } else {
         /* Write the rows of a warp's fragments. */
         CP_EACH(m, s.slabs)
             CP_EACH(half, 2) {
                 const int row = first_row + 16 * m + 8 * half + lane / 4;
-                const row_weights weigh =
-                    weigh_row(a, mine, row, level[m][half], total[m][half]);
+                const row_weights weigh = weigh_row(
+                    a, block_rows, row, level[m][half], total[m][half]);
                 CP_EACH(n, s.dim / 4)
                     put_number(&weigh, n / 2 * 8 + lane % 4 * 2 + n % 2,
                                output[m][n / 2][2 * half + n % 2]);
             }
     }
     if (a->splits > 1)
-        merge_splits(a, mine);
+        merge_splits(a, block_rows);
 }
 
 #define ATTEND_KERNEL(name, dim, slabs, slots, few)                            \

@@ -1,10 +1,10 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* Blocks of a GGUF tensor, unpacked by a thread for each value. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <stdint.h>
 
-#include "cuda/kernels/numbers.h"
+#include "cuda/kernels/device_numbers.h"
 
 enum { THREADS = 256 };
 

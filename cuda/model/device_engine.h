@@ -13,18 +13,19 @@ typedef struct {
     int only;            /* the one rank of this process; or CP_NOBODY: all
                             ranks are here and share one GPU */
     const cp_link *link; /* to the others, or NULL */
-    const cp_crew *crew; /* the group of all processes, or NULL; rank r has the
+    const cp_process_group
+        *group;      /* the group of all processes, or NULL; rank r has the
                             processes from r * parts on, parts being the GPUs
                             that share its heads */
-    cp_nccl *tensor;     /* among those; or NULL */
-    double patience;     /* timeout of waits for them, seconds; 0: none, as
+    cp_nccl *tensor; /* among those; or NULL */
+    double timeout;  /* timeout of waits for them, seconds; 0: none, as
                             without a link */
-    bool graphs;         /* decode from a captured graph */
-    int64_t rows;        /* of a block in the layers, at most; 0: 4096 */
-} cp_device_place;
+    bool graphs;     /* decode from a captured graph */
+    int64_t rows;    /* of a block in the layers, at most; 0: 4096 */
+} cp_device_runner;
 
 /* The runner for that many ranks: in this process, or in its process group. */
-const cp_device_place *cp_cuda_place(int64_t ranks);
+const cp_device_runner *cp_cuda_runner(int64_t ranks);
 
 /* A rank that this process runs. Its memory is the device's. */
 typedef struct {
@@ -40,7 +41,7 @@ typedef struct cp_device_forward cp_device_forward;
 typedef struct {
     cp_engine base;
     const cp_device_model *model;
-    const cp_device_place *place;
+    const cp_device_runner *runner;
     cp_device_trace *trace; /* or NULL */
     int64_t cache_bytes;    /* of one layer's keys, of a rank */
     cudaEvent_t paced[2];   /* limit the host's lead */
@@ -54,7 +55,7 @@ typedef struct {
 /* A pass that serves nothing yet, for the calls of a session: those of decode,
  * or all others. mine is borrowed; it must outlive the pass. Fails with
  * CP_MEMORY; *out is then NULL. Free it when the queues are idle. */
-cp_status cp_device_forward_new(const cp_device_engine *mine, bool decodes,
+cp_status cp_device_forward_new(const cp_device_engine *engine, bool decodes,
                                 cp_device_forward **out);
 void cp_device_forward_free(cp_device_forward *pass);
 
@@ -90,7 +91,7 @@ cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
  * multiply the model's numbers, and as CUDA does. A call fails with
  * CP_INTERRUPTED if it was asked to stop, with CP_MEMORY, and with CP_BROKEN if
  * the device or a link failed; no work is left on the queues then. */
-cp_status cp_device_engine_new(const cp_device_place *place,
+cp_status cp_device_engine_new(const cp_device_runner *runner,
                                const cp_model *model,
                                const cp_session_options *options,
                                cp_engine **out);
@@ -98,7 +99,7 @@ cp_status cp_device_engine_new(const cp_device_place *place,
 /* The call of `longring attend`, as cp_attend_run on cores (reference/model),
  * but on the place's ranks on the current device, inputs rounded to the
  * machine's numbers, fp32 or bf16. Fails also with CP_BROKEN without a GPU. */
-cp_status cp_device_attend_run(const cp_device_place *place,
+cp_status cp_device_attend_run(const cp_device_runner *runner,
                                const cp_machine *machine, cp_attend_job *job);
 
 #endif

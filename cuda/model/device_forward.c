@@ -19,7 +19,7 @@ enum { MOST_ROWS = 4096 }; /* of a block, unless the place sets it */
 /* A rank's activations, the objects that work on them, and a block of rows. */
 typedef struct {
     cp_rows base; /* the block that is being enqueued */
-    const cp_device_engine *mine;
+    const cp_device_engine *engine;
     const cp_device_rank *rank;
     const cp_model_facts *facts;
     cudaStream_t stream;  /* the rank's compute queue */
@@ -38,13 +38,13 @@ typedef struct {
     float *scales;        /* [block] divisors of its rows; or NULL */
     float *wide;          /* [block] its products */
     char *partial;        /* [block][width] of a sum, bf16; or NULL */
-} part;
+} rank_rows;
 
 struct cp_device_forward {
     cp_pass base;
-    const cp_device_engine *mine;
+    const cp_device_engine *engine;
     cp_device_room *rooms;      /* [mine->count][2]: activations, slots */
-    part *parts;                /* [mine->count], as all below */
+    rank_rows *parts;           /* [mine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
     cp_layout *layout;          /* of the call that they are made for; NULL: */
@@ -54,13 +54,13 @@ struct cp_device_forward {
     cp_graph *graph;            /* of a step; or NULL */
 };
 
-static void claim(part *a, cp_arena *from) {
+static void claim(rank_rows *a, cp_arena *from) {
     const cp_model_facts *f = a->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
     const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
     const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
-    const cp_numbers numbers = a->mine->model->numbers;
+    const cp_numbers numbers = a->engine->model->numbers;
     a->words = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->places = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->positions = cp_arena_claim(from, a->rows, sizeof(int64_t));
@@ -71,11 +71,11 @@ static void claim(part *a, cp_arena *from) {
     if (numbers == CP_NUMBERS_F8)
         a->scales = cp_arena_claim(from, a->block, 4);
     a->wide = cp_arena_claim(from, a->block, 4 * made);
-    if (a->mine->place->tensor != NULL && numbers != CP_NUMBERS_F32)
+    if (a->engine->runner->tensor != NULL && numbers != CP_NUMBERS_F32)
         a->partial = cp_arena_claim(from, a->block, 2 * f->width);
 }
 
-static cp_status make_activations(part *a, cp_device_room *kept) {
+static cp_status make_activations(rank_rows *a, cp_device_room *kept) {
     cp_arena room = {.align = 256};
     claim(a, &room);
     if (room.overflows)
@@ -89,11 +89,11 @@ static cp_status make_activations(part *a, cp_device_room *kept) {
     return CP_OK;
 }
 
-static void *on_host(const part *a, void *sent) {
+static void *on_host(const rank_rows *a, void *sent) {
     return a->staging + ((char *)sent - a->memory);
 }
 
-static void write_rows(const cp_forward *call, part *a) {
+static void write_rows(const cp_forward *call, rank_rows *a) {
     int64_t *words = on_host(a, a->words), *places = on_host(a, a->places);
     int64_t *positions = on_host(a, a->positions);
     a->count = call->layout->queries[a->rank->rank].tokens;
@@ -108,29 +108,30 @@ static void write_rows(const cp_forward *call, part *a) {
     }
 }
 
-static part *block_at(cp_device_forward *pass, int r, int64_t layer,
-                      int64_t first) {
-    part *a = &pass->parts[r];
+static rank_rows *block_at(cp_device_forward *pass, int r, int64_t layer,
+                           int64_t first) {
+    rank_rows *a = &pass->parts[r];
     const int64_t count = cp_min(a->block, a->rows - first);
     a->base = (cp_rows){&pass->base, layer, first, count, CP_OK};
     return a;
 }
 
-static float *x_of(const part *a) {
+static float *x_of(const rank_rows *a) {
     return a->x + a->base.first * a->facts->width;
 }
 
-static void note(part *a, cudaError_t error, const char *what) {
+static void note(rank_rows *a, cudaError_t error, const char *what) {
     if (a->base.status == CP_OK)
         a->base.status = cp_cuda(error, "rank %d, layer %ld, %s", a->rank->rank,
                                  a->base.layer, what);
 }
 
-static const cp_device_matrix *tensor_of(const part *a, cp_weight weight) {
-    return &a->mine->model->tensors[cp_weight_index(weight, a->base.layer)];
+static const cp_device_matrix *tensor_of(const rank_rows *a, cp_weight weight) {
+    return &a->engine->model->tensors[cp_weight_index(weight, a->base.layer)];
 }
 
-static void enqueue_product(part *a, cp_weight weight, bool add, float *y) {
+static void enqueue_product(rank_rows *a, cp_weight weight, bool add,
+                            float *y) {
     if (a->base.status == CP_OK)
         a->base.status = cp_device_multiply(
             a->rank->multiplier, tensor_of(a, weight), a->base.count, a->input,
@@ -139,45 +140,45 @@ static void enqueue_product(part *a, cp_weight weight, bool add, float *y) {
 
 static void multiply(cp_rows *rows, cp_weight first, int count) {
     (void)count; /* they are one matrix */
-    part *a = (part *)rows;
+    rank_rows *a = (rank_rows *)rows;
     enqueue_product(a, first, false, a->wide);
 }
 
-static void add_narrow(part *a, cp_weight weight, int64_t count) {
-    const cp_device_adding call = {count, a->partial, x_of(a)};
+static void add_narrow(rank_rows *a, cp_weight weight, int64_t count) {
+    const cp_device_add_args call = {count, a->partial, x_of(a)};
     cp_rows *rows = &a->base;
     if (rows->status == CP_OK)
         rows->status = cp_device_multiply_bf16(
             a->rank->multiplier, tensor_of(a, weight), rows->count, a->input,
             a->scales, a->partial, a->stream);
     if (rows->status == CP_OK)
-        rows->status = cp_nccl_sum(a->mine->place->tensor, a->partial, CP_BF16,
-                                   count, a->stream);
+        rows->status = cp_nccl_sum(a->engine->runner->tensor, a->partial,
+                                   CP_BF16, count, a->stream);
     note(a, cp_device_add(&call, a->stream), "adding a sum");
 }
 
 static void add(cp_rows *rows, cp_weight weight) {
-    part *a = (part *)rows;
-    cp_nccl *group = a->mine->place->tensor;
+    rank_rows *a = (rank_rows *)rows;
+    cp_nccl *group = a->engine->runner->tensor;
     const int64_t count = rows->count * a->facts->width;
     if (a->partial != NULL) {
         add_narrow(a, weight, count);
         return;
     }
-    enqueue_product(a, weight, a->mine->model->share.part == 0, x_of(a));
+    enqueue_product(a, weight, a->engine->model->share.part == 0, x_of(a));
     if (group != NULL && rows->status == CP_OK)
         rows->status = cp_nccl_sum(group, x_of(a), CP_F32, count, a->stream);
 }
 
-static void enqueue_norm(part *a, cp_weight weight, int64_t count, void *to,
-                         float *scales) {
-    const cp_device_norming call = {
+static void enqueue_norm(rank_rows *a, cp_weight weight, int64_t count,
+                         void *to, float *scales) {
+    const cp_device_norm_args call = {
         .rows = count,
         .width = a->facts->width,
         .x = x_of(a),
         .weight = tensor_of(a, weight)->values,
         .epsilon = (float)a->facts->epsilon,
-        .element = a->mine->model->element,
+        .element = a->engine->model->element,
         .y = to,
         .scales = scales,
     };
@@ -185,21 +186,21 @@ static void enqueue_norm(part *a, cp_weight weight, int64_t count, void *to,
 }
 
 static void norm(cp_rows *rows, cp_weight weight) {
-    part *a = (part *)rows;
+    rank_rows *a = (rank_rows *)rows;
     enqueue_norm(a, weight, rows->count, a->input, a->scales);
 }
 
 static void place(cp_rows *rows) {
-    part *a = (part *)rows;
-    const cp_device_rotating call = {
+    rank_rows *a = (rank_rows *)rows;
+    const cp_device_rotate_args call = {
         .rows = rows->count,
         .shape = a->facts->shape,
         .pairs = a->facts->rotary / 2,
         .positions = a->positions + rows->first,
-        .frequencies = a->mine->model->frequencies,
+        .frequencies = a->engine->model->frequencies,
         .places = a->places + rows->first,
         .projected = a->wide,
-        .element = a->mine->model->element,
+        .element = a->engine->model->element,
         .queries = a->slots.queries,
         .keys = a->slots.keys,
         .values = a->slots.values,
@@ -208,15 +209,15 @@ static void place(cp_rows *rows) {
 }
 
 static void gather(cp_rows *rows) {
-    part *a = (part *)rows;
+    rank_rows *a = (rank_rows *)rows;
     const cp_shape *shape = &a->facts->shape;
-    const cp_device_gathering call = {
+    const cp_device_gather_args call = {
         .rows = rows->count,
         .width = shape->query_heads * shape->head_dim,
         .places = a->places + rows->first,
         .from = a->slots.output,
         .stored = CP_F32,
-        .element = a->mine->model->element,
+        .element = a->engine->model->element,
         .to = a->input,
         .scales = a->scales,
     };
@@ -224,19 +225,19 @@ static void gather(cp_rows *rows) {
 }
 
 static void gate(cp_rows *rows) {
-    part *a = (part *)rows;
-    const cp_device_gating call = {rows->count, a->facts->feed_forward,
-                                   a->wide,     a->mine->model->element,
-                                   a->input,    a->scales};
+    rank_rows *a = (rank_rows *)rows;
+    const cp_device_gate_args call = {rows->count, a->facts->feed_forward,
+                                      a->wide,     a->engine->model->element,
+                                      a->input,    a->scales};
     note(a, cp_device_gate(&call, a->stream), "a gate");
 }
 
 static cp_status each(cp_pass *base, int64_t layer, const char *name,
                       void (*program)(cp_rows *rows)) {
     cp_device_forward *pass = (cp_device_forward *)base;
-    cp_device_trace *trace = pass->mine->trace;
-    for (int r = 0; r < pass->mine->count; r++) {
-        part *a = &pass->parts[r];
+    cp_device_trace *trace = pass->engine->trace;
+    for (int r = 0; r < pass->engine->count; r++) {
+        rank_rows *a = &pass->parts[r];
         const int rank = a->rank->rank;
         cp_device_trace_layer(trace, rank, layer);
         const int64_t mark = cp_device_trace_begin(
@@ -252,25 +253,26 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
 
 static cp_status walk(cp_pass *base, int64_t layer) {
     cp_device_forward *pass = (cp_device_forward *)base;
-    const cp_device_engine *mine = pass->mine;
-    for (int r = 0; r < mine->count; r++) {
-        pass->keys[r] = mine->ranks[r].cache + 2 * layer * mine->cache_bytes;
-        pass->values[r] = (char *)pass->keys[r] + mine->cache_bytes;
+    const cp_device_engine *engine = pass->engine;
+    for (int r = 0; r < engine->count; r++) {
+        pass->keys[r] =
+            engine->ranks[r].cache + 2 * layer * engine->cache_bytes;
+        pass->values[r] = (char *)pass->keys[r] + engine->cache_bytes;
     }
-    return cp_stream_walk(pass->walkers, mine->count, mine->place->link,
+    return cp_stream_walk(pass->walkers, engine->count, engine->runner->link,
                           pass->keys, pass->values);
 }
 
 static cp_status embed(cp_pass *base) {
     cp_device_forward *pass = (cp_device_forward *)base;
-    for (int r = 0; r < pass->mine->count; r++) {
-        part *a = block_at(pass, r, 0, 0);
-        const cp_device_gathering call = {
+    for (int r = 0; r < pass->engine->count; r++) {
+        rank_rows *a = block_at(pass, r, 0, 0);
+        const cp_device_gather_args call = {
             .rows = a->rows,
             .width = a->facts->width,
             .places = a->words,
             .from = tensor_of(a, CP_WEIGHT_EMBEDDING)->values,
-            .stored = a->mine->model->element,
+            .stored = a->engine->model->element,
             .element = CP_F32,
             .to = a->x,
         };
@@ -291,19 +293,20 @@ static cudaError_t ask_event(const void *event) {
 }
 
 static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
-    const cp_device_engine *mine = ((cp_device_forward *)base)->mine;
-    const double patience = mine->place->patience;
-    const cp_link *link = mine->place->link;
+    const cp_device_engine *engine = ((cp_device_forward *)base)->engine;
+    const double timeout = engine->runner->timeout;
+    const cp_link *link = engine->runner->link;
     bool late = false;
     *done = cp_max(0, layer - 1);
-    CP_TRY(cp_event_record(mine->paced[layer % 2], mine->queues[0].compute));
+    CP_TRY(
+        cp_event_record(engine->paced[layer % 2], engine->queues[0].compute));
     if (*done > 0)
-        CP_TRY(cp_await(ask_event, &mine->paced[*done % 2], link, patience,
+        CP_TRY(cp_await(ask_event, &engine->paced[*done % 2], link, timeout,
                         &late));
     if (link != NULL) /* the launches that follow may not return */
         CP_TRY(link->check(link->context));
     return late ? cp_fail(CP_BROKEN, "rank %d waited %g s for layer %ld",
-                          mine->ranks[0].rank, patience, *done - 1)
+                          engine->ranks[0].rank, timeout, *done - 1)
                 : CP_OK;
 }
 
@@ -322,26 +325,27 @@ enum { GROWTH = 64 }; /* pieces by which lists of decode may grow */
 
 static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                            int r) {
-    const cp_device_engine *mine = pass->mine;
-    const cp_device_model *model = mine->model;
-    const cp_device_rank *rank = &mine->ranks[r];
+    const cp_device_engine *engine = pass->engine;
+    const cp_device_model *model = engine->model;
+    const cp_device_rank *rank = &engine->ranks[r];
     const cp_block *queries = &call->layout->queries[rank->rank];
     const int64_t rows = pass->decodes ? queries->rows : queries->tokens;
-    const int64_t most = mine->place->rows > 0 ? mine->place->rows : MOST_ROWS;
+    const int64_t most =
+        engine->runner->rows > 0 ? engine->runner->rows : MOST_ROWS;
     const cp_stream_options options = {.element = model->element,
                                        .growth = pass->decodes ? GROWTH : 0,
-                                       .apart = mine->place->link != NULL,
-                                       .trace = mine->trace,
+                                       .apart = engine->runner->link != NULL,
+                                       .trace = engine->trace,
                                        .room = &pass->rooms[2 * r + 1]};
-    part *a = &pass->parts[r];
-    *a = (part){.mine = mine,
-                .rank = rank,
-                .facts = &model->base.facts,
-                .stream = mine->queues[r].compute,
-                .rows = rows,
-                .block = cp_min(most, rows)};
+    rank_rows *a = &pass->parts[r];
+    *a = (rank_rows){.engine = engine,
+                     .rank = rank,
+                     .facts = &model->base.facts,
+                     .stream = engine->queues[r].compute,
+                     .rows = rows,
+                     .block = cp_min(most, rows)};
     CP_TRY(make_activations(a, &pass->rooms[2 * r]));
-    CP_TRY(cp_stream_walker_new(pass->plan, rank->rank, mine->queues[r],
+    CP_TRY(cp_stream_walker_new(pass->plan, rank->rank, engine->queues[r],
                                 &options, &pass->walkers[r]));
     a->slots = cp_stream_walker_rows(pass->walkers[r]);
     return CP_OK;
@@ -352,14 +356,14 @@ static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
     CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
                          &wanted, &pass->plan));
-    for (int r = 0; r < pass->mine->count; r++)
+    for (int r = 0; r < pass->engine->count; r++)
         CP_TRY(make_part(pass, call, r));
     return CP_OK;
 }
 
 void cp_device_forward_leave(cp_device_forward *pass) {
     cp_graph_free(pass->graph);
-    for (int r = 0; r < pass->mine->count; r++) {
+    for (int r = 0; r < pass->engine->count; r++) {
         cp_stream_walker_free(pass->walkers[r]);
         free(pass->parts[r].tokens);
         pass->walkers[r] = NULL;
@@ -378,7 +382,7 @@ void cp_device_forward_free(cp_device_forward *pass) {
         return;
     if (pass->keys != NULL)
         cp_device_forward_leave(pass);
-    for (int r = 0; pass->rooms != NULL && r < 2 * pass->mine->count; r++)
+    for (int r = 0; pass->rooms != NULL && r < 2 * pass->engine->count; r++)
         cp_device_room_free(&pass->rooms[r]);
     free(pass->rooms);
     free(pass->parts);
@@ -388,25 +392,25 @@ void cp_device_forward_free(cp_device_forward *pass) {
 }
 
 static cp_status make_arrays(cp_device_forward *pass) {
-    const int64_t count = pass->mine->count;
+    const int64_t count = pass->engine->count;
     CP_TRY(
         cp_allocate(&pass->rooms, 2 * count, sizeof(cp_device_room), "rooms"));
-    CP_TRY(cp_allocate(&pass->parts, count, sizeof(part), "parts"));
+    CP_TRY(cp_allocate(&pass->parts, count, sizeof(rank_rows), "parts"));
     CP_TRY(cp_allocate(&pass->walkers, count, sizeof(void *), "walkers"));
     CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
     pass->values = pass->keys + count;
     return CP_OK;
 }
 
-cp_status cp_device_forward_new(const cp_device_engine *mine, bool decodes,
+cp_status cp_device_forward_new(const cp_device_engine *engine, bool decodes,
                                 cp_device_forward **out) {
-    const cp_session_options *options = &mine->base.options;
-    const bool alone = mine->place->link == NULL;
+    const cp_session_options *options = &engine->base.options;
+    const bool alone = engine->runner->link == NULL;
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a forward pass"));
-    (*out)->mine = mine;
+    (*out)->engine = engine;
     (*out)->decodes = decodes;
     (*out)->base = (cp_pass){.on = &on_queues,
-                             .layers = mine->model->base.facts.layers,
+                             .layers = engine->model->base.facts.layers,
                              .stop = alone ? options->stop : NULL,
                              .progress = options->progress,
                              .progress_context = options->progress_context};
@@ -421,7 +425,7 @@ cp_status cp_device_forward_new(const cp_device_engine *mine, bool decodes,
 static cp_status renew(cp_device_forward *pass, const cp_forward *call) {
     if (pass->plan == NULL)
         return CP_CAPACITY;
-    for (int r = 0; r < pass->mine->count; r++)
+    for (int r = 0; r < pass->engine->count; r++)
         CP_TRY(cp_stream_walker_renew(pass->walkers[r], call->plan));
     return CP_OK;
 }
@@ -444,12 +448,12 @@ static void say_why_not(void) {
 
 /* Captured walks count as the call's; after this none does. */
 static cp_status begin_again(cp_device_forward *pass) {
-    const cp_device_engine *mine = pass->mine;
+    const cp_device_engine *engine = pass->engine;
     cp_graph_free(pass->graph);
     pass->graph = NULL;
-    for (int r = 0; r < mine->count; r++)
+    for (int r = 0; r < engine->count; r++)
         CP_TRY(
-            cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
+            cp_stream_walker_finish(pass->walkers[r], engine->runner->timeout));
     return CP_OK;
 }
 
@@ -458,21 +462,21 @@ static cp_status enqueue_step(void *pass) {
 }
 
 static cp_status capture_step(cp_device_forward *pass) {
-    const cp_device_engine *mine = pass->mine;
+    const cp_device_engine *engine = pass->engine;
     const cp_status status =
-        cp_graph_capture(mine->queues, mine->count, mine->place->link,
+        cp_graph_capture(engine->queues, engine->count, engine->runner->link,
                          enqueue_step, pass, &pass->graph);
     if (status != CP_OK)
         say_why_not();
-    pass->eager = cp_crew_all_ready(mine->place->crew, status) != CP_OK;
+    pass->eager = cp_agree_to_start(engine->runner->group, status) != CP_OK;
     return pass->eager ? begin_again(pass) : CP_OK;
 }
 
 static cp_status enqueue(cp_device_forward *pass) {
-    const cp_device_engine *mine = pass->mine;
+    const cp_device_engine *engine = pass->engine;
     if (!pass->decodes)
         return cp_pass_run(&pass->base, true);
-    if (!pass->warm || !mine->place->graphs || mine->trace != NULL)
+    if (!pass->warm || !engine->runner->graphs || engine->trace != NULL)
         return enqueue_step(pass);
     if (pass->graph == NULL && !pass->eager)
         CP_TRY(capture_step(pass));
@@ -481,13 +485,13 @@ static cp_status enqueue(cp_device_forward *pass) {
 
 static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
-    const cp_device_engine *mine = pass->mine;
+    const cp_device_engine *engine = pass->engine;
     const int64_t layers = pass->base.layers;
-    for (int r = 0; r < mine->count; r++)
+    for (int r = 0; r < engine->count; r++)
         CP_TRY(
-            cp_stream_walker_finish(pass->walkers[r], mine->place->patience));
-    for (int r = 0; r < mine->count; r++) {
-        part *a = block_at(pass, r, layers, 0);
+            cp_stream_walker_finish(pass->walkers[r], engine->runner->timeout));
+    for (int r = 0; r < engine->count; r++) {
+        rank_rows *a = block_at(pass, r, layers, 0);
         enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, hidden[r].rows, NULL);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
@@ -498,7 +502,7 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
 
 cp_status cp_device_forward_run(cp_device_forward *pass, const cp_forward *call,
                                 const cp_hidden *hidden) {
-    for (int r = 0; r < pass->mine->count; r++)
+    for (int r = 0; r < pass->engine->count; r++)
         write_rows(call, &pass->parts[r]);
     CP_TRY(enqueue(pass));
     CP_TRY(finish(pass, hidden, call->bytes));

@@ -15,14 +15,14 @@ typedef struct {
     int64_t most_bytes, most_values; /* of one tensor */
     char *blocks, *values;           /* that much room on the device */
     double *frequencies;             /* on the host */
-} loader;
+} device_loader;
 
 typedef struct {
     const cp_gguf_tensor *tensor;
     int64_t first_row, rows, first_byte, row_bytes, in;
 } piece;
 
-static cp_status take_piece(const loader *load, cp_weight weight,
+static cp_status take_piece(const device_loader *load, cp_weight weight,
                             const cp_gguf_tensor *tensor, piece *out) {
     const int64_t part = load->model->share.part;
     const int64_t parts = load->model->share.parts;
@@ -44,8 +44,8 @@ static cp_status take_piece(const loader *load, cp_weight weight,
     return CP_OK;
 }
 
-static cp_status expand(loader *load, const piece *from, cp_element element,
-                        void *to) {
+static cp_status expand(device_loader *load, const piece *from,
+                        cp_element element, void *to) {
     const cp_gguf_tensor *tensor = from->tensor;
     const int64_t pitch = tensor->bytes / tensor->extent[1];
     const size_t row = (size_t)from->row_bytes;
@@ -65,7 +65,7 @@ static cp_status expand(loader *load, const piece *from, cp_element element,
                    "expanding %s", cp_gguf_show(tensor->name).text);
 }
 
-static cp_status fill(loader *load, const piece *from,
+static cp_status fill(device_loader *load, const piece *from,
                       const cp_device_matrix *matrix, int64_t first) {
     const int64_t size = cp_number_bytes(matrix->numbers);
     char *to = NULL;
@@ -77,7 +77,7 @@ static cp_status fill(loader *load, const piece *from,
     CP_TRY(expand(load, from, CP_F32, load->values));
     if (to == NULL)
         return CP_OK;
-    const cp_device_quantising call = {
+    const cp_device_quantise_args call = {
         from->rows, from->in, (const float *)(void *)load->values, to,
         (float *)(uintptr_t)matrix->scales + first};
     return cp_cuda(cp_device_quantise(&call, load->stream),
@@ -92,7 +92,7 @@ static cp_numbers numbers_of(const cp_device_model *model, cp_weight weight) {
 
 static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
                       const cp_gguf_tensor *const *tensors) {
-    loader *load = context;
+    device_loader *load = context;
     const cp_device_model *model = load->model;
     cp_device_matrix *where = &model->tensors[cp_weight_index(weight, layer)];
     cp_device_matrix matrix = {.numbers = numbers_of(model, weight)};
@@ -123,7 +123,7 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
 enum { ALIGNED = 256 }; /* bytes */
 
 static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
-                          cp_device_model *model, loader *load) {
+                          cp_device_model *model, device_loader *load) {
     const int64_t pairs = whole->rotary / 2;
     CP_TRY(cp_facts_tensors(file, whole, take, load));
     cp_arena_claim(&load->arena, pairs, sizeof(double));
@@ -148,7 +148,7 @@ static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
 
 static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
                               cp_device_model *model) {
-    loader load = {.model = model, .arena = {.align = ALIGNED}};
+    device_loader load = {.model = model, .arena = {.align = ALIGNED}};
     cp_status status = cp_facts_frequencies(file, whole, &load.frequencies);
     if (status == CP_OK)
         status = load_all(file, whole, model, &load);

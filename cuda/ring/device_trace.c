@@ -57,14 +57,14 @@ int64_t cp_device_trace_begin(cp_device_trace *trace, int rank, cp_queue queue,
     nvtxRangePushA(what.name);
     if (trace == NULL)
         return -1;
-    tracer *mine = &trace->tracers[rank];
-    marks *both = &mine->open[mine->count];
-    what.layer = mine->layer;
-    if (!is_captured(stream) && mine->count < MOST_MARKS &&
+    tracer *tracer = &trace->tracers[rank];
+    marks *both = &tracer->open[tracer->count];
+    what.layer = tracer->layer;
+    if (!is_captured(stream) && tracer->count < MOST_MARKS &&
         have_event(&both->start) && have_event(&both->end) &&
         cudaEventRecord(both->start, stream) == cudaSuccess) {
         *both = (marks){queue, stream, what, both->start, both->end, false};
-        return mine->count++;
+        return tracer->count++;
     }
     cp_history_lose(trace->history, rank, (int)queue);
     return -1;
@@ -83,62 +83,63 @@ void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer) {
         trace->tracers[rank].layer = layer;
 }
 
-static bool find_times(const tracer *mine, marks *both) {
+static bool find_times(const tracer *tracer, marks *both) {
     float first = 0.0f, last = 0.0f;
     if (!both->ended || cudaEventQuery(both->end) != cudaSuccess ||
-        cudaEventElapsedTime(&first, mine->base, both->start) != cudaSuccess ||
-        cudaEventElapsedTime(&last, mine->base, both->end) != cudaSuccess)
+        cudaEventElapsedTime(&first, tracer->base, both->start) !=
+            cudaSuccess ||
+        cudaEventElapsedTime(&last, tracer->base, both->end) != cudaSuccess)
         return false;
-    both->what.start = mine->time + 1e-3 * (double)first;
-    both->what.end = mine->time + 1e-3 * (double)last;
+    both->what.start = tracer->time + 1e-3 * (double)first;
+    both->what.end = tracer->time + 1e-3 * (double)last;
     return true;
 }
 
 static void collect(cp_device_trace *trace, int rank, marks *both) {
-    tracer *mine = &trace->tracers[rank];
-    const cudaEvent_t before = mine->base;
-    if (!find_times(mine, both)) {
+    tracer *tracer = &trace->tracers[rank];
+    const cudaEvent_t before = tracer->base;
+    if (!find_times(tracer, both)) {
         cp_history_lose(trace->history, rank, (int)both->queue);
         return;
     }
     cp_history_note(trace->history, rank, (int)both->queue, both->what);
-    mine->base = both->end;
-    mine->time = both->what.end;
+    tracer->base = both->end;
+    tracer->time = both->what.end;
     both->end = before;
 }
 
 void cp_device_trace_collect(cp_device_trace *trace, int rank) {
     if (trace == NULL)
         return;
-    tracer *mine = &trace->tracers[rank];
-    for (int64_t n = 0; n < mine->count; n++)
-        collect(trace, rank, &mine->open[n]);
-    mine->count = 0;
+    tracer *tracer = &trace->tracers[rank];
+    for (int64_t n = 0; n < tracer->count; n++)
+        collect(trace, rank, &tracer->open[n]);
+    tracer->count = 0;
 }
 
 cp_status cp_device_trace_write(cp_device_trace *trace, const char *path,
                                 int64_t *lost) {
     for (int rank = 0; rank < trace->ranks; rank++) {
-        const tracer *mine = &trace->tracers[rank];
-        for (int64_t n = 0; n < mine->count; n++)
-            if (mine->open[n].ended)
-                cudaEventSynchronize(mine->open[n].end);
+        const tracer *tracer = &trace->tracers[rank];
+        for (int64_t n = 0; n < tracer->count; n++)
+            if (tracer->open[n].ended)
+                cudaEventSynchronize(tracer->open[n].end);
         cp_device_trace_collect(trace, rank);
     }
     return cp_history_write(trace->history, path, lost);
 }
 
 static cp_status start_clock(cp_device_trace *trace, int rank) {
-    tracer *mine = &trace->tracers[rank];
+    tracer *tracer = &trace->tracers[rank];
     float after = 0.0f;
-    CP_TRY(cp_allocate(&mine->open, MOST_MARKS, sizeof(marks), "a trace"));
-    CP_TRY(cp_cuda(cudaEventCreate(&mine->base), "making a clock"));
-    CP_TRY(cp_event_record(mine->base, NULL));
-    CP_TRY(cp_cuda(cudaEventSynchronize(mine->base), "starting a clock"));
+    CP_TRY(cp_allocate(&tracer->open, MOST_MARKS, sizeof(marks), "a trace"));
+    CP_TRY(cp_cuda(cudaEventCreate(&tracer->base), "making a clock"));
+    CP_TRY(cp_event_record(tracer->base, NULL));
+    CP_TRY(cp_cuda(cudaEventSynchronize(tracer->base), "starting a clock"));
     CP_TRY(cp_cuda(
-        cudaEventElapsedTime(&after, trace->tracers[0].base, mine->base),
+        cudaEventElapsedTime(&after, trace->tracers[0].base, tracer->base),
         "setting the clock of rank %d", rank));
-    mine->time = 1e-3 * (double)after;
+    tracer->time = 1e-3 * (double)after;
     return CP_OK;
 }
 
@@ -157,13 +158,13 @@ void cp_device_trace_free(cp_device_trace *trace) {
     if (trace == NULL)
         return;
     for (int rank = 0; trace->tracers != NULL && rank < trace->ranks; rank++) {
-        tracer *mine = &trace->tracers[rank];
-        for (int n = 0; mine->open != NULL && n < MOST_MARKS; n++) {
-            cp_event_free(mine->open[n].start);
-            cp_event_free(mine->open[n].end);
+        tracer *tracer = &trace->tracers[rank];
+        for (int n = 0; tracer->open != NULL && n < MOST_MARKS; n++) {
+            cp_event_free(tracer->open[n].start);
+            cp_event_free(tracer->open[n].end);
         }
-        cp_event_free(mine->base);
-        free(mine->open);
+        cp_event_free(tracer->base);
+        free(tracer->open);
     }
     cp_history_free(trace->history);
     free(trace->tracers);

@@ -13,10 +13,10 @@ static ncclResult_t ask_nccl(const cp_nccl *nccl) {
 }
 
 static ncclResult_t state_of(const cp_nccl *nccl) {
-    if (cp_watch_enter(nccl->watch, false) != NULL)
+    if (cp_watchdog_enter(nccl->watchdog, false) != NULL)
         return ncclRemoteError;
     const ncclResult_t state = ask_nccl(nccl);
-    cp_watch_leave(nccl->watch);
+    cp_watchdog_leave(nccl->watchdog);
     return state;
 }
 
@@ -24,19 +24,20 @@ static cudaError_t ask_call(const void *nccl) {
     return state_of(nccl) == ncclInProgress ? cudaErrorNotReady : cudaSuccess;
 }
 
-static cp_status in_vain(const cp_nccl *nccl, const char *what) {
+static cp_status timed_out(const cp_nccl *nccl, const char *what) {
     return cp_fail(CP_BROKEN, "rank %d of %d timed out after %g s while %s",
-                   nccl->rank, nccl->ranks, nccl->patience, what);
+                   nccl->rank, nccl->ranks, nccl->timeout, what);
 }
 
-static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
+static cp_status await_result(cp_nccl *nccl, ncclResult_t result,
+                              const char *what) {
     bool late = false;
     if (result == ncclInProgress) {
-        CP_TRY(cp_await(ask_call, nccl, NULL, nccl->patience, &late));
+        CP_TRY(cp_await(ask_call, nccl, NULL, nccl->timeout, &late));
         result = state_of(nccl);
     }
     if (late)
-        return in_vain(nccl, what);
+        return timed_out(nccl, what);
     return result == ncclSuccess
                ? CP_OK
                : cp_fail(CP_BROKEN, "rank %d, %s: NCCL: %s", nccl->rank, what,
@@ -44,13 +45,13 @@ static cp_status settle(cp_nccl *nccl, ncclResult_t result, const char *what) {
 }
 
 static cp_status begin_to_talk(const cp_nccl *nccl) {
-    const char *why = cp_watch_enter(nccl->watch, true);
+    const char *why = cp_watchdog_enter(nccl->watchdog, true);
     if (why != NULL)
         return cp_fail(CP_BROKEN, "rank %d has given up its peers: %s",
                        nccl->rank, why);
     if (!nccl->aborted)
         return CP_OK;
-    cp_watch_leave(nccl->watch);
+    cp_watchdog_leave(nccl->watchdog);
     return cp_fail(CP_BROKEN, "rank %d has given up its peers", nccl->rank);
 }
 
@@ -69,9 +70,9 @@ static cp_status trade(void *context, const cp_message_half *halves, int count,
         result = result == ncclInProgress ? ncclSuccess : result;
     }
     const ncclResult_t ended = ncclGroupEnd();
-    cp_watch_leave(nccl->watch);
-    return settle(nccl, result == ncclSuccess ? ended : result,
-                  "enqueuing messages");
+    cp_watchdog_leave(nccl->watchdog);
+    return await_result(nccl, result == ncclSuccess ? ended : result,
+                        "enqueuing messages");
 }
 
 static cp_status check(void *context) {
@@ -79,11 +80,11 @@ static cp_status check(void *context) {
     do {
         CP_TRY(begin_to_talk(nccl));
         const ncclResult_t state = ask_nccl(nccl);
-        cp_watch_leave(nccl->watch);
+        cp_watchdog_leave(nccl->watchdog);
         if (state != ncclSuccess && state != ncclInProgress)
             return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
                            ncclGetErrorString(state));
-        nccl = nccl->kin;
+        nccl = nccl->sibling;
     } while (nccl != context);
     return CP_OK;
 }
@@ -112,18 +113,19 @@ static void abort_all(void *context) {
     ncclGroupStart();
     do {
         abort_one(each);
-        each = each->kin;
+        each = each->sibling;
     } while (each != first);
     ncclGroupEnd();
 }
 
 /* A fast survivor has aborted the old communicator by now, which others see as
  * an error of it: only the new one counts. */
-static cudaError_t ask_heir(const void *context) {
+static cudaError_t ask_successor(const void *context) {
     const cp_nccl *nccl = context;
     ask_nccl(nccl);
-    return *(ncclComm_t const volatile *)&nccl->heir == NULL ? cudaErrorNotReady
-                                                             : cudaSuccess;
+    return *(ncclComm_t const volatile *)&nccl->successor == NULL
+               ? cudaErrorNotReady
+               : cudaSuccess;
 }
 
 /* NCCL may have it at build time and lack it at run time. */
@@ -135,13 +137,13 @@ static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
     ncclResult_t result = ncclInvalidUsage;
 #if NCCL_VERSION_CODE >= 22700
     ncclConfig_t config = config_of(CP_SPARED);
-    result = ncclCommShrink(nccl->comm, loss->lost, loss->count, &nccl->heir,
-                            &config, NCCL_SHRINK_ABORT);
+    result = ncclCommShrink(nccl->comm, loss->lost, loss->count,
+                            &nccl->successor, &config, NCCL_SHRINK_ABORT);
 #endif
     if (result != ncclInProgress)
-        CP_TRY(settle(nccl, result, "shrinking"));
-    CP_TRY(cp_await(ask_heir, nccl, NULL, nccl->patience, &late));
-    return late ? in_vain(nccl, "shrinking") : CP_OK;
+        CP_TRY(await_result(nccl, result, "shrinking"));
+    CP_TRY(cp_await(ask_successor, nccl, NULL, nccl->timeout, &late));
+    return late ? timed_out(nccl, "shrinking") : CP_OK;
 }
 
 static bool can_shrink(const cp_nccl *nccl) {
@@ -154,35 +156,35 @@ static bool can_shrink(const cp_nccl *nccl) {
 #endif
 }
 
-static cp_status make_heir(cp_nccl *nccl, cp_nccl_loss *loss) {
+static cp_status make_successor(cp_nccl *nccl, cp_nccl_loss *loss) {
     ncclConfig_t config = config_of(CP_SPARED);
-    cp_nccl heir = {.rank = nccl->rank,
-                    .ranks = nccl->ranks - loss->count,
-                    .patience = nccl->patience};
+    cp_nccl successor = {.rank = nccl->rank,
+                         .ranks = nccl->ranks - loss->count,
+                         .timeout = nccl->timeout};
     ncclResult_t result = ncclInProgress;
     for (int n = 0; n < loss->count; n++)
-        heir.rank -= nccl->rank > loss->lost[n];
+        successor.rank -= nccl->rank > loss->lost[n];
     if (loss->sound) {
         CP_TRY(shrink(nccl, loss));
     } else {
         abort_all(nccl);
-        result = ncclCommInitRankConfig(&nccl->heir, heir.ranks, loss->id,
-                                        heir.rank, &config);
+        result = ncclCommInitRankConfig(&nccl->successor, successor.ranks,
+                                        loss->id, successor.rank, &config);
     }
-    heir.comm = nccl->heir;
-    return settle(&heir, result, "joining the survivors");
+    successor.comm = nccl->successor;
+    return await_result(&successor, result, "joining the survivors");
 }
 
-static void part(cp_nccl *nccl) {
+static void agree_on_lost(cp_nccl *nccl) {
     char own[512];
     cp_nccl_loss loss = {.sound = can_shrink(nccl)};
     snprintf(own, sizeof(own), "%s", cp_message());
-    nccl->parted = true;
+    nccl->agreed = true;
     nccl->why[0] = '\0';
     unsetenv("NCCL_COMM_ID"); /* one survivor makes the id now */
     cp_status status = nccl->agree(nccl, &loss);
     if (status == CP_OK && loss.count > 0)
-        status = make_heir(nccl, &loss);
+        status = make_successor(nccl, &loss);
     nccl->loss = loss;
     if (status != CP_OK)
         nccl->loss.count = 0;
@@ -195,11 +197,11 @@ static void give_up(void *context) {
     cp_nccl *const first = context, *each = first;
     do {
         cp_graphs_end(each->graphs);
-        each = each->kin;
+        each = each->sibling;
     } while (each != first);
-    cp_watch_end(first->watch);
-    if (first->agree != NULL && !first->parted)
-        part(first);
+    cp_watchdog_end(first->watchdog);
+    if (first->agree != NULL && !first->agreed)
+        agree_on_lost(first);
     abort_all(first);
 }
 
@@ -209,14 +211,14 @@ static bool is_broken(void *context) {
         const ncclResult_t state = ask_nccl(nccl);
         if (state != ncclSuccess && state != ncclInProgress)
             return true;
-        nccl = nccl->kin;
+        nccl = nccl->sibling;
     } while (nccl != context);
     return false;
 }
 
-static void rest(void *context) {
+static void idle(void *context) {
     const cp_nccl *nccl = context;
-    cp_watch_rest(nccl->watch);
+    cp_watchdog_idle(nccl->watchdog);
 }
 
 static cudaError_t ask_stream(const void *stream) {
@@ -226,22 +228,22 @@ static cudaError_t ask_stream(const void *stream) {
 cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
     bool late;
     cp_status status =
-        cp_await(ask_stream, &stream, &nccl->link, nccl->patience, &late);
+        cp_await(ask_stream, &stream, &nccl->link, nccl->timeout, &late);
     if (late)
-        status = in_vain(nccl, what);
+        status = timed_out(nccl, what);
     if (status != CP_OK)
         give_up(nccl);
     return status;
 }
 
-static cp_status allocate(int rank, int ranks, double patience, cp_nccl **out) {
+static cp_status allocate(int rank, int ranks, double timeout, cp_nccl **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "a rank of NCCL"));
-    **out = (cp_nccl){.link = {trade, check, rest, give_up, *out,
-                               &(*out)->graphs, &(*out)->milestones},
-                      .kin = *out,
+    **out = (cp_nccl){.link = {trade, check, idle, give_up, *out,
+                               &(*out)->graphs, &(*out)->progress_events},
+                      .sibling = *out,
                       .rank = rank,
                       .ranks = ranks,
-                      .patience = patience};
+                      .timeout = timeout};
     return CP_OK;
 }
 
@@ -249,16 +251,16 @@ static void forget(cp_nccl *nccl) {
     if (nccl == NULL)
         return;
     cp_nccl *before = nccl;
-    while (before->kin != nccl)
-        before = before->kin;
+    while (before->sibling != nccl)
+        before = before->sibling;
     if (before == nccl)
-        cp_watch_free(nccl->watch);
-    before->kin = nccl->kin;
+        cp_watchdog_free(nccl->watchdog);
+    before->sibling = nccl->sibling;
     if (nccl->comm != NULL)
         abort_one(nccl);
-    if (nccl->heir != NULL)
-        ncclCommAbort(nccl->heir);
-    cp_milestones_free(&nccl->milestones);
+    if (nccl->successor != NULL)
+        ncclCommAbort(nccl->successor);
+    cp_progress_events_free(&nccl->progress_events);
     free(nccl);
 }
 
@@ -271,16 +273,16 @@ cp_status cp_nccl_id(ncclUniqueId *id) {
 }
 
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
-                      double patience, cp_nccl **out) {
+                      double timeout, cp_nccl **out) {
     ncclConfig_t config = config_of(CP_SPARED);
     *out = NULL;
-    CP_TRY(allocate(rank, ranks, patience, out));
-    cp_status status = settle(
+    CP_TRY(allocate(rank, ranks, timeout, out));
+    cp_status status = await_result(
         *out, ncclCommInitRankConfig(&(*out)->comm, ranks, *id, rank, &config),
         "joining");
     if (status == CP_OK && ranks > 1)
-        status =
-            cp_watch_new(patience, is_broken, abort_all, *out, &(*out)->watch);
+        status = cp_watchdog_new(timeout, is_broken, abort_all, *out,
+                                 &(*out)->watchdog);
     if (status == CP_OK)
         return CP_OK;
     forget(*out);
@@ -290,16 +292,16 @@ cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
 
 static cp_status leave(cp_nccl *nccl) {
     const ncclResult_t result = ncclCommFinalize(nccl->comm);
-    cp_watch_leave(nccl->watch);
-    return settle(nccl, result, "leaving");
+    cp_watchdog_leave(nccl->watchdog);
+    return await_result(nccl, result, "leaving");
 }
 
 void cp_nccl_free(cp_nccl *nccl) {
     if (nccl == NULL)
         return;
-    cp_watch_rest(nccl->watch);
-    const bool here = cp_watch_enter(nccl->watch, false) == NULL;
-    if (here && !nccl->aborted && leave(nccl) == CP_OK) {
+    cp_watchdog_idle(nccl->watchdog);
+    const bool is_local = cp_watchdog_enter(nccl->watchdog, false) == NULL;
+    if (is_local && !nccl->aborted && leave(nccl) == CP_OK) {
         ncclCommDestroy(nccl->comm);
         nccl->aborted = true;
     } else {
@@ -308,16 +310,16 @@ void cp_nccl_free(cp_nccl *nccl) {
     forget(nccl);
 }
 
-void cp_nccl_set_patience(cp_nccl *nccl, double seconds) {
+void cp_nccl_set_timeout(cp_nccl *nccl, double seconds) {
     cp_nccl *each = nccl;
-    cp_watch_set_patience(nccl->watch, seconds);
+    cp_watchdog_set_timeout(nccl->watchdog, seconds);
     do {
-        each->patience = seconds;
-        each = each->kin;
+        each->timeout = seconds;
+        each = each->sibling;
     } while (each != nccl);
 }
 
-cp_status cp_nccl_mend(cp_nccl *nccl, int *lost) {
+cp_status cp_nccl_shrink(cp_nccl *nccl, int *lost) {
     if (nccl->loss.count == 0)
         return nccl->why[0] != '\0' ? cp_fail(CP_BROKEN, "%s", nccl->why)
                                     : CP_BROKEN;
@@ -326,21 +328,21 @@ cp_status cp_nccl_mend(cp_nccl *nccl, int *lost) {
     nccl->ranks--;
     if (nccl->loss.count > 0)
         return CP_OK;
-    nccl->comm = nccl->heir;
-    nccl->heir = NULL;
-    nccl->aborted = nccl->parted = false;
-    cp_watch_free(nccl->watch);
-    nccl->watch = NULL;
-    return nccl->ranks > 1 ? cp_watch_new(nccl->patience, is_broken, abort_all,
-                                          nccl, &nccl->watch)
+    nccl->comm = nccl->successor;
+    nccl->successor = NULL;
+    nccl->aborted = nccl->agreed = false;
+    cp_watchdog_free(nccl->watchdog);
+    nccl->watchdog = NULL;
+    return nccl->ranks > 1 ? cp_watchdog_new(nccl->timeout, is_broken,
+                                             abort_all, nccl, &nccl->watchdog)
                            : CP_OK;
 }
 
 static cp_status split(cp_nccl *world, int color, int key, int ranks,
                        int most_blocks, cp_nccl **out) {
     ncclConfig_t config = config_of(most_blocks);
-    CP_TRY(allocate(key, ranks, world->patience, out));
-    const cp_status status = settle(
+    CP_TRY(allocate(key, ranks, world->timeout, out));
+    const cp_status status = await_result(
         world,
         begun(ncclCommSplit(world->comm, color, key, &(*out)->comm, &config)),
         "forming groups");
@@ -349,10 +351,10 @@ static cp_status split(cp_nccl *world, int color, int key, int ranks,
     CP_TRY(status);
     if ((*out)->comm == NULL)
         return cp_fail(CP_BROKEN, "rank %d got no group", world->rank);
-    (*out)->watch = world->watch;
-    (*out)->kin = world->kin;
-    world->kin = *out;
-    return settle(*out, ncclInProgress, "joining a group");
+    (*out)->watchdog = world->watchdog;
+    (*out)->sibling = world->sibling;
+    world->sibling = *out;
+    return await_result(*out, ncclInProgress, "joining a group");
 }
 
 cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
@@ -363,7 +365,7 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
                          tp_size);
     const int mine = world->rank % tp_size, row = world->rank / tp_size;
     const int rows = world->ranks / tp_size;
-    cp_watch_rest(world->watch);
+    cp_watchdog_idle(world->watchdog);
     cp_status status = split(world, row, mine, tp_size, 0, tp);
     if (status == CP_OK)
         status = split(world, mine, row, rows, CP_SPARED, cp);
@@ -379,48 +381,49 @@ typedef struct {
     cp_nccl *alone;
     cp_queues queues;
     char *memory; /* two bytes */
-} trial;
+} capture_trial;
 
 static cp_status send_to_itself(void *context) {
-    const trial *it = context;
-    const cp_message_half halves[] = {{0, false, it->memory, 1},
-                                      {0, true, it->memory + 1, 1}};
-    return trade(it->alone, halves, 2, it->queues.compute);
+    const capture_trial *trial = context;
+    const cp_message_half halves[] = {{0, false, trial->memory, 1},
+                                      {0, true, trial->memory + 1, 1}};
+    return trade(trial->alone, halves, 2, trial->queues.compute);
 }
 
-static cp_status echo_twice(trial *it, cp_graph **graph) {
-    CP_TRY(cp_queues_new(&it->queues));
-    CP_TRY(cp_device_reserve(2, "an echo", &it->memory));
-    CP_TRY(send_to_itself(it));
-    CP_TRY(cp_graph_capture(&it->queues, 1, &it->alone->link, send_to_itself,
-                            it, graph));
+static cp_status echo_twice(capture_trial *trial, cp_graph **graph) {
+    CP_TRY(cp_queues_new(&trial->queues));
+    CP_TRY(cp_device_reserve(2, "an echo", &trial->memory));
+    CP_TRY(send_to_itself(trial));
+    CP_TRY(cp_graph_capture(&trial->queues, 1, &trial->alone->link,
+                            send_to_itself, trial, graph));
     CP_TRY(cp_graph_launch(*graph));
-    return cp_nccl_finish(it->alone, it->queues.compute, "waiting for an echo");
+    return cp_nccl_finish(trial->alone, trial->queues.compute,
+                          "waiting for an echo");
 }
 
 static cp_status split_off(cp_nccl *world, cp_nccl **alone) {
     const cp_status status = split(world, world->rank, 0, 1, CP_SPARED, alone);
-    if (*alone != NULL && world->kin == *alone) {
-        world->kin = (*alone)->kin;
-        (*alone)->kin = *alone;
-        (*alone)->watch = NULL;
+    if (*alone != NULL && world->sibling == *alone) {
+        world->sibling = (*alone)->sibling;
+        (*alone)->sibling = *alone;
+        (*alone)->watchdog = NULL;
     }
     return status;
 }
 
 cp_status cp_nccl_try_capture(cp_nccl *world) {
-    trial it = {0};
+    capture_trial trial = {0};
     cp_graph *graph = NULL;
-    cp_status status = split_off(world, &it.alone);
+    cp_status status = split_off(world, &trial.alone);
     if (status == CP_OK)
-        status = echo_twice(&it, &graph);
+        status = echo_twice(&trial, &graph);
     cp_graph_free(graph);
     if (status == CP_OK)
-        cp_nccl_free(it.alone);
+        cp_nccl_free(trial.alone);
     else
-        forget(it.alone);
-    cp_queues_free(&it.queues);
-    cudaFree(it.memory);
+        forget(trial.alone);
+    cp_queues_free(&trial.queues);
+    cudaFree(trial.memory);
     return status;
 }
 
@@ -433,8 +436,8 @@ cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
         ncclAllReduce(numbers, numbers, (size_t)count,
                       element == CP_F32 ? ncclFloat32 : ncclBfloat16, ncclSum,
                       nccl->comm, stream);
-    cp_watch_leave(nccl->watch);
-    return settle(nccl, result, "enqueuing a sum");
+    cp_watchdog_leave(nccl->watchdog);
+    return await_result(nccl, result, "enqueuing a sum");
 }
 
 cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
@@ -443,6 +446,6 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
     CP_TRY(begin_to_talk(nccl));
     const ncclResult_t result =
         ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream);
-    cp_watch_leave(nccl->watch);
-    return settle(nccl, result, "enqueuing a gather");
+    cp_watchdog_leave(nccl->watchdog);
+    return await_result(nccl, result, "enqueuing a gather");
 }

@@ -7,7 +7,7 @@
 
 #include "cuda/ring/graph.h"
 #include "cuda/ring/streams.h"
-#include "cuda/ring/watch.h"
+#include "cuda/ring/watchdog.h"
 
 /* A rank of a communicator. */
 typedef struct cp_nccl cp_nccl;
@@ -24,20 +24,20 @@ typedef struct {
 struct cp_nccl {
     cp_link link; /* for cp_stream_walk */
     int rank, ranks;
-    double patience; /* timeout of a call, seconds; 0: none */
+    double timeout; /* timeout of a call, seconds; 0: none */
     ncclComm_t comm;
-    cp_nccl *kin;     /* the next of this process's; itself if alone */
+    cp_nccl *sibling; /* the next of this process's; itself if alone */
     cp_graph *graphs; /* that its messages were captured in */
-    cp_milestones milestones;
-    cp_watch *watch; /* over all of this process's; NULL: no peers */
-    bool aborted;    /* given up: nothing more is sent to its peers */
+    cp_progress_events progress_events;
+    cp_watchdog *watchdog; /* over all of this process's; NULL: no peers */
+    bool aborted;          /* given up: nothing more is sent to its peers */
     /* Called by a rank that aborts, to agree with the survivors on which ranks
      * were lost. NULL: no recovery. */
     cp_status (*agree)(cp_nccl *nccl, cp_nccl_loss *loss);
-    bool parted;       /* agree was called: */
-    cp_nccl_loss loss; /* these are lost, and */
-    ncclComm_t heir;   /* this is the survivors'; or NULL, */
-    char why[300];     /* and why */
+    bool agreed;          /* agree was called: */
+    cp_nccl_loss loss;    /* these are lost, and */
+    ncclComm_t successor; /* this is the survivors'; or NULL, */
+    char why[300];        /* and why */
 };
 
 /* An id for ranks to join by: made by one of them and distributed; or, if
@@ -48,14 +48,14 @@ cp_status cp_nccl_id(ncclUniqueId *id);
  * with CP_BROKEN when not all have joined within patience seconds (0: no
  * timeout), or as NCCL does. */
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
-                      double patience, cp_nccl **out);
+                      double timeout, cp_nccl **out);
 
 /* Leave, within the timeout, or give up. Walks must be finished, or have
  * failed, and graphs that captured the messages must have been freed. */
 void cp_nccl_free(cp_nccl *nccl);
 
 /* Set the timeout of calls from now on, in its groups too. */
-void cp_nccl_set_patience(cp_nccl *nccl, double seconds);
+void cp_nccl_set_timeout(cp_nccl *nccl, double seconds);
 
 /* Wait until the stream is done. After the timeout give up, and fail with
  * CP_BROKEN; the message is "... timed out after 2 s while" and what. */
@@ -65,7 +65,7 @@ cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what);
  * the ranks above it are renumbered. All survivors must call it, for each.
  * Fails with CP_BROKEN: as agree or NCCL did; or, with the message unchanged,
  * if no (further) rank is lost, and then nothing is changed. */
-cp_status cp_nccl_mend(cp_nccl *nccl, int *lost);
+cp_status cp_nccl_shrink(cp_nccl *nccl, int *lost);
 
 /* Divide the ranks of world: rank = cp * tp_size + tp. *tp becomes the group of
  * tp_size ranks with the same cp, *cp the group of all with the same tp. All

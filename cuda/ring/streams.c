@@ -9,10 +9,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "cuda/kernels/top_k.h"
-#include "cuda/ring/exact.h"
-#include "cuda/ring/manifest.h"
-#include "cuda/ring/messages.h"
+#include "cuda/kernels/device_top_k.h"
+#include "cuda/ring/leaf_lists.h"
+#include "cuda/ring/tile_lists.h"
+#include "cuda/ring/device_messages.h"
 #include "model/arena.h"
 #include "ring/messages.h"
 #include "ring/order.h"
@@ -26,8 +26,8 @@ struct cp_stream_walker {
     cp_stream_options options;
     cp_shape attended; /* the heads of an attention */
     cp_attend_kernel kernel;
-    cp_held *held; /* [count], in exact order (chapter 17); or NULL */
-    cp_manifest *manifest;
+    cp_leaf_use *held; /* [count], in exact order (chapter 17); or NULL */
+    cp_tile_lists *tile_lists;
     /* Its memory. */
     cp_device_room own; /* unless the options have a room */
     void **slots;       /* [slot_count]; NULL = not used */
@@ -64,21 +64,21 @@ static bool same_shape(const cp_shape *a, const cp_shape *b) {
 }
 
 static bool same_kind(const cp_plan *a, const cp_plan *b, int rank) {
-    const cp_program *mine = &a->programs[rank], *other = &b->programs[rank];
+    const cp_program *program = &a->programs[rank], *other = &b->programs[rank];
     return a->variant == b->variant && a->layout->ranks == b->layout->ranks &&
            a->element_bytes == b->element_bytes && a->wire == b->wire &&
            a->slot_count == b->slot_count && a->spare == b->spare &&
-           same_shape(&a->shape, &b->shape) && mine->count == other->count &&
+           same_shape(&a->shape, &b->shape) && program->count == other->count &&
            a->indexer.top_k == b->indexer.top_k &&
            memcmp(&a->layout->owners, &b->layout->owners, sizeof(cp_owners)) ==
                0 &&
-           memcmp(mine->ops, other->ops, (size_t)mine->count * sizeof(cp_op)) ==
-               0;
+           memcmp(program->ops, other->ops,
+                  (size_t)program->count * sizeof(cp_op)) == 0;
 }
 
 static void take_lists(cp_stream_walker *w, const cp_layout *layout) {
     const cp_pieces *cache = &layout->cache[w->rank].pieces;
-    cp_manifest_write(w->manifest, layout, w->staging);
+    cp_tile_lists_write(w->tile_lists, layout, w->staging);
     w->cached_rows = 0;
     for (int64_t n = 0; n < cache->count; n++) {
         const cp_piece piece = cache->items[n];
@@ -94,7 +94,7 @@ static cp_status find_room(const cp_stream_walker *w, const cp_plan *plan) {
                 "rank %d has %ld rows in slot %d; the next call needs %ld",
                 w->rank, w->plan->slots[slot].rows, slot,
                 plan->slots[slot].rows);
-    return cp_manifest_has_room(w->manifest, plan->layout);
+    return cp_tile_lists_have_room(w->tile_lists, plan->layout);
 }
 
 cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
@@ -128,7 +128,7 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
                                 ? cp_arena_claim(from, 1, size.bytes)
                                 : w->slots[slot];
     }
-    w->lists = cp_arena_claim(from, 1, cp_manifest_bytes(w->manifest));
+    w->lists = cp_arena_claim(from, 1, cp_tile_lists_bytes(w->tile_lists));
     w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
     w->unfinished = w->held != NULL
                         ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
@@ -139,19 +139,19 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
 
 static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
-    const int64_t listed = cp_manifest_bytes(w->manifest);
+    const int64_t listed = cp_tile_lists_bytes(w->tile_lists);
     const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
     cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->own;
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
-    cp_plan_slots_rewritten(plan, w->rank, w->rewritten);
+    cp_plan_slots_encoded(plan, w->rank, w->rewritten);
     w->splits = plan->indexer.top_k > 0
                     ? 1
                     : cp_device_most_splits(w->kernel, &w->attended,
                                             w->options.blocks, query_rows(w));
     if (w->held != NULL) {
-        w->leaves = cp_held_room(plan, w->rank, w->splits, &w->leaf_bytes);
+        w->leaves = cp_leaf_uses_room(plan, w->rank, w->splits, &w->leaf_bytes);
         w->splits = 1;
     }
     claim(w, &room);
@@ -216,7 +216,7 @@ static cp_shape attended_by(const cp_plan *plan, const cp_program *program) {
 static cp_status prepare_exact(cp_stream_walker *w) {
     if (w->kernel != CP_ATTEND_LOOPS)
         w->kernel = CP_ATTEND_TILES;
-    return cp_held_new(w->plan, w->rank, &w->held);
+    return cp_leaf_uses_new(w->plan, w->rank, &w->held);
 }
 
 static cp_status fill_walker(cp_stream_walker *w) {
@@ -243,9 +243,9 @@ static cp_status fill_walker(cp_stream_walker *w) {
                        "choosing a kernel"));
     if (plan->layout->leaves)
         CP_TRY(prepare_exact(w));
-    CP_TRY(cp_manifest_new(plan, w->rank,
-                           cp_device_query_tile(w->kernel, &w->attended),
-                           w->options.growth, &w->manifest));
+    CP_TRY(cp_tile_lists_new(plan, w->rank,
+                             cp_device_query_tile(w->kernel, &w->attended),
+                             w->options.growth, &w->tile_lists));
     CP_TRY(reserve(w));
     if (ticket_count(w) > 0)
         CP_TRY(clear_words(w, w->tickets, ticket_count(w)));
@@ -275,7 +275,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     cp_event_free(w->begun);
     cp_device_room_free(&w->own);
     free(w->held);
-    free(w->manifest);
+    free(w->tile_lists);
     free(w->slots);
     free(w->needed);
     free(w->over);
@@ -343,13 +343,13 @@ int64_t cp_stream_walker_sent(const cp_stream_walker *w) {
 
 static cp_device_tiles tiles_at(const cp_stream_walker *w, cp_list kind,
                                 int rank) {
-    return cp_manifest_tiles(w->manifest, w->lists, kind, rank);
+    return cp_tile_lists_tiles(w->tile_lists, w->lists, kind, rank);
 }
 
 static cp_status copy(cp_stream_walker *w, const cp_op *op) {
     const bool append = op->kind == CP_OP_APPEND;
     const int slot = append ? w->plan->fresh : op->out.slot;
-    const cp_device_copying call = {
+    const cp_device_copy_args call = {
         .from = tiles_at(w, append ? CP_LIST_NEW : CP_LIST_CACHED, w->rank),
         .to = tiles_at(w, append ? CP_LIST_APPENDED : CP_LIST_KEYS, w->rank),
         .rows = w->plan->slots[slot].rows,
@@ -378,13 +378,13 @@ static cp_status check_labels(cp_stream_walker *w, cp_use from) {
 
 static cudaError_t attend_exactly(const cp_stream_walker *w, const cp_op *op,
                                   const cp_device_attention *call) {
-    const cp_held *held = &w->held[op - w->program->ops];
+    const cp_leaf_use *held = &w->held[op - w->program->ops];
     cp_device_attention exact = *call;
     exact.leaves = held->in;
     exact.merge = false;
-    return cp_grove_attend(
+    return cp_node_list_attend(
         &exact, w->leaves,
-        (cp_grove){call->output, call->merge ? held[1].out : CP_NO_LEAVES},
+        (cp_node_list){call->output, call->merge ? held[1].out : CP_NO_LEAVES},
         w->queues.compute);
 }
 
@@ -400,9 +400,9 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .shape = w->attended,
         .element = w->options.element,
         .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
-        .keys_of = cp_manifest_keys(w->manifest, w->lists,
-                                    home ? CP_LIST_CACHED : CP_LIST_KEYS,
-                                    op->keys.origin),
+        .keys_of = cp_tile_lists_keys(w->tile_lists, w->lists,
+                                      home ? CP_LIST_CACHED : CP_LIST_KEYS,
+                                      op->keys.origin),
         .queries = w->slots[op->in.slot],
         .keys = keys + first * plan->shape.head_dim,
         .values = values + first * cp_value_step(&plan->shape),
@@ -442,19 +442,19 @@ static int count_merges(const cp_stream_walker *w, int64_t n) {
     return (int)(last - first) + 1;
 }
 
-static cudaError_t unite(const cp_stream_walker *w, const cp_op *op,
-                         int addends, const cp_device_merging *call) {
-    const cp_held *held = &w->held[op - w->program->ops];
-    cp_grove groves[CP_LEAVES + 1] = {{call->output, held->out}};
+static cudaError_t merge_nodes(const cp_stream_walker *w, const cp_op *op,
+                               int addends, const cp_device_merge_args *call) {
+    const cp_leaf_use *held = &w->held[op - w->program->ops];
+    cp_node_list lists[CP_LEAVES + 1] = {{call->output, held->out}};
     for (int n = 0; n < addends; n++)
-        groves[n + 1] = (cp_grove){w->slots[op[n].in.slot], held[n].in};
-    return cp_grove_unite(call->rows, call->dim, groves, addends + 1,
-                          w->queues.compute);
+        lists[n + 1] = (cp_node_list){w->slots[op[n].in.slot], held[n].in};
+    return cp_node_lists_merge(call->rows, call->dim, lists, addends + 1,
+                               w->queues.compute);
 }
 
 static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
     const cp_plan *plan = w->plan;
-    const cp_device_merging call = {
+    const cp_device_merge_args call = {
         .rows = plan->slots[op->out.slot].rows *
                 cp_plan_shape(plan, op->out.slot).query_heads,
         .dim = cp_value_dim(&plan->shape),
@@ -465,7 +465,7 @@ static cp_status merge(cp_stream_walker *w, const cp_op *op, int addends) {
         .output = w->slots[op->out.slot],
         .lse = slot_lse(w, op->out.slot),
     };
-    return cp_cuda(w->held != NULL ? unite(w, op, addends, &call)
+    return cp_cuda(w->held != NULL ? merge_nodes(w, op, addends, &call)
                                    : cp_device_merge(&call, w->queues.compute),
                    "rank %d, a merge", w->rank);
 }
@@ -475,8 +475,8 @@ static cp_status choose_keys(cp_stream_walker *w, const cp_op *op, int merged) {
         .indexer = w->plan->indexer,
         .element = w->options.element,
         .queries_of = tiles_at(w, CP_LIST_QUERIES, op->in.origin),
-        .keys_of = cp_manifest_keys(w->manifest, w->lists, CP_LIST_KEYS,
-                                    op->keys.origin),
+        .keys_of = cp_tile_lists_keys(w->tile_lists, w->lists, CP_LIST_KEYS,
+                                      op->keys.origin),
         .queries = w->slots[op->in.slot],
         .weights = slot_weights(w, op->in.slot),
         .keys = w->slots[op->keys.slot],
@@ -626,16 +626,17 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
         CP_TRY(do_operations(w, op, w->through - n));
         mark_end(w, mark);
     }
-    if (w->link != NULL && w->link->milestones != NULL)
-        CP_TRY(cp_milestones_note(w->link->milestones, w->queues.compute));
+    if (w->link != NULL && w->link->progress_events != NULL)
+        CP_TRY(cp_progress_events_record(w->link->progress_events,
+                                         w->queues.compute));
     return w->over[n] != NULL ? cp_event_record(w->over[n], w->queues.compute)
                               : CP_OK;
 }
 
 static cp_status rewrite(const cp_stream_walker *w, const cp_op *op,
                          bool received) {
-    return cp_messages_rewrite(w->plan, w->rank, op, received, w->slots,
-                               w->messages, w->queues.communication);
+    return cp_messages_encode(w->plan, w->rank, op, received, w->slots,
+                              w->messages, w->queues.communication);
 }
 
 static cp_status begin(cp_stream_walker *w, int64_t n) {
@@ -652,8 +653,9 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
 
 static cp_status send_lists(cp_stream_walker *w) {
     cudaStream_t stream = w->queues.compute;
-    CP_TRY(cp_bytes_copy(w->lists, w->staging, cp_manifest_bytes(w->manifest),
-                         stream, "the tile lists"));
+    CP_TRY(cp_bytes_copy(w->lists, w->staging,
+                         cp_tile_lists_bytes(w->tile_lists), stream,
+                         "the tile lists"));
     if (!w->plan->labelled)
         return CP_OK;
     return cp_cuda(cudaMemcpy2DAsync(
@@ -842,16 +844,17 @@ static void pause_a_little(double waited, int64_t asked) {
 }
 
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
-                   const cp_link *link, double patience, bool *late) {
+                   const cp_link *link, double timeout, bool *late) {
     const double began = cp_clock();
     cudaError_t error;
     *late = false;
     for (int64_t n = 1; (error = ask(what)) == cudaErrorNotReady; n++) {
-        const double came = link != NULL && link->milestones != NULL
-                                ? cp_milestones_look(link->milestones)
-                                : 0.0;
+        const double came =
+            link != NULL && link->progress_events != NULL
+                ? cp_progress_events_query(link->progress_events)
+                : 0.0;
         const double since = came > began ? came : began;
-        *late = patience > 0 && cp_clock() - since > patience;
+        *late = timeout > 0 && cp_clock() - since > timeout;
         if (link != NULL)
             CP_TRY(link->check(link->context));
         if (*late)
@@ -863,7 +866,7 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
     return cp_cuda(error, "waiting for a GPU");
 }
 
-static cp_status give_up(const cp_stream_walker *w, double patience) {
+static cp_status give_up(const cp_stream_walker *w, double timeout) {
     for (int64_t n = 0; n < w->program->count; n++) {
         const cp_op *op = &w->program->ops[n];
         if (!cp_op_talks(op) || cudaEventQuery(w->over[n]) != cudaErrorNotReady)
@@ -872,14 +875,14 @@ static cp_status give_up(const cp_stream_walker *w, double patience) {
             return cp_fail(CP_BROKEN,
                            "rank %d waited %g s for operation %ld, hop %d: "
                            "%ld bytes to rank %d and from rank %d",
-                           w->rank, patience, n, op->hop,
+                           w->rank, timeout, n, op->hop,
                            w->plan->slots[op->in.slot].bytes, op->to, op->from);
         return cp_fail(CP_BROKEN,
                        "rank %d waited %g s for operation %ld, an %s", w->rank,
-                       patience, n, cp_op_name(op->kind));
+                       timeout, n, cp_op_name(op->kind));
     }
     return cp_fail(CP_BROKEN, "rank %d did not finish within %g s", w->rank,
-                   patience);
+                   timeout);
 }
 
 static cudaError_t are_through(const void *what) {
@@ -901,12 +904,12 @@ static cp_status compare_labels(cp_stream_walker *w) {
     return CP_OK;
 }
 
-cp_status cp_stream_walker_finish(cp_stream_walker *w, double patience) {
+cp_status cp_stream_walker_finish(cp_stream_walker *w, double timeout) {
     bool late;
     cp_status status =
-        cp_await(are_through, &w->queues, w->link, patience, &late);
+        cp_await(are_through, &w->queues, w->link, timeout, &late);
     if (late)
-        status = give_up(w, patience);
+        status = give_up(w, timeout);
     w->listed = false;
     if (status != CP_OK && w->link != NULL)
         w->link->abort(w->link->context);

@@ -33,15 +33,15 @@ typedef struct {
     void (*rest)(void *context);
     void (*abort)(void *context);
     void *context;
-    struct cp_graph **graphs;  /* the first of them (graph.h); or NULL */
-    cp_milestones *milestones; /* of the compute queue; or NULL */
+    struct cp_graph **graphs; /* the first of them (graph.h); or NULL */
+    cp_progress_events *progress_events; /* of the compute queue; or NULL */
 } cp_link;
 
 /* Poll ask(what) until it is done, and a link (or NULL) for errors. *late if
  * nothing progressed for patience seconds (0: no timeout). Fails as the link
  * does, or as ask did. */
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
-                   const cp_link *link, double patience, bool *late);
+                   const cp_link *link, double timeout, bool *late);
 
 typedef struct cp_stream_walker cp_stream_walker;
 
@@ -106,7 +106,7 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
  * CP_BROKEN if the device or a link failed, after a timeout, or if ranks
  * disagreed about a batch; a link is then aborted, so that nothing waits on the
  * device for ever. */
-cp_status cp_stream_walker_finish(cp_stream_walker *walker, double patience);
+cp_status cp_stream_walker_finish(cp_stream_walker *walker, double timeout);
 
 /* After a failure: end what waits for the link (or NULL) on the device, and
  * wait until everything on these ranks' queues has completed. */

@@ -205,21 +205,21 @@ static double play_again(int ranks) {
 }
 
 static cp_status enter(cp_comm *comm, void *context) {
-    scene *it = context;
+    scene *scene = context;
     seen.real[comm->rank] = comm->ops;
     comm->ops = &watching;
-    const cp_status status = it->function(comm, context);
-    it->sent[comm->rank] = comm->sent;
+    const cp_status status = scene->function(comm, context);
+    scene->sent[comm->rank] = comm->sent;
     return status;
 }
 
 /* Run the scene; returns its rounds. An odd disorder delivers late, an even
  * one early. */
-static double run(scene *it, uint64_t disorder) {
-    const cp_threads_options options = {it->ranks, 5, disorder};
+static double run(scene *scene, uint64_t disorder) {
+    const cp_threads_options options = {scene->ranks, 5, disorder};
     memset(&seen, 0, sizeof(seen));
-    const cp_status status = cp_threads_run(&options, enter, it);
-    const double rounds = play_again(it->ranks);
+    const cp_status status = cp_threads_run(&options, enter, scene);
+    const double rounds = play_again(scene->ranks);
     grade_draw_by(draw, strokes);
     grade_hold(status == CP_OK, "%s", cp_message());
     return rounds;
@@ -249,49 +249,51 @@ static cp_status look(const unsigned char *block, int origin, int64_t bytes,
 }
 
 /* Some bytes, now and then more than a communicator copies at once. */
-static void draw_lengths(scene *it) {
-    for (int r = 0; r < it->ranks; r++)
-        it->bytes[r] = grade_between(0, 5) == 0 ? grade_between(33000, 40000)
-                                                : grade_between(1, 300);
+static void draw_lengths(scene *scene) {
+    for (int r = 0; r < scene->ranks; r++)
+        scene->bytes[r] = grade_between(0, 5) == 0 ? grade_between(33000, 40000)
+                                                   : grade_between(1, 300);
 }
 
 /* Send blocks by shifts between two buffers of each rank. */
 static cp_status turn(cp_comm *comm, void *context) {
-    const scene *it = context;
-    const int ranks = it->ranks, rank = comm->rank;
-    for (int n = 0; n < it->turns; n++) {
+    const scene *scene = context;
+    const int ranks = scene->ranks, rank = comm->rank;
+    for (int n = 0; n < scene->turns; n++) {
         const int given = ((rank - n) % ranks + ranks) % ranks;
         const int taken = (given + ranks - 1) % ranks;
-        unsigned char *send = it->blocks[rank][n % 2];
-        unsigned char *receive = it->blocks[rank][1 - n % 2];
-        CP_TRY(
-            it->shift(comm, send, it->bytes[given], receive, it->bytes[taken]));
+        unsigned char *send = scene->blocks[rank][n % 2];
+        unsigned char *receive = scene->blocks[rank][1 - n % 2];
+        CP_TRY(scene->shift(comm, send, scene->bytes[given], receive,
+                            scene->bytes[taken]));
         if (comm->oldest != NULL)
             return cp_fail(
                 CP_BROKEN,
                 "shift %d returned, but an exchange is still outstanding", n);
-        CP_TRY(look(send, given, it->bytes[given], "given by shift", n));
-        CP_TRY(look(receive, taken, it->bytes[taken], "taken by shift", n));
+        CP_TRY(look(send, given, scene->bytes[given], "given by shift", n));
+        CP_TRY(look(receive, taken, scene->bytes[taken], "taken by shift", n));
     }
     return CP_OK;
 }
 
-static void hold_hops(const scene *it, int hops) {
-    for (int r = 0; r < it->ranks; r++) {
+static void hold_hops(const scene *scene, int hops) {
+    for (int r = 0; r < scene->ranks; r++) {
         int64_t bytes = 0;
         for (int n = 0; n < hops; n++)
-            bytes += it->bytes[((r - n) % it->ranks + it->ranks) % it->ranks];
-        grade_equal(it->sent[r].hops, hops,
+            bytes += scene->bytes[((r - n) % scene->ranks + scene->ranks) %
+                                  scene->ranks];
+        grade_equal(scene->sent[r].hops, hops,
                     "messages of rank %d, empty ones too", r);
-        grade_equal(it->sent[r].ring_bytes, bytes, "bytes of rank %d", r);
-        grade_equal(it->sent[r].all_gather_bytes + it->sent[r].all_to_all_bytes,
+        grade_equal(scene->sent[r].ring_bytes, bytes, "bytes of rank %d", r);
+        grade_equal(scene->sent[r].all_gather_bytes +
+                        scene->sent[r].all_to_all_bytes,
                     0, "bytes of collectives of rank %d", r);
     }
 }
 
 /* Blocking calls post one half, and wait for it before the next. */
-static void hold_blocking(const scene *it) {
-    for (int r = 0; r < it->ranks; r++)
+static void hold_blocking(const scene *scene) {
+    for (int r = 0; r < scene->ranks; r++)
         for (int n = 0; n < seen.count[r]; n++) {
             const event *e = &seen.events[r][n];
             grade_hold(e->waits == (n % 2 == 1),
@@ -306,30 +308,30 @@ static void hold_blocking(const scene *it) {
 
 static double shifts(ring_shift *shift, const char *name, int ranks, int turns,
                      uint64_t disorder) {
-    scene it = {turn, shift, ranks, turns, {0}, {{NULL}}, {{0}}};
+    scene scene = {turn, shift, ranks, turns, {0}, {{NULL}}, {{0}}};
     int64_t most = 0;
-    draw_lengths(&it);
+    draw_lengths(&scene);
     for (int r = 0; r < ranks; r++)
-        most = cp_max(most, it.bytes[r]);
+        most = cp_max(most, scene.bytes[r]);
     for (int r = 0; r < ranks; r++) {
         for (int n = 0; n < 2; n++)
-            it.blocks[r][n] = grade_room(most);
-        fill(it.blocks[r][0], r, it.bytes[r]);
+            scene.blocks[r][n] = grade_room(most);
+        fill(scene.blocks[r][0], r, scene.bytes[r]);
     }
     grade_ran("%d of %s over %d rank%s, blocks of %ld, %ld, ... bytes", turns,
-              name, ranks, ranks == 1 ? "" : "s", it.bytes[0],
-              it.bytes[ranks > 1]);
-    const double rounds = run(&it, disorder);
+              name, ranks, ranks == 1 ? "" : "s", scene.bytes[0],
+              scene.bytes[ranks > 1]);
+    const double rounds = run(&scene, disorder);
     if (ranks > 1)
-        hold_hops(&it, turns);
+        hold_hops(&scene, turns);
     return rounds;
 }
 
 static void ordered(int ranks, int turns) {
-    scene it = {.ranks = ranks};
+    scene scene = {.ranks = ranks};
     shifts(shift_ordered, "shift_ordered", ranks, turns,
            1 + grade_seed() % 1000);
-    hold_blocking(&it);
+    hold_blocking(&scene);
 }
 
 static void two_ranks(void) {
@@ -412,34 +414,34 @@ static cp_status right_shift(cp_comm *comm, const void *send,
 }
 
 static cp_status gather_one(cp_comm *comm, void *context) {
-    scene *it = context;
+    scene *scene = context;
     void *blocks[RANKS];
-    for (int r = 0; r < it->ranks; r++)
-        blocks[r] = it->blocks[comm->rank][r];
-    CP_TRY(gather(comm, it->shift, it->bytes, blocks));
-    for (int r = 0; r < it->ranks; r++)
-        CP_TRY(
-            look(blocks[r], r, it->bytes[r], "gathered on rank", comm->rank));
+    for (int r = 0; r < scene->ranks; r++)
+        blocks[r] = scene->blocks[comm->rank][r];
+    CP_TRY(gather(comm, scene->shift, scene->bytes, blocks));
+    for (int r = 0; r < scene->ranks; r++)
+        CP_TRY(look(blocks[r], r, scene->bytes[r], "gathered on rank",
+                    comm->rank));
     return CP_OK;
 }
 
 static void gather_all(ring_shift *shift, const char *name, int ranks,
                        int empty, uint64_t disorder) {
-    scene it = {gather_one, shift, ranks, 0, {0}, {{NULL}}, {{0}}};
-    draw_lengths(&it);
+    scene scene = {gather_one, shift, ranks, 0, {0}, {{NULL}}, {{0}}};
+    draw_lengths(&scene);
     for (int64_t n = 0, at = grade_between(0, ranks - 1); n < empty; n++)
-        it.bytes[(at + n) % ranks] = 0;
+        scene.bytes[(at + n) % ranks] = 0;
     for (int r = 0; r < ranks; r++)
         for (int n = 0; n < ranks; n++)
-            it.blocks[r][n] = grade_room(it.bytes[n]);
+            scene.blocks[r][n] = grade_room(scene.bytes[n]);
     for (int r = 0; r < ranks; r++)
-        fill(it.blocks[r][r], r, it.bytes[r]);
+        fill(scene.blocks[r][r], r, scene.bytes[r]);
     grade_ran("gather over %d rank%s by %s, blocks of %ld, %ld, ... bytes, "
               "%d empty neighbours",
-              ranks, ranks == 1 ? "" : "s", name, it.bytes[0],
-              it.bytes[ranks > 1], empty);
-    run(&it, disorder);
-    hold_hops(&it, ranks - 1);
+              ranks, ranks == 1 ? "" : "s", name, scene.bytes[0],
+              scene.bytes[ranks > 1], empty);
+    run(&scene, disorder);
+    hold_hops(&scene, ranks - 1);
 }
 
 static void gathers(void) {

@@ -116,30 +116,31 @@ static cp_status watch_fail(cp_comm *comm, cp_status status) {
 static const cp_comm_ops watching = {watch_post, watch_complete, watch_fail,
                                      NULL};
 
-static int64_t bytes_of(const scene *it, int origin) {
-    return it->lengths[origin] * it->shape.kv_heads * it->shape.head_dim * 8;
+static int64_t bytes_of(const scene *scene, int origin) {
+    return scene->lengths[origin] * scene->shape.kv_heads *
+           scene->shape.head_dim * 8;
 }
 
-static double pairs_of(const scene *it, int rank, int origin) {
-    const cp_block queries = {it->queried[rank], 0, 0};
-    const cp_block keys = {it->cached[origin], 0, 0};
+static double pairs_of(const scene *scene, int rank, int origin) {
+    const cp_block queries = {scene->queried[rank], 0, 0};
+    const cp_block keys = {scene->cached[origin], 0, 0};
     return (double)cp_block_pairs(&queries, &keys);
 }
 
 cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
                        const float *block, cp_partial *partial) {
-    const scene *it = seen.scene;
-    if (origin < 0 || origin >= it->ranks)
+    const scene *scene = seen.scene;
+    if (origin < 0 || origin >= scene->ranks)
         return cp_refuse("attends to the block of rank %d of %d", origin,
-                         it->ranks);
+                         scene->ranks);
     for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer)
-        if (overlap(block, bytes_of(it, origin), &e->receive))
+        if (overlap(block, bytes_of(scene, origin), &e->receive))
             complain(comm,
                      "rank %d attends to the block of rank %d in a buffer that "
                      "an exchange still fills",
                      comm->rank, origin);
     event what = {.kind = ATTEND,
-                  .length = pairs_of(it, comm->rank, origin),
+                  .length = pairs_of(scene, comm->rank, origin),
                   .origin = origin};
     for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer) {
         what.sends = what.sends || e->send.peer != CP_NOBODY;
@@ -154,8 +155,8 @@ cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
         .queries = call->queries,
         .key_pieces = &call->cached[origin],
         .keys = block,
-        .values = block + call->lengths[origin] * it->shape.kv_heads *
-                              it->shape.head_dim,
+        .values = block + call->lengths[origin] * scene->shape.kv_heads *
+                              scene->shape.head_dim,
         .threads = 1,
         .output = partial->output,
         .lse = partial->lse,
@@ -246,21 +247,21 @@ static bool play_event(int rank, event *e) {
     return true;
 }
 
-static void play_again(const scene *it) {
+static void play_again(const scene *scene) {
     double pairs = 0, bytes = 1;
     bool moved = true;
     memset(&play, 0, sizeof(play));
     stroke_count = 0;
-    drawn_ranks = it->ranks;
-    for (int r = 0; r < it->ranks; r++) {
-        bytes += (double)bytes_of(it, r);
-        for (int n = 0; n < it->ranks; n++)
-            pairs += pairs_of(it, r, n);
+    drawn_ranks = scene->ranks;
+    for (int r = 0; r < scene->ranks; r++) {
+        bytes += (double)bytes_of(scene, r);
+        for (int n = 0; n < scene->ranks; n++)
+            pairs += pairs_of(scene, r, n);
     }
-    byte_pace = pairs / it->ranks / bytes * 2 / 3;
+    byte_pace = pairs / scene->ranks / bytes * 2 / 3;
     while (moved) {
         moved = false;
-        for (int r = 0; r < it->ranks; r++)
+        for (int r = 0; r < scene->ranks; r++)
             if (play.next[r] < seen.count[r] &&
                 play_event(r, &seen.events[r][play.next[r]])) {
                 play.next[r]++;
@@ -270,11 +271,11 @@ static void play_again(const scene *it) {
 }
 
 static cp_status enter(cp_comm *comm, void *context) {
-    scene *it = context;
+    scene *scene = context;
     seen.real[comm->rank] = comm->ops;
     comm->ops = &watching;
-    CP_TRY(ring_pass_kv(comm, &it->calls[comm->rank]));
-    it->sent[comm->rank] = comm->sent;
+    CP_TRY(ring_pass_kv(comm, &scene->calls[comm->rank]));
+    scene->sent[comm->rank] = comm->sent;
     if (comm->oldest != NULL)
         return cp_fail(
             CP_BROKEN,
@@ -283,64 +284,66 @@ static cp_status enter(cp_comm *comm, void *context) {
 }
 
 /* Run the scene. An odd disorder delivers late, an even one early. */
-static void run(scene *it, uint64_t disorder) {
-    const cp_threads_options options = {it->ranks, 5, disorder};
+static void run(scene *scene, uint64_t disorder) {
+    const cp_threads_options options = {scene->ranks, 5, disorder};
     memset(&seen, 0, sizeof(seen));
-    seen.scene = it;
-    const cp_status status = cp_threads_run(&options, enter, it);
-    play_again(it);
+    seen.scene = scene;
+    const cp_status status = cp_threads_run(&options, enter, scene);
+    play_again(scene);
     if (stroke_count > 0)
         grade_draw_by(draw, strokes);
-    for (int r = 0; r < it->ranks; r++)
+    for (int r = 0; r < scene->ranks; r++)
         grade_hold(seen.wrong[r][0] == '\0', "%s", seen.wrong[r]);
     grade_hold(status == CP_OK, "%s", cp_message());
 }
 
 /* Give tokens to a rank. */
 
-static void give(scene *it, cp_pieces *pieces, int64_t first, int64_t count) {
+static void give(scene *scene, cp_pieces *pieces, int64_t first,
+                 int64_t count) {
     const cp_piece piece = {{0, first, count, 1}, cp_pieces_tokens(pieces)};
     grade_ok(cp_pieces_append(pieces, piece));
-    it->tokens = cp_max(it->tokens, first + count);
+    scene->tokens = cp_max(scene->tokens, first + count);
 }
 
 /* The book's placement: equal blocks, and 2N new tokens. */
-static void deal_equally(scene *it, int64_t tokens) {
+static void deal_equally(scene *scene, int64_t tokens) {
     static const cp_dealing zigzag = {.placement = CP_ZIGZAG};
-    it->tokens = tokens;
-    for (int r = 0; r < it->ranks; r++) {
-        const int64_t fresh = 2 * it->ranks;
+    scene->tokens = tokens;
+    for (int r = 0; r < scene->ranks; r++) {
+        const int64_t fresh = 2 * scene->ranks;
         const cp_run all = {0, 0, tokens}, asked = {0, tokens - fresh, fresh};
-        grade_ok(cp_shard(&zigzag, it->ranks, r, all, 0, &it->cached[r]));
-        grade_ok(cp_shard(&zigzag, it->ranks, r, asked, 0, &it->queried[r]));
+        grade_ok(cp_shard(&zigzag, scene->ranks, r, all, 0, &scene->cached[r]));
+        grade_ok(
+            cp_shard(&zigzag, scene->ranks, r, asked, 0, &scene->queried[r]));
     }
 }
 
 /* Runs of tokens to random ranks, but none to the one left out; queries to all
  * ranks but one. */
-static void deal_by_chance(scene *it, int64_t tokens, int left_out) {
+static void deal_by_chance(scene *scene, int64_t tokens, int left_out) {
     for (int64_t first = 0, n = 0; first < tokens; n++) {
         const int64_t count =
             cp_min(grade_between(1, tokens / 12 + 1), tokens - first);
-        int to =
-            n < it->ranks ? (int)n : (int)grade_between(0, it->ranks * 2 - 1);
-        if (to >= it->ranks) /* some get much more than others */
-            to = (it->ranks - 1) / 2;
+        int to = n < scene->ranks ? (int)n
+                                  : (int)grade_between(0, scene->ranks * 2 - 1);
+        if (to >= scene->ranks) /* some get much more than others */
+            to = (scene->ranks - 1) / 2;
         if (to == left_out)
-            to = (to + 1) % it->ranks;
-        give(it, &it->cached[to], first, count);
+            to = (to + 1) % scene->ranks;
+        give(scene, &scene->cached[to], first, count);
         first += count;
     }
-    const int idle = (int)grade_between(0, it->ranks - 1);
+    const int idle = (int)grade_between(0, scene->ranks - 1);
     for (int64_t n = 0; n < 8; n++) {
-        const int to = (int)grade_between(0, it->ranks - 1);
-        give(it, &it->queried[to == idle ? (to + 1) % it->ranks : to],
+        const int to = (int)grade_between(0, scene->ranks - 1);
+        give(scene, &scene->queried[to == idle ? (to + 1) % scene->ranks : to],
              tokens - 8 + n, 1);
     }
 }
 
-static cp_partial partial_of(const scene *it, int64_t rows) {
-    const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
+static cp_partial partial_of(const scene *scene, int64_t rows) {
+    const int64_t heads = scene->shape.query_heads, dim = scene->shape.head_dim;
     return (cp_partial){rows,
                         heads,
                         dim,
@@ -349,50 +352,50 @@ static cp_partial partial_of(const scene *it, int64_t rows) {
                         NULL};
 }
 
-static void set_up(scene *it) {
-    const int64_t width = it->shape.kv_heads * it->shape.head_dim;
-    for (int r = 0; r < it->ranks; r++) {
-        it->lengths[r] = cp_pieces_tokens(&it->cached[r]);
-        it->longest = cp_max(it->longest, it->lengths[r] * width * 8);
+static void set_up(scene *scene) {
+    const int64_t width = scene->shape.kv_heads * scene->shape.head_dim;
+    for (int r = 0; r < scene->ranks; r++) {
+        scene->lengths[r] = cp_pieces_tokens(&scene->cached[r]);
+        scene->longest = cp_max(scene->longest, scene->lengths[r] * width * 8);
     }
-    for (int r = 0; r < it->ranks; r++) {
-        const int64_t rows = cp_pieces_tokens(&it->queried[r]);
-        float *queries =
-            grade_floats(rows * it->shape.query_heads * it->shape.head_dim);
-        float *block = grade_room(it->longest);
-        grade_fill(GRADE_QUERY, &it->shape, &it->queried[r], queries);
-        grade_fill(GRADE_KEY, &it->shape, &it->cached[r], block);
-        grade_fill(GRADE_VALUE, &it->shape, &it->cached[r],
-                   block + it->lengths[r] * width);
-        it->answers[r] = partial_of(it, rows);
-        it->added[r] = partial_of(it, rows);
-        it->calls[r] = (ring_call){
-            .shape = it->shape,
-            .lengths = it->lengths,
-            .cached = it->cached,
-            .queried = &it->queried[r],
+    for (int r = 0; r < scene->ranks; r++) {
+        const int64_t rows = cp_pieces_tokens(&scene->queried[r]);
+        float *queries = grade_floats(rows * scene->shape.query_heads *
+                                      scene->shape.head_dim);
+        float *block = grade_room(scene->longest);
+        grade_fill(GRADE_QUERY, &scene->shape, &scene->queried[r], queries);
+        grade_fill(GRADE_KEY, &scene->shape, &scene->cached[r], block);
+        grade_fill(GRADE_VALUE, &scene->shape, &scene->cached[r],
+                   block + scene->lengths[r] * width);
+        scene->answers[r] = partial_of(scene, rows);
+        scene->added[r] = partial_of(scene, rows);
+        scene->calls[r] = (ring_call){
+            .shape = scene->shape,
+            .lengths = scene->lengths,
+            .cached = scene->cached,
+            .queried = &scene->queried[r],
             .queries = queries,
             .block = block,
-            .buffers = {grade_room(it->longest), grade_room(it->longest)},
-            .answer = &it->answers[r],
-            .added = &it->added[r],
+            .buffers = {grade_room(scene->longest), grade_room(scene->longest)},
+            .answer = &scene->answers[r],
+            .added = &scene->added[r],
         };
     }
 }
 
-static void say(const scene *it) {
+static void say(const scene *scene) {
     char text[200] = "";
-    for (int r = 0; r < it->ranks; r++)
+    for (int r = 0; r < scene->ranks; r++)
         snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s%ld",
-                 r == 0 ? "" : ", ", it->lengths[r]);
-    grade_ran("%d rank%s with caches of %s tokens", it->ranks,
-              it->ranks == 1 ? "" : "s", text);
+                 r == 0 ? "" : ", ", scene->lengths[r]);
+    grade_ran("%d rank%s with caches of %s tokens", scene->ranks,
+              scene->ranks == 1 ? "" : "s", text);
 }
 
 /* Report NaN in an answer by its source. */
-static void hold_numbers(const scene *it, int rank) {
-    const cp_partial *answer = &it->answers[rank];
-    for (int64_t n = 0; n < answer->rows * it->shape.query_heads; n++)
+static void hold_numbers(const scene *scene, int rank) {
+    const cp_partial *answer = &scene->answers[rank];
+    for (int64_t n = 0; n < answer->rows * scene->shape.query_heads; n++)
         grade_hold(
             !isnan(answer->lse[n]), "rank %d: the answer is NaN: %s", rank,
             seen.answered[rank] ? "a buffer that was attended to or merged "
@@ -400,17 +403,19 @@ static void hold_numbers(const scene *it, int rank) {
                                 : "hop 0 goes straight into the answer");
 }
 
-static void hold_answers(const scene *it) {
+static void hold_answers(const scene *scene) {
     cp_block keys[RANKS];
-    for (int r = 0; r < it->ranks; r++)
-        keys[r] = (cp_block){it->cached[r], it->lengths[r], it->lengths[r]};
-    const cp_layout layout = {.ranks = it->ranks, .keys = keys};
-    for (int r = 0; r < it->ranks; r++) {
+    for (int r = 0; r < scene->ranks; r++)
+        keys[r] =
+            (cp_block){scene->cached[r], scene->lengths[r], scene->lengths[r]};
+    const cp_layout layout = {.ranks = scene->ranks, .keys = keys};
+    for (int r = 0; r < scene->ranks; r++) {
         char whose[40];
         snprintf(whose, sizeof(whose), "rank %d: ", r);
-        hold_numbers(it, r);
-        grade_answer(whose, &it->shape, &layout, &it->queried[r], &it->tokens,
-                     it->answers[r].output, it->answers[r].lse);
+        hold_numbers(scene, r);
+        grade_answer(whose, &scene->shape, &layout, &scene->queried[r],
+                     &scene->tokens, scene->answers[r].output,
+                     scene->answers[r].lse);
     }
 }
 
@@ -418,19 +423,19 @@ static scene scene_of(int ranks) {
     return (scene){.ranks = ranks, .shape = {4, 2, 64}};
 }
 
-static void run_equal(scene *it, int64_t tokens) {
-    deal_equally(it, tokens);
-    set_up(it);
-    say(it);
-    run(it, 1 + grade_seed() % 1000);
+static void run_equal(scene *scene, int64_t tokens) {
+    deal_equally(scene, tokens);
+    set_up(scene);
+    say(scene);
+    run(scene, 1 + grade_seed() % 1000);
 }
 
-static void run_chance(scene *it, int64_t tokens, int left_out,
+static void run_chance(scene *scene, int64_t tokens, int left_out,
                        uint64_t disorder) {
-    deal_by_chance(it, tokens, left_out);
-    set_up(it);
-    say(it);
-    run(it, disorder);
+    deal_by_chance(scene, tokens, left_out);
+    set_up(scene);
+    say(scene);
+    run(scene, disorder);
 }
 
 /* The cases. */
@@ -439,41 +444,41 @@ static void weight(void) {
     grade_read("6.1");
     for (int n = 0; n < 12; n++) {
         const int64_t group = grade_between(1, 4);
-        scene it = scene_of((int)grade_between(1, 7));
-        it.shape.kv_heads = grade_between(1, 4);
-        it.shape.query_heads = it.shape.kv_heads * group;
-        it.shape.head_dim = 8 * grade_between(1, 8);
-        deal_by_chance(&it, TOKENS,
-                       it.ranks > 1 ? (int)grade_between(0, it.ranks - 1)
-                                    : CP_NOBODY);
-        set_up(&it);
-        for (int r = 0; r < it.ranks; r++) {
+        scene scene = scene_of((int)grade_between(1, 7));
+        scene.shape.kv_heads = grade_between(1, 4);
+        scene.shape.query_heads = scene.shape.kv_heads * group;
+        scene.shape.head_dim = 8 * grade_between(1, 8);
+        deal_by_chance(&scene, TOKENS,
+                       scene.ranks > 1 ? (int)grade_between(0, scene.ranks - 1)
+                                       : CP_NOBODY);
+        set_up(&scene);
+        for (int r = 0; r < scene.ranks; r++) {
             grade_ran("block_bytes of %ld tokens, N_H %ld, N_KV %ld, D_H %ld",
-                      it.lengths[r], it.shape.query_heads, it.shape.kv_heads,
-                      it.shape.head_dim);
-            const int64_t got = block_bytes(&it.calls[0], r);
-            grade_hold(got == bytes_of(&it, r),
+                      scene.lengths[r], scene.shape.query_heads,
+                      scene.shape.kv_heads, scene.shape.head_dim);
+            const int64_t got = block_bytes(&scene.calls[0], r);
+            grade_hold(got == bytes_of(&scene, r),
                        "block_bytes: got %ld, want %ld = 2 x length x N_KV x "
                        "D_H x 4",
-                       got, bytes_of(&it, r));
+                       got, bytes_of(&scene, r));
         }
     }
 }
 
 static void one_rank(void) {
     grade_as_ledger();
-    scene it = scene_of(1);
-    run_equal(&it, grade_between(5, TOKENS));
-    hold_answers(&it);
-    grade_equal(it.sent[0].hops, 0, "messages of a single rank");
+    scene scene = scene_of(1);
+    run_equal(&scene, grade_between(5, TOKENS));
+    hold_answers(&scene);
+    grade_equal(scene.sent[0].hops, 0, "messages of a single rank");
 }
 
 static void two_ranks(void) {
     grade_as_ledger();
     for (int n = 0; n < 3; n++) {
-        scene it = scene_of(2);
-        run_equal(&it, 4 * grade_between(2, 15));
-        hold_answers(&it);
+        scene scene = scene_of(2);
+        run_equal(&scene, 4 * grade_between(2, 15));
+        hold_answers(&scene);
     }
 }
 
@@ -481,9 +486,9 @@ static void equal_caches(void) {
     static const int ranks[] = {3, 7, 5};
     grade_as_ledger();
     for (int n = 0; n < 3; n++) {
-        scene it = scene_of(ranks[n]);
-        run_equal(&it, 2 * ranks[n] * (TOKENS / 2 / ranks[n]));
-        hold_answers(&it);
+        scene scene = scene_of(ranks[n]);
+        run_equal(&scene, 2 * ranks[n] * (TOKENS / 2 / ranks[n]));
+        hold_answers(&scene);
     }
 }
 
@@ -491,9 +496,9 @@ static void unequal_caches(void) {
     static const int ranks[] = {2, 3, 7, 5};
     grade_as_ledger();
     for (int n = 0; n < 4; n++) {
-        scene it = scene_of(ranks[n]);
-        run_chance(&it, TOKENS - 1, CP_NOBODY, 1 + grade_seed() % 1000);
-        hold_answers(&it);
+        scene scene = scene_of(ranks[n]);
+        run_chance(&scene, TOKENS - 1, CP_NOBODY, 1 + grade_seed() % 1000);
+        hold_answers(&scene);
     }
 }
 
@@ -501,10 +506,10 @@ static void empty_cache(void) {
     static const int ranks[] = {2, 3, 7, 5};
     grade_as_ledger();
     for (int n = 0; n < 4; n++) {
-        scene it = scene_of(ranks[n]);
-        run_chance(&it, TOKENS - 2, (int)grade_between(0, ranks[n] - 1),
+        scene scene = scene_of(ranks[n]);
+        run_chance(&scene, TOKENS - 2, (int)grade_between(0, ranks[n] - 1),
                    1 + grade_seed() % 1000);
-        hold_answers(&it);
+        hold_answers(&scene);
     }
 }
 
@@ -522,17 +527,18 @@ static void hold_direction(int ranks, int rank) {
 static void counts(void) {
     static const int ranks[] = {3, 2, 7, 5};
     for (int n = 0; n < 4; n++) {
-        scene it = scene_of(ranks[n]);
-        run_chance(&it, TOKENS - 1, n % 2 == 0 ? 1 : CP_NOBODY,
+        scene scene = scene_of(ranks[n]);
+        run_chance(&scene, TOKENS - 1, n % 2 == 0 ? 1 : CP_NOBODY,
                    1 + grade_seed() % 1000);
-        for (int r = 0; r < it.ranks; r++) {
-            hold_direction(it.ranks, r);
+        for (int r = 0; r < scene.ranks; r++) {
+            hold_direction(scene.ranks, r);
             int64_t bytes = 0;
-            for (int hop = 0; hop < it.ranks - 1; hop++)
-                bytes += bytes_of(&it, (r - hop + it.ranks) % it.ranks);
-            grade_equal(it.sent[r].hops, it.ranks - 1, "messages of rank %d",
-                        r);
-            grade_equal(it.sent[r].ring_bytes, bytes, "bytes of rank %d", r);
+            for (int hop = 0; hop < scene.ranks - 1; hop++)
+                bytes +=
+                    bytes_of(&scene, (r - hop + scene.ranks) % scene.ranks);
+            grade_equal(scene.sent[r].hops, scene.ranks - 1,
+                        "messages of rank %d", r);
+            grade_equal(scene.sent[r].ring_bytes, bytes, "bytes of rank %d", r);
         }
     }
 }
@@ -540,13 +546,13 @@ static void counts(void) {
 static void under_way(void) {
     static const int ranks[] = {2, 7, 3, 4};
     for (int n = 0; n < 4; n++) {
-        scene it = scene_of(ranks[n]);
-        run_equal(&it, 2 * ranks[n] * (TOKENS / 2 / ranks[n]));
-        for (int r = 0; r < it.ranks; r++) {
+        scene scene = scene_of(ranks[n]);
+        run_equal(&scene, 2 * ranks[n] * (TOKENS / 2 / ranks[n]));
+        for (int r = 0; r < scene.ranks; r++) {
             int attends = 0;
             for (const event *e = seen.events[r];
                  e < seen.events[r] + seen.count[r]; e++)
-                if (e->kind == ATTEND && ++attends < it.ranks)
+                if (e->kind == ATTEND && ++attends < scene.ranks)
                     grade_hold(e->sends && e->receives,
                                "rank %d attends to the block of rank %d while "
                                "%s is in flight",
@@ -554,7 +560,7 @@ static void under_way(void) {
                                e->sends      ? "no receive"
                                : e->receives ? "no send"
                                              : "no message");
-            grade_equal(attends, it.ranks, "attentions of rank %d", r);
+            grade_equal(attends, scene.ranks, "attentions of rank %d", r);
         }
     }
 }
@@ -562,10 +568,10 @@ static void under_way(void) {
 static void late_and_early(void) {
     for (uint64_t n = 0; n < 6; n++) {
         const int ranks = (int)grade_between(2, 7);
-        scene it = scene_of(ranks);
-        run_chance(&it, MANY, n % 3 == 0 ? 0 : CP_NOBODY,
+        scene scene = scene_of(ranks);
+        run_chance(&scene, MANY, n % 3 == 0 ? 0 : CP_NOBODY,
                    2 * (grade_seed() % 1000) + 2 + n);
-        hold_answers(&it);
+        hold_answers(&scene);
     }
 }
 

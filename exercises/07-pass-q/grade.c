@@ -294,20 +294,20 @@ static void origins(void) {
 static void memory(void) {
     for (int ranks = 2; ranks <= 7; ranks++) {
         const cp_layout *layout = prompt(ranks, grade_between(ranks, 50));
-        cp_plan_report mine, usual;
-        const cp_plan *plan = build("slots", layout, &mine);
+        cp_plan_report own_report, usual;
+        const cp_plan *plan = build("slots", layout, &own_report);
         int64_t most = plan->slots[plan->fresh].bytes;
         most += 2 * query_bytes(layout) + 3 * partial_bytes(layout);
-        grade_hold(mine.slot_bytes <= most,
+        grade_hold(own_report.slot_bytes <= most,
                    "the slots of a rank have %ld bytes: two blocks of queries "
                    "and three partials, beside the new tokens, have %ld",
-                   mine.slot_bytes, most);
+                   own_report.slot_bytes, most);
         grade_plan(cp_plan_pass_q, layout, &shape, 1, &usual);
         grade_draw_by(draw, plan);
-        grade_hold(ranks < 5 || mine.slot_bytes < usual.slot_bytes,
+        grade_hold(ranks < 5 || own_report.slot_bytes < usual.slot_bytes,
                    "the slots of a rank have %ld bytes, and those of the "
                    "book's pass-Q only %ld",
-                   mine.slot_bytes, usual.slot_bytes);
+                   own_report.slot_bytes, usual.slot_bytes);
     }
 }
 

@@ -161,10 +161,10 @@ static void balance(void) {
 static void hold_rows(int ranks, int64_t batch, const int *owner) {
     int64_t rows = 0, *table = grade_room(8 * cp_max(1, ranks * batch));
     for (int r = 0; r < ranks; r++) {
-        int64_t mine = 0;
+        int64_t own_count = 0;
         for (int64_t s = 0; s < batch; s++)
-            mine += owner[s] == r;
-        rows = cp_max(rows, mine);
+            own_count += owner[s] == r;
+        rows = cp_max(rows, own_count);
     }
     memset(table, 0x55, (size_t)(8 * cp_max(1, ranks * batch)));
     grade_equal(decode_rows(ranks, batch, owner, table), rows,
@@ -230,101 +230,106 @@ typedef struct {
 
 /* A batch without a past. An inaccessible page precedes its positions: there is
  * no sequence -1. */
-static void begin(scene *it, int ranks, int64_t batch) {
-    *it = (scene){.ranks = ranks,
-                  .batch = batch,
-                  .shape = {4, 2, 24},
-                  .position = grade_room(sysconf(_SC_PAGESIZE))};
+static void begin(scene *the_scene, int ranks, int64_t batch) {
+    *the_scene = (scene){.ranks = ranks,
+                         .batch = batch,
+                         .shape = {4, 2, 24},
+                         .position = grade_room(sysconf(_SC_PAGESIZE))};
 }
 
 /* Past tokens are anywhere; the new one of sequence s goes to owner[s]. */
-static void lay_out(scene *it, const int *owner) {
-    const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
-    const int64_t width = it->shape.kv_heads * dim;
-    it->rows = 0;
-    it->table = grade_room(8 * it->ranks * it->batch);
-    for (int r = 0; r < it->ranks; r++) {
-        int64_t mine = 0;
-        for (int64_t s = 0; s < it->batch; s++)
-            mine += owner[s] == r;
-        it->rows = cp_max(it->rows, mine);
+static void lay_out(scene *the_scene, const int *owner) {
+    const int64_t heads = the_scene->shape.query_heads,
+                  dim = the_scene->shape.head_dim;
+    const int64_t width = the_scene->shape.kv_heads * dim;
+    the_scene->rows = 0;
+    the_scene->table = grade_room(8 * the_scene->ranks * the_scene->batch);
+    for (int r = 0; r < the_scene->ranks; r++) {
+        int64_t own_count = 0;
+        for (int64_t s = 0; s < the_scene->batch; s++)
+            own_count += owner[s] == r;
+        the_scene->rows = cp_max(the_scene->rows, own_count);
     }
-    for (int r = 0; r < it->ranks; r++) {
-        decode_rank *me = &it->member[r];
+    for (int r = 0; r < the_scene->ranks; r++) {
+        decode_rank *me = &the_scene->member[r];
         int64_t row = 0;
-        *me = (decode_rank){.rank = r,
-                            .ranks = it->ranks,
-                            .shape = it->shape,
-                            .room = ROOM,
-                            .rows = it->rows,
-                            .sequence_of = it->table,
-                            .position = it->position,
-                            .count = grade_room(8 * it->batch),
-                            .keys = grade_floats(it->batch * ROOM * width),
-                            .values = grade_floats(it->batch * ROOM * width)};
-        memset(me->count, 0, (size_t)(8 * it->batch));
-        for (int64_t s = 0; s < it->batch; s++)
+        *me = (decode_rank){
+            .rank = r,
+            .ranks = the_scene->ranks,
+            .shape = the_scene->shape,
+            .room = ROOM,
+            .rows = the_scene->rows,
+            .sequence_of = the_scene->table,
+            .position = the_scene->position,
+            .count = grade_room(8 * the_scene->batch),
+            .keys = grade_floats(the_scene->batch * ROOM * width),
+            .values = grade_floats(the_scene->batch * ROOM * width)};
+        memset(me->count, 0, (size_t)(8 * the_scene->batch));
+        for (int64_t s = 0; s < the_scene->batch; s++)
             if (owner[s] == r) {
-                const cp_span span = {s, it->position[s], 1, 1};
-                it->table[r * it->rows + row] = s;
-                grade_ok(
-                    cp_pieces_append(&it->asked[r], (cp_piece){span, row++}));
+                const cp_span span = {s, the_scene->position[s], 1, 1};
+                the_scene->table[r * the_scene->rows + row] = s;
+                grade_ok(cp_pieces_append(&the_scene->asked[r],
+                                          (cp_piece){span, row++}));
             }
-        while (row < it->rows)
-            it->table[r * it->rows + row++] = -1;
-        float *q = grade_floats(it->rows * heads * dim),
-              *k = grade_floats(it->rows * width),
-              *v = grade_floats(it->rows * width);
-        grade_fill(GRADE_QUERY, &it->shape, &it->asked[r], q);
-        grade_fill(GRADE_KEY, &it->shape, &it->asked[r], k);
-        grade_fill(GRADE_VALUE, &it->shape, &it->asked[r], v);
+        while (row < the_scene->rows)
+            the_scene->table[r * the_scene->rows + row++] = -1;
+        float *q = grade_floats(the_scene->rows * heads * dim),
+              *k = grade_floats(the_scene->rows * width),
+              *v = grade_floats(the_scene->rows * width);
+        grade_fill(GRADE_QUERY, &the_scene->shape, &the_scene->asked[r], q);
+        grade_fill(GRADE_KEY, &the_scene->shape, &the_scene->asked[r], k);
+        grade_fill(GRADE_VALUE, &the_scene->shape, &the_scene->asked[r], v);
         me->queries = q, me->new_keys = k, me->new_values = v;
-        it->output[r] = grade_floats(it->rows * heads * dim);
-        it->lse[r] = grade_floats(it->rows * heads);
+        the_scene->output[r] = grade_floats(the_scene->rows * heads * dim);
+        the_scene->lse[r] = grade_floats(the_scene->rows * heads);
     }
-    for (int64_t s = 0; s < it->batch; s++) {
-        it->total[s] = it->position[s] + 1;
-        for (int64_t p = 0; p < it->position[s]; p++) {
-            decode_rank *me = &it->member[grade_between(0, it->ranks - 1)];
+    for (int64_t s = 0; s < the_scene->batch; s++) {
+        the_scene->total[s] = the_scene->position[s] + 1;
+        for (int64_t p = 0; p < the_scene->position[s]; p++) {
+            decode_rank *me =
+                &the_scene->member[grade_between(0, the_scene->ranks - 1)];
             const cp_piece piece = {{s, p, 1, 1}, s * ROOM + me->count[s]++};
             grade_ok(cp_pieces_append(&me->held, piece));
         }
     }
-    it->holders = (cp_layout){.ranks = it->ranks, .keys = it->keys};
-    for (int r = 0; r < it->ranks; r++) {
-        decode_rank *me = &it->member[r];
-        cp_pieces *keys = &it->keys[r].pieces;
+    the_scene->holders =
+        (cp_layout){.ranks = the_scene->ranks, .keys = the_scene->keys};
+    for (int r = 0; r < the_scene->ranks; r++) {
+        decode_rank *me = &the_scene->member[r];
+        cp_pieces *keys = &the_scene->keys[r].pieces;
         grade_ok(cp_pieces_copy(keys, &me->held));
-        for (int64_t i = 0; i < it->asked[r].count; i++) {
-            const cp_span span = it->asked[r].items[i].span;
+        for (int64_t i = 0; i < the_scene->asked[r].count; i++) {
+            const cp_span span = the_scene->asked[r].items[i].span;
             const int64_t at = span.sequence * ROOM + me->count[span.sequence];
             grade_ok(cp_pieces_append(keys, (cp_piece){span, at}));
         }
-        grade_fill(GRADE_KEY, &it->shape, &me->held, me->keys);
-        grade_fill(GRADE_VALUE, &it->shape, &me->held, me->values);
+        grade_fill(GRADE_KEY, &the_scene->shape, &me->held, me->keys);
+        grade_fill(GRADE_VALUE, &the_scene->shape, &me->held, me->values);
     }
 }
 
 /* A batch of random lengths, past tokens at most, dealt out in turns that begin
  * anywhere; one sequence may have ended. */
-static void draw_scene(scene *it, int ranks, int64_t batch, int64_t past,
+static void draw_scene(scene *the_scene, int ranks, int64_t batch, int64_t past,
                        bool one_ended) {
     int owner[BATCH];
     const int64_t turn = grade_between(0, ranks - 1);
-    begin(it, ranks, batch);
+    begin(the_scene, ranks, batch);
     for (int64_t s = 0; s < batch; s++) {
-        it->position[s] = grade_between(0, past);
+        the_scene->position[s] = grade_between(0, past);
         owner[s] = (int)((s + turn) % ranks);
     }
     if (one_ended)
         owner[grade_between(1, batch - 1)] = CP_NOBODY;
-    lay_out(it, owner);
+    lay_out(the_scene, owner);
 }
 
 /* held must name the tokens that the rank holds now, each in its row, in any
  * order. */
-static void hold_held(const scene *it, int r) {
-    const cp_pieces *want = &it->keys[r].pieces, *got = &it->member[r].held;
+static void hold_held(const scene *the_scene, int r) {
+    const cp_pieces *want = &the_scene->keys[r].pieces,
+                    *got = &the_scene->member[r].held;
     struct {
         int64_t sequence, position;
     } lies[BATCH * ROOM];
@@ -339,7 +344,7 @@ static void hold_held(const scene *it, int r) {
         for (int64_t i = 0; i < got->items[n].span.count; i++) {
             const cp_piece one = cp_piece_part(got->items[n], i, 1);
             const int64_t s = one.span.sequence, p = one.span.start;
-            grade_hold(one.row >= 0 && one.row < it->batch * ROOM &&
+            grade_hold(one.row >= 0 && one.row < the_scene->batch * ROOM &&
                            lies[one.row].position >= 0,
                        "held: position %ld of sequence %ld in row %ld, which "
                        "has no token, or one that held already names",
@@ -358,20 +363,21 @@ static void hold_held(const scene *it, int r) {
 static void append(void) {
     grade_read("9.2");
     for (int n = 0; n < 15; n++) {
-        static scene it;
+        static scene the_scene;
         const int ranks = some_ranks[n % 5];
-        draw_scene(&it, ranks, grade_between(2, BATCH), 18, n % 2);
-        const int64_t width = it.shape.kv_heads * it.shape.head_dim;
+        draw_scene(&the_scene, ranks, grade_between(2, BATCH), 18, n % 2);
+        const int64_t width =
+            the_scene.shape.kv_heads * the_scene.shape.head_dim;
         for (int r = 0; r < ranks; r++) {
-            decode_rank *me = &it.member[r];
+            decode_rank *me = &the_scene.member[r];
             int64_t before[BATCH];
-            memcpy(before, me->count, (size_t)(8 * it.batch));
+            memcpy(before, me->count, (size_t)(8 * the_scene.batch));
             grade_ran("decode_append: rank %d of %d appends %ld new tokens, "
                       "its block has %ld rows",
-                      r, ranks, it.asked[r].count, it.rows);
+                      r, ranks, the_scene.asked[r].count, the_scene.rows);
             grade_ok(decode_append(me));
-            for (int64_t i = 0; i < it.asked[r].count; i++) {
-                const cp_piece asked = it.asked[r].items[i];
+            for (int64_t i = 0; i < the_scene.asked[r].count; i++) {
+                const cp_piece asked = the_scene.asked[r].items[i];
                 const int64_t s = asked.span.sequence;
                 const int64_t at = s * ROOM + before[s];
                 grade_equal(me->count[s], ++before[s], "count of sequence %ld",
@@ -389,58 +395,62 @@ static void append(void) {
                                (double)me->new_values[from]);
                 }
             }
-            grade_hold(memcmp(before, me->count, (size_t)(8 * it.batch)) == 0,
-                       "count changed for a sequence that rank %d does not own",
-                       r);
-            hold_held(&it, r);
+            grade_hold(
+                memcmp(before, me->count, (size_t)(8 * the_scene.batch)) == 0,
+                "count changed for a sequence that rank %d does not own", r);
+            hold_held(&the_scene, r);
         }
     }
 }
 
 static cp_status step_of(cp_comm *comm, void *context) {
-    scene *it = context;
+    scene *the_scene = context;
     const int r = comm->rank;
-    CP_TRY(decode_step(comm, &it->member[r], it->output[r], it->lse[r]));
-    it->bytes[r] = comm->sent.ring_bytes + comm->sent.all_to_all_bytes +
-                   comm->sent.all_gather_bytes;
+    CP_TRY(decode_step(comm, &the_scene->member[r], the_scene->output[r],
+                       the_scene->lse[r]));
+    the_scene->bytes[r] = comm->sent.ring_bytes + comm->sent.all_to_all_bytes +
+                          comm->sent.all_gather_bytes;
     return CP_OK;
 }
 
-static void hold_padding(const scene *it, int r) {
-    const int64_t heads = it->shape.query_heads, dim = it->shape.head_dim;
-    for (int64_t row = it->asked[r].count; row < it->rows; row++)
+static void hold_padding(const scene *the_scene, int r) {
+    const int64_t heads = the_scene->shape.query_heads,
+                  dim = the_scene->shape.head_dim;
+    for (int64_t row = the_scene->asked[r].count; row < the_scene->rows; row++)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t at = row * heads + h;
-            grade_hold(it->lse[r][at] == -INFINITY,
+            grade_hold(the_scene->lse[r][at] == -INFINITY,
                        "rank %d: row %ld is padding, and its LSE is %g, not "
                        "-inf",
-                       r, row, (double)it->lse[r][at]);
+                       r, row, (double)the_scene->lse[r][at]);
             for (int64_t i = 0; i < dim; i++)
-                grade_hold(it->output[r][at * dim + i] == 0,
+                grade_hold(the_scene->output[r][at * dim + i] == 0,
                            "rank %d: row %ld is padding, and its output is %g",
-                           r, row, (double)it->output[r][at * dim + i]);
+                           r, row, (double)the_scene->output[r][at * dim + i]);
         }
 }
 
-static void take_step(scene *it) {
+static void take_step(scene *the_scene) {
     grade_ran("decode_step: %ld sequences over %d ranks, blocks of %ld rows",
-              it->batch, it->ranks, it->rows);
-    grade_ranks(it->ranks, step_of, it);
+              the_scene->batch, the_scene->ranks, the_scene->rows);
+    grade_ranks(the_scene->ranks, step_of, the_scene);
 }
 
-static void hold_answers(const scene *it) {
-    for (int r = 0; r < it->ranks; r++) {
+static void hold_answers(const scene *the_scene) {
+    for (int r = 0; r < the_scene->ranks; r++) {
         char whose[40];
         snprintf(whose, sizeof(whose), "rank %d: ", r);
-        for (int64_t n = 0; n < it->asked[r].count * it->shape.query_heads; n++)
-            grade_hold(!isnan(it->lse[r][n]),
+        for (int64_t n = 0;
+             n < the_scene->asked[r].count * the_scene->shape.query_heads; n++)
+            grade_hold(!isnan(the_scene->lse[r][n]),
                        "%srow %ld, head %ld: LSE is NaN, like memory that was "
                        "never written",
-                       whose, n / it->shape.query_heads,
-                       n % it->shape.query_heads);
-        grade_answer(whose, &it->shape, &it->holders, &it->asked[r], it->total,
-                     it->output[r], it->lse[r]);
-        hold_padding(it, r);
+                       whose, n / the_scene->shape.query_heads,
+                       n % the_scene->shape.query_heads);
+        grade_answer(whose, &the_scene->shape, &the_scene->holders,
+                     &the_scene->asked[r], the_scene->total,
+                     the_scene->output[r], the_scene->lse[r]);
+        hold_padding(the_scene, r);
     }
 }
 
@@ -448,26 +458,26 @@ static void own_token(void) {
     grade_as_ledger();
     grade_read("9.2");
     for (int n = 0; n < 6; n++) {
-        static scene it;
+        static scene the_scene;
         const int owner = 0;
-        begin(&it, 1, 1);
-        it.position[0] = n == 0 ? 0 : grade_between(1, 18);
-        lay_out(&it, &owner);
-        take_step(&it);
-        hold_answers(&it);
+        begin(&the_scene, 1, 1);
+        the_scene.position[0] = n == 0 ? 0 : grade_between(1, 18);
+        lay_out(&the_scene, &owner);
+        take_step(&the_scene);
+        hold_answers(&the_scene);
     }
 }
 
 static void some_steps(void) {
     for (int n = 0; n < 12; n++) {
-        static scene it;
+        static scene the_scene;
         const int ranks = some_ranks[1 + n % 4];
-        draw_scene(&it, ranks,
+        draw_scene(&the_scene, ranks,
                    n < 4 ? cp_max(1, ranks - 1) : grade_between(2, BATCH),
                    n == 1 || n == 3 ? 0 : 18, /* 0: a rank holds nothing */
                    n >= 8);
-        take_step(&it);
-        hold_answers(&it);
+        take_step(&the_scene);
+        hold_answers(&the_scene);
     }
 }
 
@@ -485,14 +495,16 @@ static void numbers(void) {
 static void bytes(void) {
     grade_read("9.4");
     for (int n = 0; n < 10; n++) {
-        static scene it;
+        static scene the_scene;
         const int ranks = some_ranks[n % 5];
-        draw_scene(&it, ranks, grade_between(2, BATCH), 18, false);
-        take_step(&it);
-        const int64_t heads = it.shape.query_heads, dim = it.shape.head_dim;
+        draw_scene(&the_scene, ranks, grade_between(2, BATCH), 18, false);
+        take_step(&the_scene);
+        const int64_t heads = the_scene.shape.query_heads,
+                      dim = the_scene.shape.head_dim;
         for (int r = 0; r < ranks; r++)
-            grade_equal(it.bytes[r],
-                        (ranks - 1) * it.rows * heads * (dim + dim + 1) * 4,
+            grade_equal(the_scene.bytes[r],
+                        (ranks - 1) * the_scene.rows * heads * (dim + dim + 1) *
+                            4,
                         "bytes that rank %d sends", r);
     }
 }

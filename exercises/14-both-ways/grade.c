@@ -32,23 +32,24 @@ static bool is_rank(const cp_plan *plan, int rank) {
 
 static double pace_of(void *context, int rank, const cp_op *op) {
     (void)rank;
-    const paces *it = context;
-    const cp_layout *layout = it->plan->layout;
+    const paces *paces = context;
+    const cp_layout *layout = paces->plan->layout;
     const bool attends = op->kind == CP_OP_ATTEND;
     if (!attends && (op->kind != CP_OP_EXCHANGE || op->to == CP_NOBODY))
         return 0;
     const int here = attends ? op->in.origin : op->to;
     const int origin = attends ? op->keys.origin : op->in.origin;
-    if (!is_rank(it->plan, here) || !is_rank(it->plan, origin))
+    if (!is_rank(paces->plan, here) || !is_rank(paces->plan, origin))
         return 0;
-    if (it->period > 0 && apart(it->plan, here, origin) % it->period != 0)
+    if (paces->period > 0 &&
+        apart(paces->plan, here, origin) % paces->period != 0)
         return 0;
     if (!attends)
-        return it->message;
-    return it->period > 0
+        return paces->message;
+    return paces->period > 0
                ? 1
-               : it->pair * (double)cp_block_pairs(&layout->queries[here],
-                                                   &layout->keys[origin]);
+               : paces->pair * (double)cp_block_pairs(&layout->queries[here],
+                                                      &layout->keys[origin]);
 }
 
 /* The drawing: three lines for a rank, what it attends to, what comes from the

@@ -68,7 +68,7 @@ typedef struct {
 typedef enum { MIXED, LARGE, CLIMBING, FALLING } scores;
 
 static tensor tensors[KINDS];
-static problem it;
+static problem given;
 
 /* Multiples of 1/8, so that scores are exact in any order. */
 static float eighths(void) {
@@ -94,37 +94,37 @@ static void make(sizes of, scores how) {
             tensors[kind].numbers[n] =
                 number(kind, n / of.dim, n % of.dim, how);
     }
-    it = (problem){&tensors[QUERIES], &tensors[KEYS], &tensors[VALUES],
-                   of.queries,        of.keys,        of.dim,
-                   of.first};
+    given = (problem){&tensors[QUERIES], &tensors[KEYS], &tensors[VALUES],
+                      of.queries,        of.keys,        of.dim,
+                      of.first};
 }
 
 static int64_t visible(int64_t query) {
-    const int64_t all = it.first + query + 1;
-    return all < 0 ? 0 : all < it.key_count ? all : it.key_count;
+    const int64_t all = given.first + query + 1;
+    return all < 0 ? 0 : all < given.key_count ? all : given.key_count;
 }
 
 static double score(int64_t query, int64_t key) {
     double sum = 0;
-    for (int64_t c = 0; c < it.dim; c++)
-        sum += (double)tensors[QUERIES].numbers[query * it.dim + c] *
-               (double)tensors[KEYS].numbers[key * it.dim + c];
+    for (int64_t c = 0; c < given.dim; c++)
+        sum += (double)tensors[QUERIES].numbers[query * given.dim + c] *
+               (double)tensors[KEYS].numbers[key * given.dim + c];
     return sum;
 }
 
 static void truth(int64_t query, double *output, double *lse) {
     const int64_t count = visible(query);
     double most = -INFINITY, weight = 0;
-    for (int64_t c = 0; c < it.dim; c++)
+    for (int64_t c = 0; c < given.dim; c++)
         output[c] = 0;
     for (int64_t j = 0; j < count; j++)
         most = fmax(most, score(query, j));
     for (int64_t j = 0; j < count; j++)
         weight += true_exp(score(query, j) - most);
     for (int64_t j = 0; j < count; j++)
-        for (int64_t c = 0; c < it.dim; c++)
+        for (int64_t c = 0; c < given.dim; c++)
             output[c] += true_exp(score(query, j) - most) / weight *
-                         (double)tensors[VALUES].numbers[j * it.dim + c];
+                         (double)tensors[VALUES].numbers[j * given.dim + c];
     *lse = count > 0 ? most + log(weight) : -INFINITY;
 }
 
@@ -150,18 +150,18 @@ typedef void rung(const problem *, float *, float *);
  * key. */
 static void run(int n, int64_t poisoned) {
     static rung *const rungs[] = {rung0, rung1, rung2, rung3};
-    float *output = grade_floats(it.query_count * it.dim + 1);
-    float *lse = grade_floats(it.query_count + 1);
+    float *output = grade_floats(given.query_count * given.dim + 1);
+    float *lse = grade_floats(given.query_count + 1);
     char text[80] = "";
     const bool draws = machine.draws;
     memset(&machine, 0, sizeof(machine));
     machine.draws = draws;
-    if (poisoned < it.key_count)
+    if (poisoned < given.key_count)
         snprintf(text, sizeof(text), ", key and value %ld NaN", poisoned);
     grade_ran("rung %d: %ld queries, %ld keys, dim %ld; query 0 sees %ld%s", n,
-              it.query_count, it.key_count, it.dim, visible(0), text);
-    rungs[n](&it, output, lse);
-    for (int64_t i = 0; i < it.query_count; i++) {
+              given.query_count, given.key_count, given.dim, visible(0), text);
+    rungs[n](&given, output, lse);
+    for (int64_t i = 0; i < given.query_count; i++) {
         double want[DIM_MAX], want_lse;
         if (visible(i) > poisoned)
             break;
@@ -170,7 +170,7 @@ static void run(int n, int64_t poisoned) {
         grade_near(text, &lse[i], &want_lse, 1, 1, 1,
                    visible(i) > 0 ? 1e-5 : 0);
         snprintf(text, sizeof(text), "query %ld: output", i);
-        grade_near(text, output + i * it.dim, want, 1, 1, it.dim, 1e-5);
+        grade_near(text, output + i * given.dim, want, 1, 1, given.dim, 1e-5);
     }
     grade_hold(machine.loads[VALUES] == 0 ||
                    machine.loads[KEYS] < 3 * machine.loads[VALUES],
@@ -193,11 +193,11 @@ static void right(int n) {
     for (int s = 0; s < (int)(sizeof(shapes) / sizeof(shapes[0])) + 8; s++) {
         const bool fixed = s < (int)(sizeof(shapes) / sizeof(shapes[0]));
         make(fixed ? shapes[s] : any(), s % 2 ? LARGE : MIXED);
-        run(n, it.key_count);
+        run(n, given.key_count);
     }
     for (int order = CLIMBING; order <= FALLING; order++) {
         make((sizes){19, 37, 3, 18}, (scores)order);
-        run(n, it.key_count);
+        run(n, given.key_count);
     }
     /* Keys and values that only later queries see are NaN. */
     for (int s = 0; s < 6; s++) {
@@ -217,13 +217,13 @@ static void at_most(int64_t got, int64_t limit, const char *what) {
 /* Run a rung and count; block: of keys that rise together. */
 static void count(int n, int64_t block) {
     int64_t pairs = 0, rise = 0;
-    const int64_t all = (it.query_count + ROWS - 1) / ROWS * it.key_count;
-    run(n, it.key_count);
-    for (int64_t i = 0; i < it.query_count; i++) {
+    const int64_t all = (given.query_count + ROWS - 1) / ROWS * given.key_count;
+    run(n, given.key_count);
+    for (int64_t i = 0; i < given.query_count; i++) {
         pairs += visible(i);
         rise += rises(i, block);
     }
-    at_most(machine.loads[QUERIES], it.query_count, "loads of queries");
+    at_most(machine.loads[QUERIES], given.query_count, "loads of queries");
     for (int kind = KEYS; kind <= VALUES; kind++) {
         const char *name = kind == KEYS ? "keys" : "values";
         if (n < 3)
@@ -424,12 +424,13 @@ static void skip3(void) {
     for (int s = 0; s < 7; s++) {
         machine.draws = s == 0;
         make(counted(s), MIXED);
-        run(3, it.key_count);
-        at_most(machine.loads[QUERIES], it.query_count, "loads of queries");
-        for (int64_t j = 0; j < it.key_count; j++) {
+        run(3, given.key_count);
+        at_most(machine.loads[QUERIES], given.query_count, "loads of queries");
+        for (int64_t j = 0; j < given.key_count; j++) {
             int64_t limit = 0;
-            for (int64_t end = ROWS; end < it.query_count + ROWS; end += ROWS)
-                limit += j < visible(cp_min(end, it.query_count) - 1);
+            for (int64_t end = ROWS; end < given.query_count + ROWS;
+                 end += ROWS)
+                limit += j < visible(cp_min(end, given.query_count) - 1);
             grade_hold(machine.of_key[j] <= limit,
                        "key %ld is loaded %ld times: %ld tiles see it", j,
                        machine.of_key[j], limit);

@@ -1,6 +1,6 @@
 /* Tangled from book/labs/16-cuda.nw; the skeleton; write your answer here. */
 /* A kernel that folds the splits of a row; bound by memory, like all merges. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* The kernels of attention for figures/gpu/held.py, which has the tensors: what
  * a call needs besides, and a clock. Compiled with nvcc, and as C with the
  * stand-in. */
-#include "cuda/kernels/launch.h"
+#include "cuda/kernels/kernel_launch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -91,56 +91,57 @@ enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
 /* For calls of one size in bf16, on the current device; NULL where there is no
  * memory or no such kernel. It stays. */
 SEEN held_case *held_new(const char *name, const held_size *size) {
-    held_case *it = (held_case *)calloc(1, sizeof(*it));
+    held_case *held = (held_case *)calloc(1, sizeof(*held));
     int n = 0;
     while (n < KERNELS && strcmp(name, kernels[n].name) != 0)
         n++;
-    if (it == NULL || n == KERNELS) {
-        free(it);
+    if (held == NULL || n == KERNELS) {
+        free(held);
         return NULL;
     }
-    it->prefill = kernels[n].prefill;
-    it->call.kernel = kernels[n].kernel;
-    it->call.shape.query_heads = size->heads;
-    it->call.shape.kv_heads = size->kv_heads;
-    it->call.shape.head_dim = size->dim;
-    it->call.element = CP_BF16;
-    it->call.keys_of.sequences = 1;
-    it->call.keys_of.longest = it->call.key_rows = size->keys;
-    it->call.key_heads = size->kv_heads;
-    it->call.rows = size->rows;
-    const cp_shape *shape = &it->call.shape;
-    const int64_t longest = it->prefill > 0
-                                ? cp_device_prefill_tile(shape)
-                                : cp_device_query_tile(it->call.kernel, shape);
+    held->prefill = kernels[n].prefill;
+    held->call.kernel = kernels[n].kernel;
+    held->call.shape.query_heads = size->heads;
+    held->call.shape.kv_heads = size->kv_heads;
+    held->call.shape.head_dim = size->dim;
+    held->call.element = CP_BF16;
+    held->call.keys_of.sequences = 1;
+    held->call.keys_of.longest = held->call.key_rows = size->keys;
+    held->call.key_heads = size->kv_heads;
+    held->call.rows = size->rows;
+    const cp_shape *shape = &held->call.shape;
+    const int64_t longest =
+        held->prefill > 0 ? cp_device_prefill_tile(shape)
+                          : cp_device_query_tile(held->call.kernel, shape);
     int blocks = 0;
     cudaError_t error = cp_device_blocks(&blocks);
     if (error == cudaSuccess)
-        error = send_lists(&it->call, size, longest);
-    it->call.splits =
-        it->prefill > 0
+        error = send_lists(&held->call, size, longest);
+    held->call.splits =
+        held->prefill > 0
             ? 1
-            : cp_device_splits(&it->call, blocks,
-                               cp_device_most_splits(it->call.kernel, shape,
+            : cp_device_splits(&held->call, blocks,
+                               cp_device_most_splits(held->call.kernel, shape,
                                                      blocks, size->rows));
     if (error == cudaSuccess)
-        error = give_room(&it->call);
-    return error == cudaSuccess ? it : NULL;
+        error = give_room(&held->call);
+    return error == cudaSuccess ? held : NULL;
 }
 
 /* Enqueue one, merged into what output and lse hold or not; CUDA's error. */
-SEEN int held_run(const held_case *it, bool merge, const void *queries,
+SEEN int held_run(const held_case *held, bool merge, const void *queries,
                   const void *keys, const void *values, float *output,
                   float *lse, cudaStream_t stream) {
-    cp_device_attention call = it->call;
+    cp_device_attention call = held->call;
     call.merge = merge;
     call.queries = queries;
     call.keys = keys;
     call.values = values;
     call.output = output;
     call.lse = lse;
-    return (int)(it->prefill > 0 ? cp_device_prefill(&call, it->prefill, stream)
-                                 : cp_device_attend(&call, stream));
+    return (int)(held->prefill > 0
+                     ? cp_device_prefill(&call, held->prefill, stream)
+                     : cp_device_attend(&call, stream));
 }
 
 typedef struct {

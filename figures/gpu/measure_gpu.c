@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/device_laboratory.h"
-#include "cuda/kernels/writing.h"
+#include "app/device_calibrate.h"
+#include "cuda/kernels/device_encode.h"
 #include "cuda/ring/nccl_link.h"
 #include "tests/harness/stand-in/stand_in.h"
 
@@ -87,42 +87,42 @@ typedef struct {
     void *from, *to;
     int64_t bytes;
     cudaGraphExec_t graph;
-} message;
+} timed_message;
 
 static void send_to_self(void *context) {
-    const message *it = context;
-    const cp_message_half both[] = {{0, false, it->from, it->bytes},
-                                    {0, true, it->to, it->bytes}};
-    const cp_link *link = &it->world->link;
+    const timed_message *message = context;
+    const cp_message_half both[] = {{0, false, message->from, message->bytes},
+                                    {0, true, message->to, message->bytes}};
+    const cp_link *link = &message->world->link;
     need(link->trade(link->context, both, 2, queues.compute));
 }
 
 static void launch_graph(void *context) {
-    const message *it = context;
-    must(cudaGraphLaunch(it->graph, queues.compute));
+    const timed_message *message = context;
+    must(cudaGraphLaunch(message->graph, queues.compute));
 }
 
 /* Bare CUDA: nobody else knows that the communicator is in a graph. */
-static void capture(message *it) {
+static void capture(timed_message *message) {
     cudaGraph_t graph;
     must(cudaStreamBeginCapture(queues.compute,
                                 cudaStreamCaptureModeThreadLocal));
-    send_to_self(it);
+    send_to_self(message);
     must(cudaStreamEndCapture(queues.compute, &graph));
-    must(cudaGraphInstantiate(&it->graph, graph, 0));
+    must(cudaGraphInstantiate(&message->graph, graph, 0));
     must(cudaGraphDestroy(graph));
 }
 
-static message message_of(int64_t bytes) {
-    return (message){alone(), random_numbers(bytes), reserve(bytes), bytes,
-                     NULL};
+static timed_message message_of(int64_t bytes) {
+    return (timed_message){alone(), random_numbers(bytes), reserve(bytes),
+                           bytes, NULL};
 }
 
-static void message_end(const message *it) {
-    must(cudaGraphExecDestroy(it->graph));
-    cp_nccl_free(it->world);
-    must(cudaFree(it->from));
-    must(cudaFree(it->to));
+static void message_end(const timed_message *message) {
+    must(cudaGraphExecDestroy(message->graph));
+    cp_nccl_free(message->world);
+    must(cudaFree(message->from));
+    must(cudaFree(message->to));
 }
 
 static void print_messages(void) {
@@ -130,38 +130,39 @@ static void print_messages(void) {
     const int64_t times = often(1000);
     char what[64];
     for (int n = 0; n < 3 - stand_in_pretends(); n++) {
-        message it = message_of(sizes[n]);
-        const double bytes = 2 * (double)it.bytes;
-        const span_of_time eager = time_of(send_to_self, &it, times);
-        snprintf(what, sizeof(what), "message/%ld/eager host", it.bytes);
+        timed_message message = message_of(sizes[n]);
+        const double bytes = 2 * (double)message.bytes;
+        const span_of_time eager = time_of(send_to_self, &message, times);
+        snprintf(what, sizeof(what), "message/%ld/eager host", message.bytes);
         print(what, "us", eager.host, 0, 0);
-        snprintf(what, sizeof(what), "message/%ld/eager", it.bytes);
+        snprintf(what, sizeof(what), "message/%ld/eager", message.bytes);
         print(what, "us", eager.all, 0, bytes);
-        capture(&it);
-        const span_of_time captured = time_of(launch_graph, &it, times);
-        snprintf(what, sizeof(what), "message/%ld/captured host", it.bytes);
+        capture(&message);
+        const span_of_time captured = time_of(launch_graph, &message, times);
+        snprintf(what, sizeof(what), "message/%ld/captured host",
+                 message.bytes);
         print(what, "us", captured.host, 0, 0);
-        snprintf(what, sizeof(what), "message/%ld/captured", it.bytes);
+        snprintf(what, sizeof(what), "message/%ld/captured", message.bytes);
         print(what, "us", captured.all, 0, bytes);
-        message_end(&it);
+        message_end(&message);
     }
 }
 
 /* How long an abort lasts when messages have been captured. */
 static void time_abort(bool alive) {
-    message it = message_of(4096);
-    send_to_self(&it);
-    capture(&it);
-    launch_graph(&it);
+    timed_message message = message_of(4096);
+    send_to_self(&message);
+    capture(&message);
+    launch_graph(&message);
     finish();
     if (!alive)
-        must(cudaGraphExecDestroy(it.graph));
+        must(cudaGraphExecDestroy(message.graph));
     const double start = cp_clock();
-    ncclCommAbort(it.world->comm);
+    ncclCommAbort(message.world->comm);
     print(alive ? "abort/graph alive" : "abort/graph gone", "s",
           cp_clock() - start, 0, 0);
-    it.world->aborted = true;
-    cp_nccl_free(it.world);
+    message.world->aborted = true;
+    cp_nccl_free(message.world);
 }
 
 static void print_abort_after(void) {
@@ -184,54 +185,55 @@ typedef struct {
 } pair_of_labels;
 
 static pair_of_labels labels_new(void) {
-    pair_of_labels it = {.there = reserve(ROWS * 16), .wrong = reserve(4)};
+    pair_of_labels labels = {.there = reserve(ROWS * 16), .wrong = reserve(4)};
     cp_piece *pieces;
     need(cp_allocate(&pieces, ROWS, sizeof(*pieces), "labels"));
     for (int n = 0; n < 2; n++) {
-        need(cp_allocate(&it.labels[n], 2 * ROWS, 8, "labels"));
-        it.expected[n] = reserve(ROWS * (int64_t)sizeof(cp_piece));
+        need(cp_allocate(&labels.labels[n], 2 * ROWS, 8, "labels"));
+        labels.expected[n] = reserve(ROWS * (int64_t)sizeof(cp_piece));
         for (int64_t row = 0; row < ROWS; row++) {
-            it.labels[n][2 * row] = n;
-            it.labels[n][2 * row + 1] = row;
+            labels.labels[n][2 * row] = n;
+            labels.labels[n][2 * row + 1] = row;
             pieces[row] = (cp_piece){{n, row, 1, 1}, row};
         }
-        need(cp_bytes_copy(it.expected[n], pieces,
+        need(cp_bytes_copy(labels.expected[n], pieces,
                            ROWS * (int64_t)sizeof(cp_piece), queues.compute,
                            "labels"));
         finish();
     }
     free(pieces);
-    return it;
+    return labels;
 }
 
-static void labels_free(pair_of_labels *it) {
+static void labels_free(pair_of_labels *labels) {
     for (int n = 0; n < 2; n++) {
-        free(it->labels[n]);
-        must(cudaFree(it->expected[n]));
+        free(labels->labels[n]);
+        must(cudaFree(labels->expected[n]));
     }
-    must(cudaFree(it->there));
-    must(cudaFree(it->wrong));
+    must(cudaFree(labels->there));
+    must(cudaFree(labels->wrong));
 }
 
 /* Copies from memory that is not pinned, each followed by a kernel that looks;
  * how often it saw what was there before. A cudaMemcpy is not ordered before a
  * kernel on a stream that does not wait for the default one. */
-static int64_t count_late(const pair_of_labels *it, bool ordered) {
+static int64_t count_late(const pair_of_labels *labels, bool ordered) {
     int64_t late = 0;
     for (int64_t n = 0; n < often(100000); n++) {
-        const cp_device_labels look = {ROWS, it->there, it->expected[n % 2],
-                                       it->wrong};
+        const cp_device_labels look = {ROWS, labels->there,
+                                       labels->expected[n % 2], labels->wrong};
         int32_t wrong = 0;
-        must(cudaMemsetAsync(it->wrong, 0, 4, queues.compute));
+        must(cudaMemsetAsync(labels->wrong, 0, 4, queues.compute));
         finish();
         if (ordered)
-            must(cudaMemcpyAsync(it->there, it->labels[n % 2], ROWS * 16,
-                                 cudaMemcpyHostToDevice, queues.compute));
+            must(cudaMemcpyAsync(labels->there, labels->labels[n % 2],
+                                 ROWS * 16, cudaMemcpyHostToDevice,
+                                 queues.compute));
         else
-            must(cudaMemcpy(it->there, it->labels[n % 2], ROWS * 16,
+            must(cudaMemcpy(labels->there, labels->labels[n % 2], ROWS * 16,
                             cudaMemcpyHostToDevice));
         must(cp_device_check_labels(&look, queues.compute));
-        must(cudaMemcpyAsync(&wrong, it->wrong, 4, cudaMemcpyDeviceToHost,
+        must(cudaMemcpyAsync(&wrong, labels->wrong, 4, cudaMemcpyDeviceToHost,
                              queues.compute));
         finish();
         late += wrong != 0;
@@ -240,13 +242,13 @@ static int64_t count_late(const pair_of_labels *it, bool ordered) {
 }
 
 static void print_copies(void) {
-    pair_of_labels it = labels_new();
+    pair_of_labels labels = labels_new();
     print("copy/on the stream/seen late", "copies",
-          (double)count_late(&it, true), 0, 0);
+          (double)count_late(&labels, true), 0, 0);
     if (!stand_in_pretends()) /* it would call it a fault, and rightly */
         print("copy/cudaMemcpy/seen late", "copies",
-              (double)count_late(&it, false), 0, 0);
-    labels_free(&it);
+              (double)count_late(&labels, false), 0, 0);
+    labels_free(&labels);
 }
 
 typedef struct {
@@ -255,28 +257,29 @@ typedef struct {
     int64_t rows, turn, stride;
     char *x, *weights;
     float *scales, *y;
-} product;
+} timed_product;
 
 static void multiply(void *context) {
-    product *it = context;
-    cp_device_matrix matrix = it->matrix;
-    matrix.values = it->weights + it->turn++ % 3 * it->stride;
-    need(cp_device_multiply(it->multiplier, &matrix, it->rows, it->x,
-                            matrix.scales != NULL ? it->scales : NULL, false,
-                            it->y, queues.compute));
+    timed_product *product = context;
+    cp_device_matrix matrix = product->matrix;
+    matrix.values = product->weights + product->turn++ % 3 * product->stride;
+    need(cp_device_multiply(product->multiplier, &matrix, product->rows,
+                            product->x,
+                            matrix.scales != NULL ? product->scales : NULL,
+                            false, product->y, queues.compute));
 }
 
 /* Median microseconds of a product, by events; a GPU's share of the call. */
-static double time_product(product *it) {
+static double time_product(timed_product *product) {
     enum { TIMES = 21 };
     double times[TIMES];
     cudaEvent_t ends[TIMES + 1];
     const int count = (int)cp_min(TIMES, often(TIMES));
-    multiply(it);
+    multiply(product);
     for (int n = 0; n <= count; n++) {
         must(cudaEventCreate(&ends[n]));
         if (n > 0)
-            multiply(it);
+            multiply(product);
         must(cudaEventRecord(ends[n], queues.compute));
     }
     finish();
@@ -303,20 +306,22 @@ static const struct {
 static const int64_t heights[] = {1, 16, 17, 64, 2048, 4096, 8192};
 enum { LAYERS = 8, HEIGHTS = 7, SMALLER = 64 };
 
-static void print_product(product *it, int layer, int64_t rows) {
+static void print_product(timed_product *product, int layer, int64_t rows) {
     const int64_t part = stand_in_pretends() ? SMALLER : 1;
-    const bool narrow = it->matrix.numbers == CP_NUMBERS_F8;
+    const bool narrow = product->matrix.numbers == CP_NUMBERS_F8;
     char what[64];
-    it->matrix.in = layers[layer].in / part / 16 * 16;
-    it->matrix.out = layers[layer].out / part / 16 * 16;
-    it->matrix.scales = narrow ? it->scales : NULL;
-    it->rows = rows;
-    const double in = (double)it->matrix.in, out = (double)it->matrix.out;
+    product->matrix.in = layers[layer].in / part / 16 * 16;
+    product->matrix.out = layers[layer].out / part / 16 * 16;
+    product->matrix.scales = narrow ? product->scales : NULL;
+    product->rows = rows;
+    const double in = (double)product->matrix.in,
+                 out = (double)product->matrix.out;
     const double all = (double)rows, bytes = narrow ? 1 : 2;
-    it->stride = it->matrix.in * it->matrix.out * (narrow ? 1 : 2);
+    product->stride =
+        product->matrix.in * product->matrix.out * (narrow ? 1 : 2);
     snprintf(what, sizeof(what), "product/%s/%ld/%s", layers[layer].name, rows,
              narrow ? "fp8" : "bf16");
-    print(what, "us", time_product(it), 2 * in * out * all,
+    print(what, "us", time_product(product), 2 * in * out * all,
           bytes * in * (out + all) + 4 * out * all);
 }
 
@@ -325,24 +330,26 @@ static void print_products(void) {
     const int64_t part = small ? SMALLER : 1;
     const int64_t rows = small ? heights[3] : heights[HEIGHTS - 1];
     const int64_t most = 28672 / part;
-    product it = {.x = random_numbers(rows * 16384 / part * 2),
-                  .weights = random_numbers(3 * 16384 * 13312 / part * 2),
-                  .scales = random_numbers((most + rows) * 4),
-                  .y = reserve(rows * most * 4)};
-    need(cp_multiplier_new(&it.multiplier));
+    timed_product product = {.x = random_numbers(rows * 16384 / part * 2),
+                             .weights =
+                                 random_numbers(3 * 16384 * 13312 / part * 2),
+                             .scales = random_numbers((most + rows) * 4),
+                             .y = reserve(rows * most * 4)};
+    need(cp_multiplier_new(&product.multiplier));
     for (int narrow = 0; narrow < 2; narrow++) {
-        it.matrix.numbers = narrow ? CP_NUMBERS_F8 : CP_NUMBERS_BF16;
-        if (cp_multiplier_check(it.multiplier, it.matrix.numbers) != CP_OK)
+        product.matrix.numbers = narrow ? CP_NUMBERS_F8 : CP_NUMBERS_BF16;
+        if (cp_multiplier_check(product.multiplier, product.matrix.numbers) !=
+            CP_OK)
             continue;
         for (int layer = 0; layer < LAYERS; layer++)
             for (int n = 0; n < HEIGHTS && heights[n] <= rows; n++)
-                print_product(&it, layer, heights[n]);
+                print_product(&product, layer, heights[n]);
     }
-    cp_multiplier_free(it.multiplier);
-    must(cudaFree(it.x));
-    must(cudaFree(it.weights));
-    must(cudaFree(it.scales));
-    must(cudaFree(it.y));
+    cp_multiplier_free(product.multiplier);
+    must(cudaFree(product.x));
+    must(cudaFree(product.weights));
+    must(cudaFree(product.scales));
+    must(cudaFree(product.y));
 }
 
 /* Launches behind work that takes about a second: how many until the host has
@@ -353,18 +360,19 @@ static void print_launches(void) {
     pair_of_labels labels = labels_new();
     const cp_device_labels look = {1, labels.there, labels.expected[0],
                                    labels.wrong};
-    product it = {.x = random_numbers(side * side * 2),
-                  .weights = random_numbers(side * side * 2),
-                  .y = reserve(side * side * 4),
-                  .rows = side};
-    it.matrix = (cp_device_matrix){side, side, CP_NUMBERS_BF16, NULL, NULL};
-    need(cp_multiplier_new(&it.multiplier));
+    timed_product product = {.x = random_numbers(side * side * 2),
+                             .weights = random_numbers(side * side * 2),
+                             .y = reserve(side * side * 4),
+                             .rows = side};
+    product.matrix =
+        (cp_device_matrix){side, side, CP_NUMBERS_BF16, NULL, NULL};
+    need(cp_multiplier_new(&product.multiplier));
     /* The first of a kernel loads it. */
-    multiply(&it);
+    multiply(&product);
     must(cp_device_check_labels(&look, queues.compute));
     finish();
     for (int64_t n = 0; n < ahead; n++)
-        multiply(&it);
+        multiply(&product);
     const double start = cp_clock();
     double before = start, now = start;
     int64_t launches = 0;
@@ -378,48 +386,45 @@ static void print_launches(void) {
           (double)(launches + ahead - 1), 0, 0);
     print("launch/each", "us", 1e6 * (before - start) / (double)launches, 0, 0);
     finish();
-    cp_multiplier_free(it.multiplier);
-    must(cudaFree(it.x));
-    must(cudaFree(it.weights));
-    must(cudaFree(it.y));
+    cp_multiplier_free(product.multiplier);
+    must(cudaFree(product.x));
+    must(cudaFree(product.weights));
+    must(cudaFree(product.y));
     labels_free(&labels);
 }
 
 static void write_rows(void *context) {
-    must(cp_device_rows_write(context, queues.compute));
+    must(cp_device_rows_encode(context, queues.compute));
 }
 
 static void read_rows(void *context) {
-    must(cp_device_rows_read(context, queues.compute));
+    must(cp_device_rows_decode(context, queues.compute));
 }
 
 /* Rows of a head, as they are held and as --wire sends them. */
 static void print_writings(void) {
     static const struct {
         const char *name;
-        cp_writing writing;
+        cp_encoding encoding;
         cp_element element;
-    } kinds[] = {{"fp8", CP_WRITING_FP8, CP_BF16},
-                 {"int8", CP_WRITING_INT8, CP_BF16},
-                 {"block", CP_WRITING_BLOCK, CP_F32}};
+    } kinds[] = {{"fp8", CP_ENCODING_FP8, CP_BF16},
+                 {"int8", CP_ENCODING_INT8, CP_BF16},
+                 {"block", CP_ENCODING_BLOCK, CP_F32}};
     const int64_t rows = stand_in_pretends() ? 64 : 1 << 18, dim = 128;
     char what[64];
     for (int n = 0; n < 3; n++) {
         const int64_t held = dim * cp_element_bytes(kinds[n].element);
-        const int64_t sent = cp_writing_bytes(kinds[n].writing, dim, held);
+        const int64_t sent = cp_encoding_bytes(kinds[n].encoding, dim, held);
         const double bytes = (double)(rows * (held + sent));
-        cp_device_rewriting it = {kinds[n].writing,
-                                  kinds[n].element,
-                                  rows,
-                                  dim,
-                                  random_numbers(rows * held),
-                                  reserve(rows * sent)};
+        cp_device_encode_args args = {
+            kinds[n].encoding,           kinds[n].element,    rows, dim,
+            random_numbers(rows * held), reserve(rows * sent)};
         snprintf(what, sizeof(what), "writing/%s/write", kinds[n].name);
-        print(what, "us", time_of(write_rows, &it, often(100)).all, 1, bytes);
+        print(what, "us", time_of(write_rows, &args, often(100)).all, 1, bytes);
         snprintf(what, sizeof(what), "writing/%s/read", kinds[n].name);
-        print(what, "us", time_of(read_rows, &it, often(100)).all, 1, bytes);
-        must(cudaFree(it.held));
-        must(cudaFree(it.sent));
+        print(what, "us", time_of(read_rows, &args, often(100)).all, 1, bytes);
+        must(cudaFree(args.held));
+        must(cudaFree(args.sent));
     }
 }
 

@@ -40,7 +40,7 @@ void cp_lanes_pack(cp_lanes lanes, int64_t rows, int64_t length,
 }
 
 typedef struct {
-    const cp_attention *asked;
+    const cp_attention *call;
     const cp_recipe *recipe;
     cp_pieces query_blocks, key_blocks;
     double unit;    /* ln of the base of the exponentials */
@@ -56,94 +56,94 @@ static int64_t lines(int64_t floats) {
 /* How a desk lies in memory; without memory, how many floats it takes. */
 static cp_desk lay_out(climb *c, float *memory) {
     const cp_recipe *recipe = c->recipe;
-    const int64_t dim = c->asked->shape->head_dim, rows = lines(c->rows);
+    const int64_t dim = c->call->shape->head_dim, rows = lines(c->rows);
     const int64_t queries = cp_lanes_floats(recipe->query_lanes, rows, dim);
     const int64_t sums = cp_lanes_floats(recipe->sum_lanes, rows, dim);
     c->floats = queries + sums + 4 * rows + lines(recipe->room);
     if (memory == NULL)
         return (cp_desk){0};
-    cp_desk desk = {.recipe = recipe, .dim = dim, .queries = memory};
-    desk.sums = desk.queries + queries;
-    desk.level = desk.sums + sums;
-    desk.total = desk.level + rows;
-    desk.reach = (int64_t *)(desk.total + rows);
-    desk.room = desk.total + 3 * rows;
-    return desk;
+    cp_desk workspace = {.recipe = recipe, .dim = dim, .queries = memory};
+    workspace.sums = workspace.queries + queries;
+    workspace.level = workspace.sums + sums;
+    workspace.total = workspace.level + rows;
+    workspace.reach = (int64_t *)(workspace.total + rows);
+    workspace.room = workspace.total + 3 * rows;
+    return workspace;
 }
 
-static void begin(const climb *c, cp_desk *desk, cp_piece queries,
+static void begin(const climb *c, cp_desk *workspace, cp_piece queries,
                   int64_t head) {
     const cp_recipe *recipe = c->recipe;
-    const int64_t heads = c->asked->shape->query_heads, dim = desk->dim;
+    const int64_t heads = c->call->shape->query_heads, dim = workspace->dim;
     const double scale = 1.0 / (c->unit * sqrt((double)dim));
-    desk->rows = queries.span.count;
-    cp_lanes_pack(recipe->query_lanes, desk->rows, dim,
-                  c->asked->queries + (queries.row * heads + head) * dim,
-                  heads * dim, 1, (float)scale, desk->queries);
-    memset(desk->sums, 0,
-           (size_t)cp_lanes_floats(recipe->sum_lanes, desk->rows, dim) *
+    workspace->rows = queries.span.count;
+    cp_lanes_pack(recipe->query_lanes, workspace->rows, dim,
+                  c->call->queries + (queries.row * heads + head) * dim,
+                  heads * dim, 1, (float)scale, workspace->queries);
+    memset(workspace->sums, 0,
+           (size_t)cp_lanes_floats(recipe->sum_lanes, workspace->rows, dim) *
                sizeof(float));
     for (int64_t r = 0; r < c->rows; r++) {
-        desk->level[r] = -INFINITY;
-        desk->total[r] = 0.0f;
+        workspace->level[r] = -INFINITY;
+        workspace->total[r] = 0.0f;
     }
 }
 
-static void find_reach(const climb *c, const cp_desk *desk, cp_span queries,
-                       cp_span keys) {
+static void find_reach(const climb *c, const cp_desk *workspace,
+                       cp_span queries, cp_span keys) {
     for (int64_t r = 0; r < c->rows; r++)
-        desk->reach[r] =
+        workspace->reach[r] =
             cp_span_before(keys, queries.start + r * queries.step + 1);
 }
 
-static void finish(const climb *c, const cp_desk *desk, cp_piece queries,
+static void finish(const climb *c, const cp_desk *workspace, cp_piece queries,
                    int64_t head) {
-    const cp_attention *asked = c->asked;
+    const cp_attention *call = c->call;
     const cp_lanes lanes = c->recipe->sum_lanes;
-    const int64_t dim = desk->dim;
-    for (int64_t r = 0; r < desk->rows; r++) {
-        const double total = desk->total[r];
+    const int64_t dim = workspace->dim;
+    for (int64_t r = 0; r < workspace->rows; r++) {
+        const double total = workspace->total[r];
         const float share = total == 0.0 ? 0.0f : (float)(1.0 / total);
         float row[CP_HEAD_DIM_MAX];
         for (int64_t d = 0; d < dim; d++)
-            row[d] = desk->sums[cp_lanes_place(lanes, dim, r, d)] * share;
+            row[d] = workspace->sums[cp_lanes_place(lanes, dim, r, d)] * share;
         const float lse =
-            (float)(c->unit * (double)desk->level[r] + log(total));
-        const int64_t at = (queries.row + r) * asked->shape->query_heads + head;
+            (float)(c->unit * (double)workspace->level[r] + log(total));
+        const int64_t at = (queries.row + r) * call->shape->query_heads + head;
         /* Hand over the row of a rung. */
-        if (asked->merge) {
-            cp_partial_merge_row(asked->output + at * dim, &asked->lse[at],
-                                 NULL, row, lse, dim);
+        if (call->merge) {
+            cp_partial_merge_row(call->output + at * dim, &call->lse[at], NULL,
+                                 row, lse, dim);
         } else {
-            memcpy(asked->output + at * dim, row, (size_t)dim * sizeof(float));
-            asked->lse[at] = lse;
+            memcpy(call->output + at * dim, row, (size_t)dim * sizeof(float));
+            call->lse[at] = lse;
         }
     }
 }
 
-static void attend_block(const climb *c, cp_desk *desk, cp_piece queries,
+static void attend_block(const climb *c, cp_desk *workspace, cp_piece queries,
                          int64_t head) {
-    const cp_shape *shape = c->asked->shape;
+    const cp_shape *shape = c->call->shape;
     const int64_t width = shape->kv_heads * shape->head_dim;
     const int64_t kv_head = head / (shape->query_heads / shape->kv_heads);
-    begin(c, desk, queries, head);
+    begin(c, workspace, queries, head);
     for (int64_t n = 0; n < c->key_blocks.count; n++) {
         const cp_piece keys = c->key_blocks.items[n];
         if (cp_span_relate(queries.span, keys.span) == CP_APART)
             continue;
         const int64_t at = keys.row * width + kv_head * shape->head_dim;
-        const cp_keys block = {keys.span.count, width, c->asked->keys + at,
-                               c->asked->values + at};
-        find_reach(c, desk, queries.span, keys.span);
-        c->recipe->add(desk, &block);
+        const cp_keys block = {keys.span.count, width, c->call->keys + at,
+                               c->call->values + at};
+        find_reach(c, workspace, queries.span, keys.span);
+        c->recipe->add(workspace, &block);
     }
-    finish(c, desk, queries, head);
+    finish(c, workspace, queries, head);
 }
 
 static void run(climb *c) {
     const int64_t blocks = c->query_blocks.count;
-    const int64_t units = c->asked->shape->query_heads * blocks;
-#pragma omp parallel num_threads(c->asked->threads)
+    const int64_t units = c->call->shape->query_heads * blocks;
+#pragma omp parallel num_threads(c->call->threads)
     {
         climb mine = *c;
         cp_desk desk =
@@ -156,31 +156,30 @@ static void run(climb *c) {
 }
 
 static cp_status prepare(climb *c) {
-    const cp_attention *asked = c->asked;
+    const cp_attention *call = c->call;
     const cp_recipe *recipe = c->recipe;
     const int64_t width = recipe->sum_lanes.width;
     int64_t floats;
     c->unit = recipe->vector ? 0.6931471805599453 : 1.0;
     c->rows = cp_ceil_divide(recipe->queries, width) * width;
     lay_out(c, NULL);
-    if (!cp_multiply(asked->threads, c->floats, &floats))
-        return cp_fail(CP_MEMORY, "%d desks are too many", asked->threads);
+    if (!cp_multiply(call->threads, c->floats, &floats))
+        return cp_fail(CP_MEMORY, "%d desks are too many", call->threads);
     cp_status status =
-        cp_pieces_cut(asked->query_pieces, recipe->queries, &c->query_blocks);
+        cp_pieces_cut(call->query_pieces, recipe->queries, &c->query_blocks);
     if (status == CP_OK)
-        status = cp_pieces_cut(asked->key_pieces, recipe->keys, &c->key_blocks);
+        status = cp_pieces_cut(call->key_pieces, recipe->keys, &c->key_blocks);
     if (status == CP_OK)
         status =
             cp_allocate_lines(&c->memory, floats, sizeof(float), "the desks");
     return status;
 }
 
-cp_status cp_climb(const cp_attention *asked, const cp_recipe *recipe) {
-    climb c = {.asked = asked, .recipe = recipe};
-    cp_status status = cp_shape_check(asked->shape);
-    if (status == CP_OK && asked->threads < 1)
-        status =
-            cp_fail(CP_INVALID, "%d threads cannot attend", asked->threads);
+cp_status cp_climb(const cp_attention *call, const cp_recipe *recipe) {
+    climb c = {.call = call, .recipe = recipe};
+    cp_status status = cp_shape_check(call->shape);
+    if (status == CP_OK && call->threads < 1)
+        status = cp_fail(CP_INVALID, "%d threads cannot attend", call->threads);
     if (status == CP_OK)
         status = prepare(&c);
     if (status == CP_OK)
@@ -191,34 +190,35 @@ cp_status cp_climb(const cp_attention *asked, const cp_recipe *recipe) {
     return status;
 }
 
-static void naive_row(const cp_desk *desk, const cp_keys *block, int64_t r) {
-    const int64_t dim = desk->dim, step = cp_lanes_group(one_by_one, dim);
-    const float *query = desk->queries + r * step;
-    float *sum = desk->sums + r * step;
-    for (int64_t j = 0; j < desk->reach[r]; j++) {
+static void naive_row(const cp_desk *workspace, const cp_keys *block,
+                      int64_t r) {
+    const int64_t dim = workspace->dim, step = cp_lanes_group(one_by_one, dim);
+    const float *query = workspace->queries + r * step;
+    float *sum = workspace->sums + r * step;
+    for (int64_t j = 0; j < workspace->reach[r]; j++) {
         const float *key = block->keys + j * block->width;
         const float *value = block->values + j * block->width;
         float score = 0.0f;
         for (int64_t d = 0; d < dim; d++)
             score += query[d] * key[d];
         /* Raise the level, if the score is higher. */
-        if (score > desk->level[r]) {
-            const float keep = expf(desk->level[r] - score);
-            desk->level[r] = score;
-            desk->total[r] *= keep;
+        if (score > workspace->level[r]) {
+            const float keep = expf(workspace->level[r] - score);
+            workspace->level[r] = score;
+            workspace->total[r] *= keep;
             for (int64_t d = 0; d < dim; d++)
                 sum[d] *= keep;
         }
-        const float weight = expf(score - desk->level[r]);
-        desk->total[r] += weight;
+        const float weight = expf(score - workspace->level[r]);
+        workspace->total[r] += weight;
         for (int64_t d = 0; d < dim; d++)
             sum[d] += weight * value[d];
     }
 }
 
-static void naive_add(const cp_desk *desk, const cp_keys *block) {
-    for (int64_t r = 0; r < desk->rows; r++)
-        naive_row(desk, block, r);
+static void naive_add(const cp_desk *workspace, const cp_keys *block) {
+    for (int64_t r = 0; r < workspace->rows; r++)
+        naive_row(workspace, block, r);
 }
 
 static cp_status naive(const cp_attention *call) {

@@ -71,7 +71,7 @@ struct cp_recipe {
     bool vector;  /* exponentials by cp_exp2, not by expf */
     bool small;   /* the library may take its path for small matrices */
     int64_t room; /* floats */
-    void (*add)(const cp_desk *desk, const cp_keys *block);
+    void (*add)(const cp_desk *workspace, const cp_keys *block);
 };
 
 /* e^x by the C library, or 2^x by cp_exp2. */
@@ -87,7 +87,7 @@ void cp_lanes_pack(cp_lanes lanes, int64_t rows, int64_t length,
 
 /* Attend as the recipe says: for every head and block of queries, add every
  * block of keys of which they see something. The contract is attend.h's. */
-cp_status cp_climb(const cp_attention *asked, const cp_recipe *recipe);
+cp_status cp_climb(const cp_attention *call, const cp_recipe *recipe);
 
 /* The rungs that keep scores row by row, a row for each query. */
 cp_status cp_rung_library(const cp_attention *call);

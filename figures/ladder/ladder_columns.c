@@ -74,16 +74,16 @@ weigh_strip(bool vector, int lanes, int64_t count, int64_t stride,
         total[i] = total[i] * keep[i] + sum[i];
 }
 
-static void weigh_panel(const cp_desk *desk, int64_t r, cp_lanes panel,
+static void weigh_panel(const cp_desk *workspace, int64_t r, cp_lanes panel,
                         int64_t count, float *scores, float *keep) {
     const int64_t width = panel.width, stride = panel.stride;
-    const bool vector = desk->recipe->vector;
-    float *level = desk->level + r, *total = desk->total + r;
+    const bool vector = workspace->recipe->vector;
+    float *level = workspace->level + r, *total = workspace->total + r;
     int64_t i = 0;
     /* Hide what rows do not see. */
-    for (int64_t j = desk->reach[r]; j < count; j++)
+    for (int64_t j = workspace->reach[r]; j < count; j++)
         for (int64_t q = 0; q < width; q++)
-            if (j >= desk->reach[r + q])
+            if (j >= workspace->reach[r + q])
                 scores[j * stride + q] = -INFINITY;
     for (; i + STRIP <= width; i += STRIP)
         weigh_strip(vector, STRIP, count, stride, scores + i, level + i,
@@ -102,37 +102,38 @@ static void rescale(int64_t dim, cp_lanes panel, float *sums,
 }
 
 static void add_to_panel(const cp_micro *micro, const turned_room *room,
-                         const cp_desk *desk, int64_t count, int64_t r) {
-    const int64_t dim = desk->dim, slice = micro->slice;
+                         const cp_desk *workspace, int64_t count, int64_t r) {
+    const int64_t dim = workspace->dim, slice = micro->slice;
     const int64_t columns = micro->panel, stride = micro->panel_stride;
     const int64_t at = cp_lanes_place(room->panel, dim, r, 0);
-    float *scores = desk->room + room->scores, *sums = desk->sums + at;
+    float *scores = workspace->room + room->scores,
+          *sums = workspace->sums + at;
     float keep[WIDEST];
     /* Score the panel against all slices of keys. */
     for (int64_t j = 0; j < count; j += slice)
-        cp_micro_multiply(micro, cp_min(slice, count - j), columns, dim,
-                          desk->room + cp_lanes_place(room->slice, dim, j, 0),
-                          desk->queries + at, false, scores + j * stride,
-                          stride);
-    weigh_panel(desk, r, room->panel, count, scores, keep);
+        cp_micro_multiply(
+            micro, cp_min(slice, count - j), columns, dim,
+            workspace->room + cp_lanes_place(room->slice, dim, j, 0),
+            workspace->queries + at, false, scores + j * stride, stride);
+    weigh_panel(workspace, r, room->panel, count, scores, keep);
     rescale(dim, room->panel, sums, keep);
     /* Add all slices of values to the panel's sums. */
-    const float *values = desk->room + room->values;
+    const float *values = workspace->room + room->values;
     for (int64_t d = 0; d < dim; d += slice)
         cp_micro_multiply(micro, cp_min(slice, dim - d), columns, count,
                           values + cp_lanes_place(room->slice, count, d, 0),
                           scores, true, sums + d * stride, stride);
 }
 
-static void turned_add(const cp_desk *desk, const cp_keys *block) {
+static void turned_add(const cp_desk *workspace, const cp_keys *block) {
     const cp_micro *micro = cp_micro_get();
-    const turned_room room = find_room(micro, desk->dim);
-    cp_lanes_pack(room.slice, block->count, desk->dim, block->keys,
-                  block->width, 1, 1.0f, desk->room);
-    cp_lanes_pack(room.slice, desk->dim, block->count, block->values, 1,
-                  block->width, 1.0f, desk->room + room.values);
-    for (int64_t r = 0; r < desk->rows; r += micro->panel)
-        add_to_panel(micro, &room, desk, block->count, r);
+    const turned_room room = find_room(micro, workspace->dim);
+    cp_lanes_pack(room.slice, block->count, workspace->dim, block->keys,
+                  block->width, 1, 1.0f, workspace->room);
+    cp_lanes_pack(room.slice, workspace->dim, block->count, block->values, 1,
+                  block->width, 1.0f, workspace->room + room.values);
+    for (int64_t r = 0; r < workspace->rows; r += micro->panel)
+        add_to_panel(micro, &room, workspace, block->count, r);
 }
 
 static cp_status turned(const cp_attention *call, bool vector) {

@@ -44,22 +44,23 @@ static float weigh_scores(bool vector, float *scores, int64_t count,
 }
 
 /* The scores of row r become weights, online. */
-static void weigh_row(const cp_desk *desk, int64_t r, int64_t count,
+static void weigh_row(const cp_desk *workspace, int64_t r, int64_t count,
                       float *scores) {
     const int64_t whole = cp_ceil_divide(count, STRIP) * STRIP;
-    const bool vector = desk->recipe->vector;
-    for (int64_t j = desk->reach[r]; j < whole; j++)
+    const bool vector = workspace->recipe->vector;
+    for (int64_t j = workspace->reach[r]; j < whole; j++)
         scores[j] = -INFINITY;
-    const float before = desk->level[r];
+    const float before = workspace->level[r];
     const float largest = largest_of(scores, whole, before);
     const float level = largest == -INFINITY ? 0.0f : largest;
     const float keep = cp_power(vector, before - level);
-    desk->level[r] = largest;
-    desk->total[r] =
-        desk->total[r] * keep + weigh_scores(vector, scores, whole, level);
+    workspace->level[r] = largest;
+    workspace->total[r] =
+        workspace->total[r] * keep + weigh_scores(vector, scores, whole, level);
     /* Rescale the row's sums. */
-    float *sums = desk->sums + cp_lanes_place(one_by_one, desk->dim, r, 0);
-    for (int64_t d = 0; d < desk->dim && keep != 1.0f; d++)
+    float *sums =
+        workspace->sums + cp_lanes_place(one_by_one, workspace->dim, r, 0);
+    for (int64_t d = 0; d < workspace->dim && keep != 1.0f; d++)
         sums[d] *= keep;
 }
 
@@ -81,16 +82,16 @@ static void multiply(bool small, int64_t rows, int64_t columns, int64_t depth,
 
 enum { LIBRARY_QUERIES = 256, LIBRARY_KEYS = 512 };
 
-static void library_add(const cp_desk *desk, const cp_keys *block) {
-    const bool small = desk->recipe->small;
-    const int64_t dim = desk->dim, step = cp_lanes_group(one_by_one, dim);
-    float *scores = desk->room;
-    multiply(small, desk->rows, block->count, dim, desk->queries, step,
-             block->keys, 1, block->width, false, scores, LIBRARY_KEYS);
-    for (int64_t r = 0; r < desk->rows; r++)
-        weigh_row(desk, r, block->count, scores + r * LIBRARY_KEYS);
-    multiply(small, desk->rows, dim, block->count, scores, LIBRARY_KEYS,
-             block->values, block->width, 1, true, desk->sums, step);
+static void library_add(const cp_desk *workspace, const cp_keys *block) {
+    const bool small = workspace->recipe->small;
+    const int64_t dim = workspace->dim, step = cp_lanes_group(one_by_one, dim);
+    float *scores = workspace->room;
+    multiply(small, workspace->rows, block->count, dim, workspace->queries,
+             step, block->keys, 1, block->width, false, scores, LIBRARY_KEYS);
+    for (int64_t r = 0; r < workspace->rows; r++)
+        weigh_row(workspace, r, block->count, scores + r * LIBRARY_KEYS);
+    multiply(small, workspace->rows, dim, block->count, scores, LIBRARY_KEYS,
+             block->values, block->width, 1, true, workspace->sums, step);
 }
 
 static cp_status library(const cp_attention *call, bool small, bool vector) {
@@ -136,40 +137,41 @@ static packed_room find_room(const cp_micro *micro, int64_t dim) {
 }
 
 static void add_to_slice(const cp_micro *micro, const packed_room *room,
-                         const cp_desk *desk, int64_t count, int64_t r) {
-    const int64_t dim = desk->dim, panel = micro->panel;
-    const int64_t rows = cp_min(micro->slice, desk->rows - r);
+                         const cp_desk *workspace, int64_t count, int64_t r) {
+    const int64_t dim = workspace->dim, panel = micro->panel;
+    const int64_t rows = cp_min(micro->slice, workspace->rows - r);
     const float *queries =
-        desk->queries + cp_lanes_place(room->slice, dim, r, 0);
-    float *sums = desk->sums + cp_lanes_place(one_by_one, dim, r, 0);
-    float *scores = desk->room + room->scores;
-    float *weights = desk->room + room->weights;
+        workspace->queries + cp_lanes_place(room->slice, dim, r, 0);
+    float *sums = workspace->sums + cp_lanes_place(one_by_one, dim, r, 0);
+    float *scores = workspace->room + room->scores;
+    float *weights = workspace->room + room->weights;
     /* Score the slice against all panels of keys. */
     for (int64_t j = 0; j < count; j += panel)
         cp_micro_multiply(micro, rows, cp_min(panel, count - j), dim, queries,
-                          desk->room + cp_lanes_place(room->panel, dim, j, 0),
+                          workspace->room +
+                              cp_lanes_place(room->panel, dim, j, 0),
                           false, scores + j, WIDE_KEYS);
     for (int64_t i = 0; i < rows; i++)
-        weigh_row(desk, r + i, count, scores + i * WIDE_KEYS);
+        weigh_row(workspace, r + i, count, scores + i * WIDE_KEYS);
     cp_lanes_pack(room->slice, rows, count, scores, WIDE_KEYS, 1, 1.0f,
                   weights);
     /* Add all panels of values to the slice's sums. */
-    const float *values = desk->room + room->values;
+    const float *values = workspace->room + room->values;
     for (int64_t d = 0; d < dim; d += panel)
         cp_micro_multiply(micro, rows, cp_min(panel, dim - d), count, weights,
                           values + cp_lanes_place(room->panel, count, d, 0),
                           true, sums + d, cp_lanes_group(one_by_one, dim));
 }
 
-static void packed_add(const cp_desk *desk, const cp_keys *block) {
+static void packed_add(const cp_desk *workspace, const cp_keys *block) {
     const cp_micro *micro = cp_micro_get();
-    const packed_room room = find_room(micro, desk->dim);
-    cp_lanes_pack(room.panel, block->count, desk->dim, block->keys,
-                  block->width, 1, 1.0f, desk->room);
-    cp_lanes_pack(room.panel, desk->dim, block->count, block->values, 1,
-                  block->width, 1.0f, desk->room + room.values);
-    for (int64_t r = 0; r < desk->rows; r += micro->slice)
-        add_to_slice(micro, &room, desk, block->count, r);
+    const packed_room room = find_room(micro, workspace->dim);
+    cp_lanes_pack(room.panel, block->count, workspace->dim, block->keys,
+                  block->width, 1, 1.0f, workspace->room);
+    cp_lanes_pack(room.panel, workspace->dim, block->count, block->values, 1,
+                  block->width, 1.0f, workspace->room + room.values);
+    for (int64_t r = 0; r < workspace->rows; r += micro->slice)
+        add_to_slice(micro, &room, workspace, block->count, r);
 }
 
 cp_status cp_rung_packed(const cp_attention *call) {

@@ -39,11 +39,11 @@ typedef struct {
     cp_piece query, key;
     cp_pieces query_pieces, key_pieces;
     float *queries, *keys, *values, *output, *lse;
-} problem;
+} ladder_problem;
 
 /* As many new tokens as cached ones, and none of the new ones among the keys,
  * is full; a prompt among itself is causal. */
-static void open_problem(problem *p, int64_t tokens, bool causal) {
+static void open_problem(ladder_problem *p, int64_t tokens, bool causal) {
     const int64_t wide = tokens * shape.query_heads * shape.head_dim;
     const int64_t narrow = tokens * shape.kv_heads * shape.head_dim;
     p->tokens = tokens;
@@ -58,7 +58,7 @@ static void open_problem(problem *p, int64_t tokens, bool causal) {
     p->lse = filled(tokens * shape.query_heads, 5);
 }
 
-static void close_problem(problem *p) {
+static void close_problem(ladder_problem *p) {
     free(p->queries);
     free(p->keys);
     free(p->values);
@@ -67,13 +67,13 @@ static void close_problem(problem *p) {
 }
 
 typedef struct {
-    const problem *p;
+    const ladder_problem *p;
     cp_kernel attend;
-} job;
+} ladder_job;
 
 static cp_status attend_once(void *context, double *seconds) {
-    const job *job = context;
-    const problem *p = job->p;
+    const ladder_job *job = context;
+    const ladder_problem *p = job->p;
     const cp_attention call = {.shape = &shape,
                                .query_pieces = &p->query_pieces,
                                .queries = p->queries,
@@ -90,7 +90,8 @@ static cp_status attend_once(void *context, double *seconds) {
 }
 
 /* The median over rounds of one entrant's rate over another's. */
-static double fraction(const cp_entrant *a, const cp_entrant *of, int rounds) {
+static double fraction(const cp_bench_case *a, const cp_bench_case *of,
+                       int rounds) {
     double quotients[CP_BENCH_ROUNDS];
     for (int r = 0; r < rounds; r++)
         quotients[r] = a->rates[r] / of->rates[r];
@@ -99,33 +100,33 @@ static double fraction(const cp_entrant *a, const cp_entrant *of, int rounds) {
 
 /* Rungs first to last - 1 against the peak, which takes a turn of its own
  * before each of them. */
-static void run_rungs(const problem *p, int first, int last, int rounds,
+static void run_rungs(const ladder_problem *p, int first, int last, int rounds,
                       bool warm, double *fractions) {
     static const int threads = THREADS;
-    cp_entrant entrants[2 * ALL];
-    job jobs[ALL];
+    cp_bench_case entries[2 * ALL];
+    ladder_job jobs[ALL];
     const double work = 4.0 * (double)(shape.query_heads * shape.head_dim) *
                         (double)cp_span_pairs(p->query.span, p->key.span);
     const int count = last - first;
     for (int i = 0; i < count; i++) {
-        jobs[i] = (job){p, cp_ladder[first + i].attend};
-        entrants[2 * i] = cp_measure_fma(&threads);
-        entrants[2 * i].warm = warm;
-        entrants[2 * i + 1] = (cp_entrant){.run = attend_once,
-                                           .context = &jobs[i],
-                                           .work = work,
-                                           .warm = warm};
+        jobs[i] = (ladder_job){p, cp_ladder[first + i].attend};
+        entries[2 * i] = cp_measure_fma(&threads);
+        entries[2 * i].warm = warm;
+        entries[2 * i + 1] = (cp_bench_case){.run = attend_once,
+                                             .context = &jobs[i],
+                                             .work = work,
+                                             .warm = warm};
     }
-    need(cp_measure_rounds(rounds, 2 * count, entrants));
+    need(cp_measure_rounds(rounds, 2 * count, entries));
     for (int i = 0; i < count; i++)
         fractions[first + i] =
-            fraction(&entrants[2 * i + 1], &entrants[2 * i], rounds);
+            fraction(&entries[2 * i + 1], &entries[2 * i], rounds);
 }
 
 /* ||dO|| / ||O|| of a rung, causal, 512 tokens. */
 static double error_of(cp_kernel attend) {
     static double *truth, *lse;
-    problem p;
+    ladder_problem p;
     double seconds, difference = 0.0, norm = 0.0;
     open_problem(&p, 512, true);
     const int64_t rows = 512 * shape.query_heads, count = rows * shape.head_dim;
@@ -135,7 +136,7 @@ static double error_of(cp_kernel attend) {
         need(cp_oracle(&shape, &p.query_pieces, p.queries, &p.key_pieces,
                        p.keys, p.values, truth, lse));
     }
-    job job = {&p, attend};
+    ladder_job job = {&p, attend};
     need(attend_once(&job, &seconds));
     for (int64_t i = 0; i < count; i++) {
         difference += pow((double)p.output[i] - truth[i], 2.0);
@@ -156,7 +157,7 @@ static void rungs(void) {
     static double fractions[2 * LENGTHS][ALL];
     for (int n = 0; n < LENGTHS; n++)
         for (int causal = 0; causal < 2; causal++) {
-            problem p;
+            ladder_problem p;
             double *to = fractions[2 * n + causal];
             open_problem(&p, lengths[n], causal == 1);
             if (lengths[n] <= 2048) /* the lowest rung takes seconds */
@@ -188,13 +189,13 @@ typedef struct {
     float *output;              /* [queries][dim] */
     float *packed_query, *packed_key, *packed_value, *packed_weights;
     cp_lanes slice, panel;
-} block;
+} timed_block;
 
 enum { DIM = 128, WIDE = 256 };
 
-static void open_block(block *b, int64_t queries, int64_t keys) {
+static void open_block(timed_block *b, int64_t queries, int64_t keys) {
     const cp_micro *micro = cp_micro_get();
-    *b = (block){.queries = queries, .keys = keys};
+    *b = (timed_block){.queries = queries, .keys = keys};
     b->slice = (cp_lanes){micro->slice, micro->slice_stride};
     b->panel = (cp_lanes){micro->panel, micro->panel_stride};
     b->query = filled(queries * DIM, 1);
@@ -220,28 +221,28 @@ static void library(bool small, bool transpose, int64_t rows, int64_t columns,
                  transpose ? WIDE : 1, &keep, c, columns, 1, NULL, &settings);
 }
 
-static void scores_small(block *b) {
+static void scores_small(timed_block *b) {
     library(true, true, b->queries, b->keys, DIM, b->query, b->key, false,
             b->scores);
 }
 
-static void scores_large(block *b) {
+static void scores_large(timed_block *b) {
     library(false, true, b->queries, b->keys, DIM, b->query, b->key, false,
             b->scores);
 }
 
-static void output_small(block *b) {
+static void output_small(timed_block *b) {
     library(true, false, b->queries, DIM, b->keys, b->scores, b->value, true,
             b->output);
 }
 
-static void output_large(block *b) {
+static void output_large(timed_block *b) {
     library(false, false, b->queries, DIM, b->keys, b->scores, b->value, true,
             b->output);
 }
 
 /* As the packed rung: slices of queries, panels of keys, a slice's scores. */
-static void scores_packed(block *b) {
+static void scores_packed(timed_block *b) {
     for (int64_t r = 0; r < b->queries; r += b->slice.width)
         for (int64_t j = 0; j < b->keys; j += b->panel.width)
             cp_micro_multiply(
@@ -252,7 +253,7 @@ static void scores_packed(block *b) {
                 b->scores + j, b->keys);
 }
 
-static void output_packed(block *b) {
+static void output_packed(timed_block *b) {
     for (int64_t r = 0; r < b->queries; r += b->slice.width)
         for (int64_t d = 0; d < DIM; d += b->panel.width)
             cp_micro_multiply(
@@ -263,7 +264,7 @@ static void output_packed(block *b) {
 }
 
 /* As the transposed rungs: panels of queries, slices of keys. */
-static void scores_transposed(block *b) {
+static void scores_transposed(timed_block *b) {
     for (int64_t r = 0; r < b->queries; r += b->panel.width)
         for (int64_t j = 0; j < b->keys; j += b->slice.width)
             cp_micro_multiply(
@@ -274,7 +275,7 @@ static void scores_transposed(block *b) {
                 b->scores + j * b->panel.stride, b->panel.stride);
 }
 
-static void output_transposed(block *b) {
+static void output_transposed(timed_block *b) {
     for (int64_t r = 0; r < b->queries; r += b->panel.width)
         for (int64_t d = 0; d < DIM; d += b->slice.width)
             cp_micro_multiply(
@@ -285,24 +286,24 @@ static void output_transposed(block *b) {
                 b->panel.stride);
 }
 
-static void pack_keys_and_values(block *b) {
+static void pack_keys_and_values(timed_block *b) {
     cp_lanes_pack(b->slice, b->keys, DIM, b->key, WIDE, 1, 1.0f, b->packed_key);
     cp_lanes_pack(b->slice, DIM, b->keys, b->value, 1, WIDE, 1.0f,
                   b->packed_value);
 }
 
-static void pack_weights(block *b) {
+static void pack_weights(timed_block *b) {
     for (int64_t r = 0; r < b->queries; r += b->slice.width)
         cp_lanes_pack(b->slice, cp_min(b->slice.width, b->queries - r), b->keys,
                       b->scores, b->keys, 1, 1.0f, b->packed_weights);
 }
 
-static void library_exponentials(block *b) {
+static void library_exponentials(timed_block *b) {
     for (int64_t i = 0; i < b->queries * b->keys; i++)
         b->packed_weights[i] = expf(b->scores[i] - 1.0f);
 }
 
-static void our_exponentials(block *b) {
+static void our_exponentials(timed_block *b) {
 #pragma omp simd
     for (int64_t i = 0; i < b->queries * b->keys; i++)
         b->packed_weights[i] = cp_exp2(b->scores[i] - 1.0f);
@@ -310,17 +311,17 @@ static void our_exponentials(block *b) {
 
 typedef struct {
     const char *name;
-    void (*run)(block *b);
+    void (*run)(timed_block *b);
     int64_t queries, keys;
-    block block;
-} part;
+    timed_block block;
+} ladder_part;
 
 static cp_status run_part(void *context, double *seconds) {
-    part *it = context;
+    ladder_part *kernel_part = context;
     const double start = cp_clock();
     int64_t times = 0;
     do {
-        it->run(&it->block);
+        kernel_part->run(&kernel_part->block);
         times++;
         *seconds = cp_clock() - start;
     } while (*seconds < 0.01);
@@ -332,7 +333,7 @@ static cp_status run_part(void *context, double *seconds) {
  * eight lanes in each, so that 32 operations at the peak's pace are one. */
 static void parts(void) {
     static const int one_thread = 1;
-    part all[] = {
+    ladder_part all[] = {
         {"scores-small", scores_small, 256, 512, {0}},
         {"scores-large", scores_large, 256, 512, {0}},
         {"scores-packed", scores_packed, 256, 192, {0}},
@@ -347,20 +348,20 @@ static void parts(void) {
         {"exp2", our_exponentials, 16, 192, {0}},
     };
     enum { COUNT = sizeof(all) / sizeof(*all), ROUNDS = 15 };
-    cp_entrant entrants[2 * COUNT];
+    cp_bench_case entries[2 * COUNT];
     for (int i = 0; i < COUNT; i++) {
         open_block(&all[i].block, all[i].queries, all[i].keys);
-        entrants[2 * i] = cp_measure_fma(&one_thread);
-        entrants[2 * i + 1] =
-            (cp_entrant){.run = run_part,
-                         .context = &all[i],
-                         .work = 32.0 * (double)(all[i].queries * all[i].keys)};
+        entries[2 * i] = cp_measure_fma(&one_thread);
+        entries[2 * i + 1] = (cp_bench_case){
+            .run = run_part,
+            .context = &all[i],
+            .work = 32.0 * (double)(all[i].queries * all[i].keys)};
     }
-    need(cp_measure_rounds(ROUNDS, 2 * COUNT, entrants));
+    need(cp_measure_rounds(ROUNDS, 2 * COUNT, entries));
     printf("part,cycles\n");
     for (int i = 0; i < COUNT; i++)
         printf("%s,%.2f\n", all[i].name,
-               1.0 / fraction(&entrants[2 * i + 1], &entrants[2 * i], ROUNDS));
+               1.0 / fraction(&entries[2 * i + 1], &entries[2 * i], ROUNDS));
 }
 
 int main(int count, char **arguments) {

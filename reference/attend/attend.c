@@ -27,13 +27,13 @@ typedef struct {
 } tiles;
 
 typedef struct {
-    const cp_attention *asked;
+    const cp_attention *call;
     int64_t group; /* query heads that share a key head */
     cp_pieces query_tiles, key_tiles;
     int64_t rows;   /* of a tile, whole panels */
     int64_t floats; /* of a thread's memory */
     float *memory;
-} call;
+} tile_call;
 
 /* c[PANEL][STRIP] += a[PANEL][depth] b[depth][STRIP] */
 static void multiply(int64_t depth, const float *restrict a, int64_t a_stride,
@@ -81,14 +81,14 @@ static void gather_queries(const tiles *w, cp_piece tile, int64_t kv_head,
 }
 
 static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
-                 const cp_attention *asked) {
+                 const cp_attention *call) {
     const int64_t dim = w->shape->head_dim, count = tile.span.count;
-    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
     const int64_t padded = cp_ceil_divide(count, STRIP) * STRIP;
-    const float *keys = asked->keys + tile.row * key_row + kv_head * dim;
+    const float *keys = call->keys + tile.row * key_row + kv_head * dim;
     const int64_t value_dim = cp_value_dim(w->shape);
-    const float *values = asked->values + tile.row * value_row +
-                          kv_head * cp_value_step(w->shape);
+    const float *values =
+        call->values + tile.row * value_row + kv_head * cp_value_step(w->shape);
     /* Transpose keys, strip by strip. */
     for (int64_t j = 0; j < padded; j++) {
         float *to = w->keys + j / STRIP * dim * STRIP + j % STRIP;
@@ -184,16 +184,16 @@ void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
     call->lse[at] = lse;
 }
 
-static void attend_tile(const call *c, tiles *w, cp_piece tile,
+static void attend_tile(const tile_call *c, tiles *w, cp_piece tile,
                         int64_t kv_head) {
-    const cp_attention *asked = c->asked;
+    const cp_attention *call = c->call;
     const int64_t rows = tile.span.count * c->group;
-    gather_queries(w, tile, kv_head, rows, asked->queries);
+    gather_queries(w, tile, kv_head, rows, call->queries);
     for (int64_t t = 0; t < c->key_tiles.count; t++) {
         const cp_piece keys = c->key_tiles.items[t];
         if (cp_span_relate(tile.span, keys.span) == CP_APART)
             continue;
-        pack(w, keys, kv_head, asked);
+        pack(w, keys, kv_head, call);
         for (int64_t row = 0; row < rows; row += PANEL)
             attend_panel(w, tile.span, keys.span, row);
     }
@@ -202,7 +202,7 @@ static void attend_tile(const call *c, tiles *w, cp_piece tile,
         double sums[CP_HEAD_DIM_MAX];
         for (int64_t d = 0; d < cp_value_dim(w->shape); d++)
             sums[d] = w->output[r * w->wide + d];
-        cp_row_finish(asked, cp_row_index(w->shape, tile, kv_head, r), sums,
+        cp_row_finish(call, cp_row_index(w->shape, tile, kv_head, r), sums,
                       w->largest[r], w->total[r]);
     }
 }
@@ -230,28 +230,28 @@ cp_status cp_attention_check(const cp_attention *call) {
     return CP_OK;
 }
 
-static cp_status prepare(call *c) {
-    const cp_attention *asked = c->asked;
-    const int64_t group = asked->shape->query_heads / asked->shape->kv_heads;
+static cp_status prepare(tile_call *c) {
+    const cp_attention *call = c->call;
+    const int64_t group = call->shape->query_heads / call->shape->kv_heads;
     const int64_t queries = cp_max(1, ROWS / group);
     cp_workspace counted = {0};
-    CP_TRY(cp_pieces_cut(asked->query_pieces, queries, &c->query_tiles));
-    CP_TRY(cp_pieces_cut(asked->key_pieces, KEYS, &c->key_tiles));
+    CP_TRY(cp_pieces_cut(call->query_pieces, queries, &c->query_tiles));
+    CP_TRY(cp_pieces_cut(call->key_pieces, KEYS, &c->key_tiles));
     c->group = group;
     c->rows = cp_ceil_divide(queries * group, PANEL) * PANEL;
-    lay_out(asked->shape, c->rows, &counted);
+    lay_out(call->shape, c->rows, &counted);
     c->floats = counted.used;
-    return cp_allocate_lines(&c->memory, asked->threads * c->floats,
+    return cp_allocate_lines(&c->memory, call->threads * c->floats,
                              sizeof(float), "the kernel's tiles");
 }
 
-static void attend_tiles(const call *c) {
-    const int64_t heads = c->asked->shape->kv_heads;
+static void attend_tiles(const tile_call *c) {
+    const int64_t heads = c->call->shape->kv_heads;
     const int64_t tasks = c->query_tiles.count * heads;
-#pragma omp parallel num_threads(c->asked->threads)
+#pragma omp parallel num_threads(c->call->threads)
     {
         cp_workspace space = {c->memory + omp_get_thread_num() * c->floats, 0};
-        tiles w = lay_out(c->asked->shape, c->rows, &space);
+        tiles w = lay_out(c->call->shape, c->rows, &space);
 #pragma omp for schedule(dynamic)
         for (int64_t task = tasks - 1; task >= 0; task--)
             attend_tile(c, &w, c->query_tiles.items[task / heads],
@@ -259,10 +259,10 @@ static void attend_tiles(const call *c) {
     }
 }
 
-cp_status cp_attend(const cp_attention *asked) {
-    call c = {.asked = asked};
-    CP_TRY(cp_attention_check(asked));
-    if (asked->leaves != 0)
+cp_status cp_attend(const cp_attention *call) {
+    tile_call c = {.call = call};
+    CP_TRY(cp_attention_check(call));
+    if (call->leaves != 0)
         return cp_refuse("this kernel has no exact order");
     const cp_status status = prepare(&c);
     if (status == CP_OK)

@@ -27,8 +27,8 @@ typedef struct {
     float *rest;     /* of a running answer, with merge; or NULL (partial.h) */
     uint32_t leaves; /* 0; else the leaves of the keys, in exact order, and */
     int64_t node_size; /* ...the distance of nodes in output and lse */
-    void (*poke)(void *context); /* or NULL */
-    void *poke_context;
+    void (*progress)(void *context); /* or NULL */
+    void *progress_context;
 } cp_attention;
 
 /* Causal grouped-query attention of some queries over some keys: the

@@ -24,7 +24,7 @@ typedef struct {
     cp_team team;
     cp_pieces keys; /* cut by blocks, in the order of sequences, leaves, rows */
     int64_t cuts;   /* parts of a node, for many rows */
-} call;
+} exact_call;
 
 static int by_leaf(const void *a, const void *b) {
     const cp_span x = ((const cp_piece *)a)->span;
@@ -37,8 +37,8 @@ static int by_leaf(const void *a, const void *b) {
     return (x.start > y.start) - (x.start < y.start);
 }
 
-static cp_status cut_keys(call *c) {
-    const cp_pieces *pieces = c->team.asked->key_pieces;
+static cp_status cut_keys(exact_call *c) {
+    const cp_pieces *pieces = c->team.call->key_pieces;
     int64_t room = 0;
     for (int64_t n = 0; n < pieces->count; n++)
         room += pieces->items[n].span.count / BLOCK + 2;
@@ -58,7 +58,7 @@ static cp_status cut_keys(call *c) {
 }
 
 /* The first piece of a sequence's keys in that leaf or a later one. */
-static int64_t first_of(const call *c, int64_t sequence, int64_t leaf) {
+static int64_t first_of(const exact_call *c, int64_t sequence, int64_t leaf) {
     int64_t from = 0, to = c->keys.count;
     while (from < to) {
         const int64_t middle = (from + to) / 2;
@@ -73,9 +73,9 @@ static int64_t first_of(const call *c, int64_t sequence, int64_t leaf) {
 }
 
 /* Take the block that begins at the n-th piece; returns where the next does. */
-static int64_t take_block(const call *c, int64_t n, cp_leaf_block *b) {
-    const cp_attention *asked = c->team.asked;
-    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+static int64_t take_block(const exact_call *c, int64_t n, cp_leaf_block *b) {
+    const cp_attention *call = c->team.call;
+    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
     b->start = c->keys.items[n].span.start / BLOCK * BLOCK;
     b->count = 0;
     for (; n < c->keys.count; n++) {
@@ -84,8 +84,8 @@ static int64_t take_block(const call *c, int64_t n, cp_leaf_block *b) {
             break;
         for (int64_t i = 0; i < piece.span.count; i++, b->count++) {
             const int64_t row = piece.row + i;
-            b->keys[b->count] = asked->keys + row * key_row;
-            b->values[b->count] = asked->values + row * value_row;
+            b->keys[b->count] = call->keys + row * key_row;
+            b->values[b->count] = call->values + row * value_row;
         }
     }
     return n;
@@ -103,25 +103,25 @@ static int64_t reach_of(const cp_team *team, const cp_task *t, int64_t r,
 /* Many rows: a workspace of panels, and answers over 1, 2, 4 ... leaves: each
  * [dim][stride], divided by its totals, then its LSE [stride]. */
 typedef struct {
-    cp_panels desk;
+    cp_panels buffers;
     int64_t panels, dim;
     int64_t levels, width; /* levels of nodes; numbers in an answer */
     float *answers;        /* [levels][panels][width] */
     float *copy;           /* [BLOCK][dim], keys and values */
     bool *touched;         /* [panels] in this leaf... */
     bool *seen;            /* [levels][panels] ...and in a node */
-} bench;
+} exact_workspace;
 
-static bench lay_out(const cp_team *team, const cp_task *t,
-                     cp_workspace *space) {
-    const cp_shape *shape = team->asked->shape;
-    bench b = {.desk = cp_panels_lay_out(shape, t->rows, space),
-               .dim = cp_value_dim(shape),
-               .levels = 1};
+static exact_workspace lay_out(const cp_team *team, const cp_task *t,
+                               cp_workspace *space) {
+    const cp_shape *shape = team->call->shape;
+    exact_workspace b = {.buffers = cp_panels_lay_out(shape, t->rows, space),
+                         .dim = cp_value_dim(shape),
+                         .levels = 1};
     while (1 << (b.levels - 1) < t->last - t->first)
         b.levels++;
-    b.panels = cp_ceil_divide(t->rows, b.desk.micro->panel);
-    b.width = (b.dim + 1) * b.desk.micro->panel_stride;
+    b.panels = cp_ceil_divide(t->rows, b.buffers.micro->panel);
+    b.width = (b.dim + 1) * b.buffers.micro->panel_stride;
     b.answers = cp_workspace_take(space, b.levels * b.panels * b.width);
     b.copy = cp_workspace_take(space, BLOCK * (shape->head_dim + b.dim));
     b.touched = (bool *)cp_workspace_take(space, b.panels);
@@ -131,8 +131,8 @@ static bench lay_out(const cp_team *team, const cp_task *t,
 
 /* Are all rows of a whole block contiguous? All are looked at, since pages
  * between its first row and its last may have been swapped. */
-static bool in_one_piece(const cp_attention *asked, const cp_leaf_block *keys) {
-    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+static bool in_one_piece(const cp_attention *call, const cp_leaf_block *keys) {
+    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
     for (int64_t j = 0; j < BLOCK; j++)
         if (j >= keys->count || keys->keys[j] != keys->keys[0] + j * key_row ||
             keys->values[j] != keys->values[0] + j * value_row)
@@ -142,15 +142,15 @@ static bool in_one_piece(const cp_attention *asked, const cp_leaf_block *keys) {
 
 /* A whole block in one piece is packed in place, any other from a copy that
  * ends in zeros. */
-static void pack_block(const cp_attention *asked, const bench *b,
+static void pack_block(const cp_attention *call, const exact_workspace *b,
                        const cp_leaf_block *keys, int64_t kv_head) {
-    const int64_t dim = asked->shape->head_dim, wide = b->dim;
+    const int64_t dim = call->shape->head_dim, wide = b->dim;
     const int64_t first = kv_head * dim;
-    const int64_t value = kv_head * cp_value_step(asked->shape);
-    if (in_one_piece(asked, keys)) {
-        cp_panels_pack(&b->desk, BLOCK, keys->keys[0] + first,
-                       cp_key_row(asked), keys->values[0] + value,
-                       cp_value_row(asked));
+    const int64_t value = kv_head * cp_value_step(call->shape);
+    if (in_one_piece(call, keys)) {
+        cp_panels_pack(&b->buffers, BLOCK, keys->keys[0] + first,
+                       cp_key_row(call), keys->values[0] + value,
+                       cp_value_row(call));
         return;
     }
     float *copy = b->copy, *values = copy + BLOCK * dim;
@@ -161,87 +161,91 @@ static void pack_block(const cp_attention *asked, const bench *b,
         memcpy(values + j * wide, keys->values[j] + value,
                (size_t)wide * sizeof(float));
     }
-    cp_panels_pack(&b->desk, BLOCK, copy, dim, values, wide);
+    cp_panels_pack(&b->buffers, BLOCK, copy, dim, values, wide);
 }
 
 /* Mask non-finite values of keys that not all rows see, since 0 times such a
  * value is NaN. Returns whether there are any. */
-static bool take_out(const bench *b, const cp_leaf_block *keys, int64_t value) {
-    const cp_micro *micro = b->desk.micro;
+static bool mask_non_finite(const exact_workspace *b, const cp_leaf_block *keys,
+                            int64_t value) {
+    const cp_micro *micro = b->buffers.micro;
     bool any = false;
     for (int64_t j = 0; j < keys->count; j++)
         for (int64_t d = 0; d < b->dim; d++)
             if (!isfinite(keys->values[j][value + d])) {
-                b->desk.values[(d / micro->slice * b->desk.most + j) *
-                                   micro->slice_stride +
-                               d % micro->slice] = 0.0f;
+                b->buffers.values[(d / micro->slice * b->buffers.most + j) *
+                                      micro->slice_stride +
+                                  d % micro->slice] = 0.0f;
                 any = true;
             }
     return any;
 }
 
 /* Restore them for the lanes that see them. */
-static void put_back(const bench *b, const cp_leaf_block *keys, int64_t value,
-                     const int64_t *reach, float *sums) {
-    const int64_t stride = b->desk.micro->panel_stride;
-    for (int64_t i = 0; i < b->desk.micro->panel; i++)
+static void restore_non_finite(const exact_workspace *b,
+                               const cp_leaf_block *keys, int64_t value,
+                               const int64_t *reach, float *sums) {
+    const int64_t stride = b->buffers.micro->panel_stride;
+    for (int64_t i = 0; i < b->buffers.micro->panel; i++)
         for (int64_t j = 0; j < reach[i]; j++)
             for (int64_t d = 0; d < b->dim; d++)
                 if (!isfinite(keys->values[j][value + d]))
-                    sums[d * stride + i] += b->desk.scores[j * stride + i] *
+                    sums[d * stride + i] += b->buffers.scores[j * stride + i] *
                                             keys->values[j][value + d];
 }
 
-static void score_panel(const bench *b, int64_t panel, const int64_t *reach) {
-    const cp_panels *desk = &b->desk;
-    const cp_micro *micro = desk->micro;
-    const int64_t dim = desk->shape->head_dim, slice = micro->slice;
+static void score_panel(const exact_workspace *b, int64_t panel,
+                        const int64_t *reach) {
+    const cp_panels *buffers = &b->buffers;
+    const cp_micro *micro = buffers->micro;
+    const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t lanes = micro->panel, stride = micro->panel_stride;
     for (int64_t j = 0; j < BLOCK; j += slice)
         cp_micro_multiply(micro, slice, lanes, dim,
-                          desk->keys + j / slice * dim * micro->slice_stride,
-                          desk->queries + panel * dim * stride, false,
-                          desk->scores + j * stride, stride);
+                          buffers->keys + j / slice * dim * micro->slice_stride,
+                          buffers->queries + panel * dim * stride, false,
+                          buffers->scores + j * stride, stride);
     for (int64_t i = 0; i < lanes; i++)
         for (int64_t j = reach[i]; j < BLOCK; j++)
-            desk->scores[j * stride + i] = -INFINITY;
+            buffers->scores[j * stride + i] = -INFINITY;
     for (int64_t i = 0; i < stride && !b->touched[panel]; i++) {
-        desk->level[panel * stride + i] = -INFINITY;
-        desk->total[panel * stride + i] = 0.0f;
+        buffers->level[panel * stride + i] = -INFINITY;
+        buffers->total[panel * stride + i] = 0.0f;
     }
 }
 
 /* The whole block, whatever a row sees of it: keys that it does not see weigh
  * 0. The first block of a leaf is not added to anything. */
-static float *attend_panel(const bench *b, int64_t panel,
+static float *attend_panel(const exact_workspace *b, int64_t panel,
                            const int64_t *reach) {
-    const cp_panels *desk = &b->desk;
-    const cp_micro *micro = desk->micro;
+    const cp_panels *buffers = &b->buffers;
+    const cp_micro *micro = buffers->micro;
     const int64_t slice = micro->slice, stride = micro->panel_stride;
-    float *sums = desk->sums + panel * desk->slices * slice * stride;
+    float *sums = buffers->sums + panel * buffers->slices * slice * stride;
     float keep[CP_PANEL_WIDEST];
     score_panel(b, panel, reach);
-    if (cp_panels_weigh(desk, BLOCK, desk->level + panel * stride,
-                        desk->total + panel * stride, keep))
-        cp_panels_scale(desk, keep, sums);
-    for (int64_t s = 0; s < desk->slices; s++)
+    if (cp_panels_weigh(buffers, BLOCK, buffers->level + panel * stride,
+                        buffers->total + panel * stride, keep))
+        cp_panels_scale(buffers, keep, sums);
+    for (int64_t s = 0; s < buffers->slices; s++)
         cp_micro_multiply(micro, slice, micro->panel, BLOCK,
-                          desk->values + s * desk->most * micro->slice_stride,
-                          desk->scores, b->touched[panel],
+                          buffers->values +
+                              s * buffers->most * micro->slice_stride,
+                          buffers->scores, b->touched[panel],
                           sums + s * slice * stride, stride);
     b->touched[panel] = true;
     return sums;
 }
 
-static void see_block(const cp_team *team, const cp_task *t, const bench *b,
-                      const cp_leaf_block *keys) {
-    const int64_t lanes = b->desk.micro->panel;
-    const int64_t value = t->kv_head * cp_value_step(team->asked->shape);
+static void see_block(const cp_team *team, const cp_task *t,
+                      const exact_workspace *b, const cp_leaf_block *keys) {
+    const int64_t lanes = b->buffers.micro->panel;
+    const int64_t value = t->kv_head * cp_value_step(team->call->shape);
     if (reach_of(team, t, t->rows - 1, keys) == 0)
         return;
-    pack_block(team->asked, b, keys, t->kv_head);
-    const bool odd =
-        reach_of(team, t, 0, keys) < keys->count && take_out(b, keys, value);
+    pack_block(team->call, b, keys, t->kv_head);
+    const bool odd = reach_of(team, t, 0, keys) < keys->count &&
+                     mask_non_finite(b, keys, value);
     for (int64_t panel = 0; panel < b->panels; panel++) {
         int64_t reach[CP_PANEL_WIDEST];
         const int64_t least = reach_of(team, t, panel * lanes, keys);
@@ -253,7 +257,7 @@ static void see_block(const cp_team *team, const cp_task *t, const bench *b,
             continue;
         float *sums = attend_panel(b, panel, reach);
         if (odd)
-            put_back(b, keys, value, reach, sums);
+            restore_non_finite(b, keys, value, reach, sums);
     }
 }
 
@@ -308,16 +312,16 @@ merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
  * lanes of a panel are adjacent; if the compiler knows their number it needs no
  * loop for them. */
 static inline __attribute__((always_inline)) void
-carry_lanes(int64_t lanes, int64_t stride, const bench *b, int64_t panel,
-            int64_t up) {
+carry_lanes(int64_t lanes, int64_t stride, const exact_workspace *b,
+            int64_t panel, int64_t up) {
     float *answer = b->answers + (up * b->panels + panel) * b->width;
     bool seen = b->touched[panel];
     if (seen)
         finish_lanes(lanes, stride, b->dim,
-                     b->desk.sums +
-                         panel * b->desk.slices * b->desk.micro->slice * stride,
-                     b->desk.level + panel * stride,
-                     b->desk.total + panel * stride, answer);
+                     b->buffers.sums + panel * b->buffers.slices *
+                                           b->buffers.micro->slice * stride,
+                     b->buffers.level + panel * stride,
+                     b->buffers.total + panel * stride, answer);
     for (int64_t level = 0; level < up; level++) {
         const int64_t at = level * b->panels + panel;
         const float *before = b->answers + at * b->width;
@@ -332,8 +336,8 @@ carry_lanes(int64_t lanes, int64_t stride, const bench *b, int64_t panel,
 }
 
 /* The n-th leaf of a task is complete. */
-static void finish_leaf(const bench *b, int64_t n) {
-    const cp_micro *micro = b->desk.micro;
+static void finish_leaf(const exact_workspace *b, int64_t n) {
+    const cp_micro *micro = b->buffers.micro;
     int64_t up = 0;
     while ((n >> up & 1) != 0)
         up++;
@@ -347,36 +351,36 @@ static void finish_leaf(const bench *b, int64_t n) {
 /* Where to write row r of a task, and its LSE. */
 static float *row_at(const cp_team *team, const cp_task *t, int64_t r,
                      float **lse) {
-    const cp_attention *asked = team->asked;
-    const int64_t dim = cp_value_dim(asked->shape);
+    const cp_attention *call = team->call;
+    const int64_t dim = cp_value_dim(call->shape);
     if (t->parts > 1) {
         float *row = cp_team_aside(team, t, r);
         *lse = row + dim;
         return row;
     }
-    const int64_t node = t->place * asked->node_size;
+    const int64_t node = t->place * call->node_size;
     const int64_t at = cp_team_index(team, t, r);
-    *lse = asked->lse + node + at;
-    return asked->output + node + at * dim;
+    *lse = call->lse + node + at;
+    return call->output + node + at * dim;
 }
 
 static void do_many(const cp_team *team, const cp_task *t,
                     cp_workspace *space) {
-    const call *c = (const call *)team;
+    const exact_call *c = (const exact_call *)team;
     const int64_t sequence = t->queries.span.sequence;
-    const bench b = lay_out(team, t, space);
-    const int64_t lanes = b.desk.micro->panel;
-    const int64_t stride = b.desk.micro->panel_stride;
+    const exact_workspace b = lay_out(team, t, space);
+    const int64_t lanes = b.buffers.micro->panel;
+    const int64_t stride = b.buffers.micro->panel_stride;
     cp_leaf_block keys;
     if (space->memory == NULL)
         return;
-    cp_panels_begin(&b.desk, t->queries, t->kv_head, t->rows,
-                    team->asked->queries);
+    cp_panels_begin(&b.buffers, t->queries, t->kv_head, t->rows,
+                    team->call->queries);
     memset(b.touched, 0, (size_t)b.panels);
     for (int64_t leaf = t->first; leaf < t->last; leaf++) {
         const int64_t end = first_of(c, sequence, leaf + 1);
         for (int64_t at = first_of(c, sequence, leaf); at < end;) {
-            cp_team_poke(team);
+            cp_team_progress(team);
             at = take_block(c, at, &keys);
             see_block(team, t, &b, &keys);
         }
@@ -393,32 +397,31 @@ static void do_many(const cp_team *team, const cp_task *t,
 }
 
 static void finish_few(const cp_team *team, const cp_task *t, const cp_few *a) {
-    const int64_t dim = cp_value_dim(team->asked->shape);
+    const int64_t dim = cp_value_dim(team->call->shape);
     for (int64_t n = 0; n < a->all; n++) {
-        const float total = a->desk.total[n];
+        const float total = a->few_rows.total[n];
         const float share = total == 0.0f ? 0.0f : 1.0f / total;
         float *lse, *row = row_at(team, t, n, &lse);
         for (int64_t d = 0; d < dim; d++)
-            row[d] = a->desk.sums[n * dim + d] * share;
-        *lse = leaf_lse(a->desk.level[n], total);
+            row[d] = a->few_rows.sums[n * dim + d] * share;
+        *lse = leaf_lse(a->few_rows.level[n], total);
     }
 }
 
 /* With few rows, a task has one leaf. */
 static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
-    const call *c = (const call *)team;
+    const exact_call *c = (const exact_call *)team;
     const int64_t sequence = t->queries.span.sequence;
-    const cp_shape *shape = team->asked->shape;
+    const cp_shape *shape = team->call->shape;
     const cp_few a = cp_few_lay_out(shape, t->rows / shape->kv_heads, space);
     cp_leaf_block keys, next = {.count = 0};
     if (space->memory == NULL)
         return;
-    cp_few_begin(&a, t->queries, team->asked->queries);
+    cp_few_begin(&a, t->queries, team->call->queries);
     const int64_t end = first_of(c, sequence, t->last);
     const int64_t all = first_of(c, sequence, CP_LEAVES);
     /* The next leaf of this thread, if the team takes leaf after leaf. */
-    const int64_t later =
-        first_of(c, sequence, t->first + team->asked->threads);
+    const int64_t later = first_of(c, sequence, t->first + team->call->threads);
     int64_t at = first_of(c, sequence, t->first);
     bool more = at < end;
     if (more)
@@ -431,10 +434,10 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
             at = take_block(c, at, &next);
         else if (later < all)
             take_block(c, later, &next);
-        cp_team_poke(team);
-        for (int64_t r = 0; r < a.desk.rows; r++)
+        cp_team_progress(team);
+        for (int64_t r = 0; r < a.few_rows.rows; r++)
             a.reach[r] = reach_of(team, t, r, &keys);
-        if (a.reach[a.desk.rows - 1] > 0)
+        if (a.reach[a.few_rows.rows - 1] > 0)
             cp_few_add(&a, &keys, &next);
     }
     finish_few(team, t, &a);
@@ -444,7 +447,7 @@ static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
     (t->few ? do_few : do_many)(team, t, space);
 }
 
-static double cost_of(const call *c, const cp_task *t) {
+static double cost_of(const exact_call *c, const cp_task *t) {
     const cp_span queries = t->queries.span;
     const int64_t end = first_of(c, queries.sequence, t->last);
     double pairs = 0.0;
@@ -454,9 +457,9 @@ static double cost_of(const call *c, const cp_task *t) {
 }
 
 static void cut(cp_team *team, cp_piece piece, cp_task task) {
-    const call *c = (const call *)team;
+    const exact_call *c = (const exact_call *)team;
     cp_node nodes[CP_NODES_MAX];
-    const int count = cp_leaves_nodes(team->asked->leaves, nodes);
+    const int count = cp_leaves_nodes(team->call->leaves, nodes);
     (void)piece;
     for (task.place = 0; task.place < count; task.place++) {
         const cp_node whole = nodes[task.place];
@@ -473,7 +476,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
 
 /* Merge the parts of a node, of which t is the first, into the node. */
 static void raise_row(const cp_team *team, const cp_task *t, int64_t r) {
-    const int64_t dim = cp_value_dim(team->asked->shape);
+    const int64_t dim = cp_value_dim(team->call->shape);
     const int64_t step = t->rows * (dim + 1);
     float *row = cp_team_aside(team, t, r);
     for (int64_t near = 1; near < t->parts; near *= 2)
@@ -489,23 +492,23 @@ static void raise_row(const cp_team *team, const cp_task *t, int64_t r) {
 }
 
 /* Queries per task, and parts per node, so that all threads have work. */
-static void size_tasks(call *c) {
+static void size_tasks(exact_call *c) {
     cp_team *team = &c->team;
-    const int64_t rows = cp_pieces_tokens(team->asked->query_pieces) *
-                         team->asked->shape->query_heads;
-    const int64_t due = team->asked->threads > 1 ? TASKS : 1;
+    const int64_t rows = cp_pieces_tokens(team->call->query_pieces) *
+                         team->call->shape->query_heads;
+    const int64_t expected = team->call->threads > 1 ? TASKS : 1;
     cp_team_size(team, rows, MOST_ROWS);
-    for (c->cuts = 1; c->cuts < CP_LEAVES && cp_team_count(team) < due;)
+    for (c->cuts = 1; c->cuts < CP_LEAVES && cp_team_count(team) < expected;)
         c->cuts *= 2;
 }
 
-cp_status cp_attend_exact(const cp_attention *asked) {
+cp_status cp_attend_exact(const cp_attention *call) {
     const cp_micro *micro = cp_micro_get();
-    call c = {
-        .team = {.asked = asked,
-                 .group = asked->shape->query_heads / asked->shape->kv_heads,
+    exact_call c = {
+        .team = {.call = call,
+                 .group = call->shape->query_heads / call->shape->kv_heads,
                  .only_few = !micro->in_order,
-                 .row = cp_value_dim(asked->shape) + 1,
+                 .row = cp_value_dim(call->shape) + 1,
                  .cut = cut,
                  .work = work,
                  .join = raise_row}};

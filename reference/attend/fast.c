@@ -23,7 +23,7 @@ typedef struct {
     cp_pieces wide, narrow; /* tiles of keys for many rows and for few */
     int64_t few;            /* pieces of few rows */
     int64_t many;           /* rows that are many, over all key heads */
-} call;
+} fast_call;
 
 static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
     const int64_t wanted = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
@@ -35,21 +35,21 @@ static int64_t shares_of_many(int64_t tiles, int64_t rows) {
     return cp_max(1, cp_min(tiles / LEAST_TILES, TASKS / blocks));
 }
 
-static void count_rows(call *c) {
-    const cp_attention *asked = c->team.asked;
-    for (int64_t p = 0; p < asked->query_pieces->count; p++) {
-        const cp_span span = asked->query_pieces->items[p].span;
+static void count_rows(fast_call *c) {
+    const cp_attention *call = c->team.call;
+    for (int64_t p = 0; p < call->query_pieces->count; p++) {
+        const cp_span span = call->query_pieces->items[p].span;
         if (cp_team_is_few(&c->team, span))
             c->few++;
         else
-            c->many += span.count * asked->shape->query_heads;
+            c->many += span.count * call->shape->query_heads;
     }
     cp_team_size(&c->team, c->many, MOST_ROWS);
 }
 
-static void find_tiles(const call *c, cp_span queries, int64_t longest,
+static void find_tiles(const fast_call *c, cp_span queries, int64_t longest,
                        cp_task *task) {
-    const cp_pieces *keys = c->team.asked->key_pieces;
+    const cp_pieces *keys = c->team.call->key_pieces;
     int64_t at = 0;
     for (int64_t p = 0; p < keys->count; p++) {
         const cp_span span = keys->items[p].span;
@@ -62,8 +62,8 @@ static void find_tiles(const call *c, cp_span queries, int64_t longest,
     }
 }
 
-static double cost_of(const call *c, cp_span queries) {
-    const cp_pieces *keys = c->team.asked->key_pieces;
+static double cost_of(const fast_call *c, cp_span queries) {
+    const cp_pieces *keys = c->team.call->key_pieces;
     double pairs = 0.0;
     for (int64_t p = 0; p < keys->count; p++)
         pairs += (double)cp_span_pairs(queries, keys->items[p].span);
@@ -71,7 +71,7 @@ static double cost_of(const call *c, cp_span queries) {
 }
 
 static void cut(cp_team *team, cp_piece piece, cp_task task) {
-    const call *c = (const call *)team;
+    const fast_call *c = (const fast_call *)team;
     find_tiles(c, piece.span, task.few ? CP_ROW_KEYS : CP_PANEL_KEYS, &task);
     const int64_t first = task.first, tiles = task.last - first;
     task.parts = task.few ? shares_of_few(tiles, c->few)
@@ -79,7 +79,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     if (team->tasks != NULL)
         task.cost =
             cost_of(c, task.queries.span) *
-            (task.few ? 4.0 * (double)team->asked->shape->kv_heads : 1.0) /
+            (task.few ? 4.0 * (double)team->call->shape->kv_heads : 1.0) /
             (double)task.parts;
     for (task.part = 0; task.part < task.parts; task.part++) {
         task.first = first + tiles * task.part / task.parts;
@@ -90,7 +90,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
 
 static void hand_over(const cp_team *team, const cp_task *t, int64_t r,
                       const float *sums, float level, float total) {
-    const int64_t dim = cp_value_dim(team->asked->shape);
+    const int64_t dim = cp_value_dim(team->call->shape);
     double exact[CP_HEAD_DIM_MAX];
     if (t->parts > 1) {
         float *to = cp_team_aside(team, t, r);
@@ -101,52 +101,51 @@ static void hand_over(const cp_team *team, const cp_task *t, int64_t r,
     }
     for (int64_t d = 0; d < dim; d++)
         exact[d] = sums[d];
-    cp_row_finish(team->asked, cp_team_index(team, t, r), exact, level, total);
+    cp_row_finish(team->call, cp_team_index(team, t, r), exact, level, total);
 }
 
 static void do_many(const cp_team *team, const cp_task *t,
                     cp_workspace *space) {
-    const cp_attention *asked = team->asked;
-    const cp_pieces *tiles = &((const call *)team)->wide;
-    const cp_panels desk = cp_panels_lay_out(asked->shape, t->rows, space);
+    const cp_attention *call = team->call;
+    const cp_pieces *tiles = &((const fast_call *)team)->wide;
+    const cp_panels buffers = cp_panels_lay_out(call->shape, t->rows, space);
     float sums[CP_HEAD_DIM_MAX], level, total;
     if (space->memory == NULL)
         return;
-    cp_panels_begin(&desk, t->queries, t->kv_head, t->rows, asked->queries);
+    cp_panels_begin(&buffers, t->queries, t->kv_head, t->rows, call->queries);
     for (int64_t n = t->first; n < t->last; n++) {
-        cp_team_poke(team);
-        cp_panels_add(&desk, t->queries, tiles->items[n], t->kv_head, t->rows,
-                      asked);
+        cp_team_progress(team);
+        cp_panels_add(&buffers, t->queries, tiles->items[n], t->kv_head,
+                      t->rows, call);
     }
     for (int64_t r = 0; r < t->rows; r++) {
-        cp_panels_row(&desk, r, sums, &level, &total);
+        cp_panels_row(&buffers, r, sums, &level, &total);
         hand_over(team, t, r, sums, level, total);
     }
 }
 
 static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
-    const cp_attention *asked = team->asked;
-    const cp_pieces *tiles = &((const call *)team)->narrow;
-    const int64_t dim = cp_value_dim(asked->shape);
-    const int64_t others = (asked->threads - 1) * (t->last - t->first);
-    const cp_rows desk =
-        cp_rows_lay_out(asked->shape, t->rows / asked->shape->kv_heads, space);
+    const cp_attention *call = team->call;
+    const cp_pieces *tiles = &((const fast_call *)team)->narrow;
+    const int64_t dim = cp_value_dim(call->shape);
+    const int64_t others = (call->threads - 1) * (t->last - t->first);
+    const cp_row_buffers few_rows = cp_row_buffers_lay_out(
+        call->shape, t->rows / call->shape->kv_heads, space);
     if (space->memory == NULL)
         return;
-    cp_rows_begin(&desk, t->queries, asked->queries);
+    cp_row_buffers_begin(&few_rows, t->queries, call->queries);
     for (int64_t n = t->first; n < t->last; n++) {
         const cp_piece tile = tiles->items[n];
         const int64_t soon = n + 1 < t->last ? n + 1 : n + 1 + others;
-        cp_team_poke(team);
+        cp_team_progress(team);
         if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
-            cp_rows_add(&desk, t->queries, tile,
-                        soon < tiles->count ? tiles->items[soon]
-                                            : (cp_piece){0},
-                        asked);
+            cp_row_buffers_add(
+                &few_rows, t->queries, tile,
+                soon < tiles->count ? tiles->items[soon] : (cp_piece){0}, call);
     }
     for (int64_t r = 0; r < t->rows; r++)
-        hand_over(team, t, r, desk.sums + r * dim, desk.level[r],
-                  desk.total[r]);
+        hand_over(team, t, r, few_rows.sums + r * dim, few_rows.level[r],
+                  few_rows.total[r]);
 }
 
 static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
@@ -154,7 +153,7 @@ static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
 }
 
 static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
-    const int64_t dim = cp_value_dim(team->asked->shape);
+    const int64_t dim = cp_value_dim(team->call->shape);
     const int64_t step = t->rows * (2 + dim);
     const float *share = cp_team_aside(team, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
@@ -169,25 +168,25 @@ static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
         for (int64_t d = 0; d < dim; d++)
             sums[d] += weight * share[2 + d];
     }
-    cp_row_finish(team->asked, cp_team_index(team, t, r), sums, level, total);
+    cp_row_finish(team->call, cp_team_index(team, t, r), sums, level, total);
 }
 
-cp_status cp_attend_fast(const cp_attention *asked) {
-    call c = {.team = {.asked = asked,
-                       .row = 2 + cp_value_dim(asked->shape),
-                       .cut = cut,
-                       .work = work,
-                       .join = add_shares}};
-    CP_TRY(cp_attention_check(asked));
-    if (asked->leaves != 0)
-        return cp_attend_exact(asked);
+cp_status cp_attend_fast(const cp_attention *call) {
+    fast_call c = {.team = {.call = call,
+                            .row = 2 + cp_value_dim(call->shape),
+                            .cut = cut,
+                            .work = work,
+                            .join = add_shares}};
+    CP_TRY(cp_attention_check(call));
+    if (call->leaves != 0)
+        return cp_attend_exact(call);
     if (cp_micro_get()->panel > CP_PANEL_WIDEST)
-        return cp_attend(asked);
-    c.team.group = asked->shape->query_heads / asked->shape->kv_heads;
+        return cp_attend(call);
+    c.team.group = call->shape->query_heads / call->shape->kv_heads;
     count_rows(&c);
-    cp_status status = cp_pieces_cut(asked->key_pieces, CP_PANEL_KEYS, &c.wide);
+    cp_status status = cp_pieces_cut(call->key_pieces, CP_PANEL_KEYS, &c.wide);
     if (status == CP_OK)
-        status = cp_pieces_cut(asked->key_pieces, CP_ROW_KEYS, &c.narrow);
+        status = cp_pieces_cut(call->key_pieces, CP_ROW_KEYS, &c.narrow);
     if (status == CP_OK)
         status = cp_team_run(&c.team);
     cp_pieces_free(&c.wide);

@@ -16,7 +16,7 @@ _Static_assert((int)CP_LEAF_BLOCK == (int)CP_ROW_KEYS, "scores per block");
 
 cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
                       cp_workspace *space) {
-    cp_few a = {.desk = cp_rows_lay_out(shape, rows, space),
+    cp_few a = {.few_rows = cp_row_buffers_lay_out(shape, rows, space),
                 .all = shape->kv_heads * rows};
     a.lanes = cp_ceil_divide(a.all, LANES) * LANES;
     a.turned = cp_workspace_take(space, shape->head_dim * KEYS);
@@ -28,11 +28,11 @@ cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
 }
 
 void cp_few_begin(const cp_few *a, cp_piece queries, const float *tensor) {
-    const int64_t dim = cp_value_dim(a->desk.shape);
-    cp_rows_begin(&a->desk, queries, tensor);
+    const int64_t dim = cp_value_dim(a->few_rows.shape);
+    cp_row_buffers_begin(&a->few_rows, queries, tensor);
     for (int64_t i = a->all; i < a->lanes; i++) { /* of whole cache lines */
-        a->desk.level[i] = -INFINITY;
-        a->desk.total[i] = 0.0f;
+        a->few_rows.level[i] = -INFINITY;
+        a->few_rows.total[i] = 0.0f;
     }
     memset(a->added, 0, (size_t)(a->all * dim) * sizeof(float));
 }
@@ -142,8 +142,8 @@ static void fetch(const float *from, int64_t floats) {
 }
 
 static void score_few(const cp_few *a, const cp_leaf_block *keys) {
-    const cp_shape *shape = a->desk.shape;
-    const int64_t dim = shape->head_dim, rows = a->desk.rows;
+    const cp_shape *shape = a->few_rows.shape;
+    const int64_t dim = shape->head_dim, rows = a->few_rows.rows;
     const int64_t wide = cp_value_step(shape);
     for (int64_t j = 0; j < keys->count; j += KEYS) {
         for (int64_t h = 0; h < shape->kv_heads; h++) {
@@ -154,8 +154,9 @@ static void score_few(const cp_few *a, const cp_leaf_block *keys) {
                 values[k] = keys->values[at] + h * wide;
             }
             turn_keys(some, h * dim, dim, a->turned, values, wide);
-            score_rows(rows, dim, a->turned, a->desk.queries + h * rows * dim,
-                       a->desk.scores + h * rows * CP_LEAF_BLOCK + j);
+            score_rows(rows, dim, a->turned,
+                       a->few_rows.queries + h * rows * dim,
+                       a->few_rows.scores + h * rows * CP_LEAF_BLOCK + j);
         }
     }
 }
@@ -163,20 +164,21 @@ static void score_few(const cp_few *a, const cp_leaf_block *keys) {
 /* The weights of a block, [CP_LEAF_BLOCK][lanes]; 0 for keys out of reach. */
 static void weigh_few(const cp_few *a) {
     const cp_micro micro = {.panel = a->lanes, .panel_stride = a->lanes};
-    const cp_panels desk = {.micro = &micro, .scores = a->weights};
+    const cp_panels buffers = {.micro = &micro, .scores = a->weights};
     for (int64_t row = 0; row < a->all; row++)
-        for (int64_t j = a->reach[row % a->desk.rows]; j < CP_LEAF_BLOCK; j++)
-            a->desk.scores[row * CP_LEAF_BLOCK + j] = -INFINITY;
+        for (int64_t j = a->reach[row % a->few_rows.rows]; j < CP_LEAF_BLOCK;
+             j++)
+            a->few_rows.scores[row * CP_LEAF_BLOCK + j] = -INFINITY;
     for (int64_t i = 0; i < a->lanes; i += LANES)
         for (int64_t j = 0; j < CP_LEAF_BLOCK; j += LANES) {
             const float *rows[LANES];
             for (int64_t k = 0; k < LANES; k++)
-                rows[k] =
-                    a->desk.scores + cp_min(i + k, a->all - 1) * CP_LEAF_BLOCK;
+                rows[k] = a->few_rows.scores +
+                          cp_min(i + k, a->all - 1) * CP_LEAF_BLOCK;
             turn(rows, j, a->weights + j * a->lanes + i, a->lanes);
         }
-    cp_panels_weigh(&desk, CP_LEAF_BLOCK, a->desk.level, a->desk.total,
-                    a->keep);
+    cp_panels_weigh(&buffers, CP_LEAF_BLOCK, a->few_rows.level,
+                    a->few_rows.total, a->keep);
 }
 
 static inline __attribute__((always_inline)) void
@@ -196,17 +198,18 @@ add_keys(int keys, int64_t dim, const float *const *values,
  * eight keys of the next block. */
 static void add_few(const cp_few *a, const cp_leaf_block *keys,
                     const cp_leaf_block *next, int64_t j) {
-    const cp_shape *shape = a->desk.shape;
+    const cp_shape *shape = a->few_rows.shape;
     const int64_t dim = cp_value_dim(shape), soon = next->count - j;
     const float *values[LANES];
     for (int64_t h = 0; h < shape->kv_heads; h++) {
         for (int64_t k = 0; k < LANES; k++)
             values[k] = keys->values[cp_min(j + k, keys->count - 1)] +
                         h * cp_value_step(shape);
-        for (int64_t r = 0; r < a->desk.rows; r++) {
-            const int64_t row = h * a->desk.rows + r, left = a->reach[r] - j;
+        for (int64_t r = 0; r < a->few_rows.rows; r++) {
+            const int64_t row = h * a->few_rows.rows + r,
+                          left = a->reach[r] - j;
             const float *weights = a->weights + j * a->lanes + row;
-            for (int64_t k = r; k < cp_min(LANES, soon); k += a->desk.rows)
+            for (int64_t k = r; k < cp_min(LANES, soon); k += a->few_rows.rows)
                 fetch(next->keys[j + k] + h * shape->head_dim, shape->head_dim);
             if (left >= LANES)
                 add_keys(LANES, dim, values, weights, a->lanes,
@@ -220,9 +223,9 @@ static void add_few(const cp_few *a, const cp_leaf_block *keys,
 
 /* Add this block's sums to the earlier ones, which may weigh less now. */
 static void join_few(const cp_few *a) {
-    const int64_t dim = cp_value_dim(a->desk.shape);
+    const int64_t dim = cp_value_dim(a->few_rows.shape);
     for (int64_t n = 0; n < a->all; n++) {
-        float *sums = a->desk.sums + n * dim, *added = a->added + n * dim;
+        float *sums = a->few_rows.sums + n * dim, *added = a->added + n * dim;
         const float keep = a->keep[n];
 #pragma omp simd
         for (int64_t d = 0; d < dim; d++) {

@@ -15,7 +15,7 @@ typedef struct {
 
 /* A workspace of rows; their scores are weighted with rows as lanes. */
 typedef struct {
-    cp_rows desk;
+    cp_row_buffers few_rows;
     int64_t all, lanes; /* rows of all heads; in whole vectors */
     float *turned;      /* [head_dim][16] keys */
     float *weights;     /* [CP_LEAF_BLOCK][lanes] */

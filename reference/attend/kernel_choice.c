@@ -30,7 +30,7 @@ cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
     else {
         choice.wide = processor->wide >= LEAST_GAIN * processor->narrow;
         snprintf(choice.reason, sizeof(choice.reason),
-                 "%s512-bit multiply-adds run at %.2f times the rate of 256",
+                 "%s512-bit FMA at %.2f times 256-bit",
                  choice.wide ? "" : "BLIS's choice; ",
                  processor->wide / processor->narrow);
     }

@@ -8,18 +8,18 @@
 typedef struct {
     int64_t sequence, position, row;
     double score; /* of a key, with the query and head in hand */
-} token;
+} oracle_token;
 
-static token token_of(const cp_piece *piece, int64_t i) {
+static oracle_token token_of(const cp_piece *piece, int64_t i) {
     const cp_span span = piece->span;
-    return (token){span.sequence, span.start + i * span.step, piece->row + i,
-                   0.0};
+    return (oracle_token){span.sequence, span.start + i * span.step,
+                          piece->row + i, 0.0};
 }
 
-static cp_status expand(const cp_pieces *pieces, token **tokens) {
-    CP_TRY(cp_allocate(tokens, cp_pieces_tokens(pieces), sizeof(token),
+static cp_status expand(const cp_pieces *pieces, oracle_token **tokens) {
+    CP_TRY(cp_allocate(tokens, cp_pieces_tokens(pieces), sizeof(oracle_token),
                        "the oracle's tokens"));
-    token *next = *tokens;
+    oracle_token *next = *tokens;
     for (int64_t p = 0; p < pieces->count; p++)
         for (int64_t i = 0; i < pieces->items[p].span.count; i++)
             *next++ = token_of(&pieces->items[p], i);
@@ -28,17 +28,17 @@ static cp_status expand(const cp_pieces *pieces, token **tokens) {
 
 typedef struct {
     const cp_shape *shape;
-    token *keys;
+    oracle_token *keys;
     int64_t count;
     const float *key_rows, *value_rows;
 } key_table;
 
-static bool visible(token query, token key) {
+static bool visible(oracle_token query, oracle_token key) {
     return key.sequence == query.sequence && key.position <= query.position;
 }
 
-static double attend_one(const key_table *table, token query, int64_t kv_head,
-                         const float *q, double *out) {
+static double attend_one(const key_table *table, oracle_token query,
+                         int64_t kv_head, const float *q, double *out) {
     const int64_t dim = table->shape->head_dim;
     const int64_t value_dim = cp_value_dim(table->shape);
     const int64_t step = cp_value_step(table->shape);
@@ -83,7 +83,7 @@ cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
                     const float *keys, const float *values, double *output,
                     double *lse) {
     const int64_t heads = shape->query_heads, dim = shape->head_dim;
-    token *tokens;
+    oracle_token *tokens;
     CP_TRY(cp_shape_check(shape));
     CP_TRY(expand(key_pieces, &tokens));
     const int64_t count = cp_pieces_tokens(key_pieces);
@@ -92,7 +92,7 @@ cp_status cp_oracle(const cp_shape *shape, const cp_pieces *query_pieces,
     for (int64_t p = 0; p < query_pieces->count; p++)
         for (int64_t i = 0; i < query_pieces->items[p].span.count; i++)
             for (int64_t h = 0; h < heads; h++) {
-                const token query = token_of(&query_pieces->items[p], i);
+                const oracle_token query = token_of(&query_pieces->items[p], i);
                 const int64_t at = query.row * heads + h;
                 lse[at] =
                     attend_one(&table, query, h / group, queries + at * dim,

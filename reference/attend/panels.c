@@ -38,24 +38,25 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
     };
 }
 
-void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
-                     int64_t rows, const float *tensor) {
-    const int64_t dim = desk->shape->head_dim, panel = desk->micro->panel;
-    const int64_t stride = desk->micro->panel_stride;
+void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
+                     int64_t kv_head, int64_t rows, const float *tensor) {
+    const int64_t dim = buffers->shape->head_dim, panel = buffers->micro->panel;
+    const int64_t stride = buffers->micro->panel_stride;
     const int64_t panels = cp_ceil_divide(rows, panel);
-    const float scale = cp_query_scale(desk->shape);
+    const float scale = cp_query_scale(buffers->shape);
     for (int64_t r = 0; r < panels * panel; r++) {
-        const int64_t at = cp_row_index(desk->shape, queries, kv_head, r) * dim;
-        float *to = desk->queries + r / panel * dim * stride + r % panel;
+        const int64_t at =
+            cp_row_index(buffers->shape, queries, kv_head, r) * dim;
+        float *to = buffers->queries + r / panel * dim * stride + r % panel;
         for (int64_t d = 0; d < dim; d++)
             to[d * stride] = r < rows ? tensor[at + d] * scale : 0.0f;
     }
     /* No key has been seen. */
-    const int64_t lines = desk->slices * desk->micro->slice;
-    memset(desk->sums, 0, (size_t)(panels * lines * stride) * sizeof(float));
+    const int64_t lines = buffers->slices * buffers->micro->slice;
+    memset(buffers->sums, 0, (size_t)(panels * lines * stride) * sizeof(float));
     for (int64_t i = 0; i < panels * stride; i++) {
-        desk->level[i] = -INFINITY;
-        desk->total[i] = 0.0f;
+        buffers->level[i] = -INFINITY;
+        buffers->total[i] = 0.0f;
     }
 }
 
@@ -66,14 +67,14 @@ static inline void turn(int64_t slice, int64_t stride, int64_t dim,
             to[d * stride + i] = keys[i * width + d];
 }
 
-static void pack_keys(const cp_panels *desk, int64_t count, const float *keys,
-                      int64_t width) {
-    const int64_t dim = desk->shape->head_dim;
-    const int64_t slice = desk->micro->slice;
-    const int64_t stride = desk->micro->slice_stride;
+static void pack_keys(const cp_panels *buffers, int64_t count,
+                      const float *keys, int64_t width) {
+    const int64_t dim = buffers->shape->head_dim;
+    const int64_t slice = buffers->micro->slice;
+    const int64_t stride = buffers->micro->slice_stride;
     int64_t j = 0;
     for (; j + slice <= count; j += slice) {
-        float *to = desk->keys + j / slice * dim * stride;
+        float *to = buffers->keys + j / slice * dim * stride;
         if (slice == 6 && stride == 6)
             turn(6, 6, dim, width, keys + j * width, to);
         else
@@ -81,7 +82,7 @@ static void pack_keys(const cp_panels *desk, int64_t count, const float *keys,
     }
     for (; j < whole(count, slice); j++)
         for (int64_t d = 0; d < dim; d++)
-            desk->keys[(j / slice * dim + d) * stride + j % slice] =
+            buffers->keys[(j / slice * dim + d) * stride + j % slice] =
                 j < count ? keys[j * width + d] : 0.0f;
 }
 
@@ -92,15 +93,15 @@ static inline void deal(int64_t slice, int64_t stride, int64_t slices,
                (size_t)slice * sizeof(float));
 }
 
-static void pack_values(const cp_panels *desk, int64_t count,
+static void pack_values(const cp_panels *buffers, int64_t count,
                         const float *values, int64_t width) {
-    const int64_t dim = cp_value_dim(desk->shape), most = desk->most;
-    const int64_t slice = desk->micro->slice;
-    const int64_t stride = desk->micro->slice_stride;
+    const int64_t dim = cp_value_dim(buffers->shape), most = buffers->most;
+    const int64_t slice = buffers->micro->slice;
+    const int64_t stride = buffers->micro->slice_stride;
     const int64_t full = dim / slice, rest = dim % slice;
     for (int64_t j = 0; j < count; j++) {
         const float *from = values + j * width;
-        float *to = desk->values + j * stride;
+        float *to = buffers->values + j * stride;
         if (slice == 6 && stride == 6)
             deal(6, 6, full, most, from, to);
         else
@@ -160,14 +161,14 @@ weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
     return moved;
 }
 
-bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
+bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
                      float *total, float *keep) {
-    const int64_t panel = desk->micro->panel;
-    const int64_t stride = desk->micro->panel_stride;
+    const int64_t panel = buffers->micro->panel;
+    const int64_t stride = buffers->micro->panel_stride;
     bool moved = false;
     for (int64_t i = 0; i < panel;) {
         const int64_t lanes = panel - i >= 16 ? 16 : panel - i >= 8 ? 8 : 1;
-        float *scores = desk->scores + i;
+        float *scores = buffers->scores + i;
         if (lanes == 16)
             moved |= weigh_strip(16, stride, count, scores, level + i,
                                  total + i, keep + i);
@@ -182,19 +183,21 @@ bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
     return moved;
 }
 
-static void mask(const cp_panels *desk, const cp_reach *reach) {
+static void mask(const cp_panels *buffers, const cp_reach *reach) {
     for (int64_t j = reach->least; j < reach->most; j++)
-        for (int64_t i = 0; i < desk->micro->panel; i++)
+        for (int64_t i = 0; i < buffers->micro->panel; i++)
             if (j >= reach->of[i])
-                desk->scores[j * desk->micro->panel_stride + i] = -INFINITY;
+                buffers->scores[j * buffers->micro->panel_stride + i] =
+                    -INFINITY;
 }
 
-static void add_seen(const cp_panels *desk, const cp_reach *reach,
+static void add_seen(const cp_panels *buffers, const cp_reach *reach,
                      const float *values, int64_t width, float *sums) {
-    const int64_t dim = cp_value_dim(desk->shape), panel = desk->micro->panel;
-    const int64_t stride = desk->micro->panel_stride;
+    const int64_t dim = cp_value_dim(buffers->shape),
+                  panel = buffers->micro->panel;
+    const int64_t stride = buffers->micro->panel_stride;
     for (int64_t j = reach->least; j < reach->most; j++) {
-        const float *weights = desk->scores + j * stride;
+        const float *weights = buffers->scores + j * stride;
         const float *value = values + j * width;
         uint32_t seen[WIDEST];
         for (int64_t i = 0; i < panel; i++)
@@ -207,77 +210,78 @@ static void add_seen(const cp_panels *desk, const cp_reach *reach,
     }
 }
 
-void cp_panels_scale(const cp_panels *desk, const float *keep, float *sums) {
-    const int64_t panel = desk->micro->panel;
-    const int64_t stride = desk->micro->panel_stride;
-    for (int64_t d = 0; d < cp_value_dim(desk->shape); d++)
+void cp_panels_scale(const cp_panels *buffers, const float *keep, float *sums) {
+    const int64_t panel = buffers->micro->panel;
+    const int64_t stride = buffers->micro->panel_stride;
+    for (int64_t d = 0; d < cp_value_dim(buffers->shape); d++)
 #pragma omp simd
         for (int64_t i = 0; i < panel; i++)
             sums[d * stride + i] *= keep[i];
 }
 
-static void attend_panel(const cp_panels *desk, int64_t number,
+static void attend_panel(const cp_panels *buffers, int64_t number,
                          const cp_reach *reach, const float *values,
                          int64_t width) {
-    const cp_micro *micro = desk->micro;
-    const int64_t dim = desk->shape->head_dim, slice = micro->slice;
+    const cp_micro *micro = buffers->micro;
+    const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
-    const float *queries = desk->queries + number * dim * stride;
-    float *sums = desk->sums + number * desk->slices * slice * stride;
+    const float *queries = buffers->queries + number * dim * stride;
+    float *sums = buffers->sums + number * buffers->slices * slice * stride;
     float keep[WIDEST];
     for (int64_t j = 0; j < reach->most; j += slice)
         cp_micro_multiply(micro, slice, micro->panel, dim,
-                          desk->keys + j / slice * dim * micro->slice_stride,
-                          queries, false, desk->scores + j * stride, stride);
-    mask(desk, reach);
-    if (cp_panels_weigh(desk, reach->most, desk->level + number * stride,
-                        desk->total + number * stride, keep))
-        cp_panels_scale(desk, keep, sums);
+                          buffers->keys + j / slice * dim * micro->slice_stride,
+                          queries, false, buffers->scores + j * stride, stride);
+    mask(buffers, reach);
+    if (cp_panels_weigh(buffers, reach->most, buffers->level + number * stride,
+                        buffers->total + number * stride, keep))
+        cp_panels_scale(buffers, keep, sums);
     /* Add the values that all rows see. */
-    for (int64_t s = 0; s < desk->slices && reach->least > 0; s++)
-        cp_micro_multiply(micro, slice, micro->panel, reach->least,
-                          desk->values + s * desk->most * micro->slice_stride,
-                          desk->scores, true, sums + s * slice * stride,
-                          stride);
-    add_seen(desk, reach, values, width, sums);
+    for (int64_t s = 0; s < buffers->slices && reach->least > 0; s++)
+        cp_micro_multiply(
+            micro, slice, micro->panel, reach->least,
+            buffers->values + s * buffers->most * micro->slice_stride,
+            buffers->scores, true, sums + s * slice * stride, stride);
+    add_seen(buffers, reach, values, width, sums);
 }
 
-void cp_panels_pack(const cp_panels *desk, int64_t count, const float *keys,
+void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row) {
-    pack_keys(desk, count, keys, key_row);
-    pack_values(desk, count, values, value_row);
+    pack_keys(buffers, count, keys, key_row);
+    pack_values(buffers, count, values, value_row);
 }
 
-void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, int64_t rows, const cp_attention *asked) {
-    const cp_shape *shape = desk->shape;
-    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
+                   int64_t kv_head, int64_t rows, const cp_attention *call) {
+    const cp_shape *shape = buffers->shape;
+    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
     const float *key =
-        asked->keys + keys.row * key_row + kv_head * shape->head_dim;
+        call->keys + keys.row * key_row + kv_head * shape->head_dim;
     const float *value =
-        asked->values + keys.row * value_row + kv_head * cp_value_step(shape);
-    const int64_t panel = desk->micro->panel;
+        call->values + keys.row * value_row + kv_head * cp_value_step(shape);
+    const int64_t panel = buffers->micro->panel;
     int64_t each[WIDEST];
     cp_reach reach = {.of = each};
     if (cp_span_relate(queries.span, keys.span) == CP_APART)
         return;
-    cp_panels_pack(desk, keys.span.count, key, key_row, value, value_row);
+    cp_panels_pack(buffers, keys.span.count, key, key_row, value, value_row);
     for (int64_t r = 0; r < rows; r += panel) {
         cp_reach_find(shape, queries.span, keys.span, r, panel, &reach);
         if (reach.most > 0)
-            attend_panel(desk, r / panel, &reach, value, value_row);
+            attend_panel(buffers, r / panel, &reach, value, value_row);
     }
 }
 
-void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
-                   float *total) {
-    const int64_t panel = desk->micro->panel;
-    const int64_t stride = desk->micro->panel_stride;
+void cp_panels_row(const cp_panels *buffers, int64_t r, float *sums,
+                   float *level, float *total) {
+    const int64_t panel = buffers->micro->panel;
+    const int64_t stride = buffers->micro->panel_stride;
     const int64_t number = r / panel, lane = r % panel;
     const float *from =
-        desk->sums + number * desk->slices * desk->micro->slice * stride + lane;
-    for (int64_t d = 0; d < cp_value_dim(desk->shape); d++)
+        buffers->sums +
+        number * buffers->slices * buffers->micro->slice * stride + lane;
+    for (int64_t d = 0; d < cp_value_dim(buffers->shape); d++)
         sums[d] = from[d * stride];
-    *level = desk->level[number * stride + lane];
-    *total = desk->total[number * stride + lane];
+    *level = buffers->level[number * stride + lane];
+    *total = buffers->total[number * stride + lane];
 }

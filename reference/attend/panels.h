@@ -33,28 +33,28 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
 
 /* Begin with the rows of queries under one key head; tensor as in
  * cp_attention. */
-void cp_panels_begin(const cp_panels *desk, cp_piece queries, int64_t kv_head,
-                     int64_t rows, const float *tensor);
+void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
+                     int64_t kv_head, int64_t rows, const float *tensor);
 
 /* Attend to a tile of at most CP_PANEL_KEYS keys. */
-void cp_panels_add(const cp_panels *desk, cp_piece queries, cp_piece keys,
-                   int64_t kv_head, int64_t rows, const cp_attention *asked);
+void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
+                   int64_t kv_head, int64_t rows, const cp_attention *call);
 
 /* The state of row r: the sum over keys of 2^(score - level) * value and of
  * 2^(score - level), scores in base 2. */
-void cp_panels_row(const cp_panels *desk, int64_t r, float *sums, float *level,
-                   float *total);
+void cp_panels_row(const cp_panels *buffers, int64_t r, float *sums,
+                   float *level, float *total);
 
 /* For a kernel in another order: pack count keys and values, whose rows are
  * key_row and value_row floats apart. */
-void cp_panels_pack(const cp_panels *desk, int64_t count, const float *keys,
+void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row);
 
 /* Turn count scores of a panel into weights relative to its level, which may
  * rise, and add them to its total. keep is the factor of the past. Returns
  * whether any factor is below 1: then sums must be scaled by it. */
-bool cp_panels_weigh(const cp_panels *desk, int64_t count, float *level,
+bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
                      float *total, float *keep);
-void cp_panels_scale(const cp_panels *desk, const float *keep, float *sums);
+void cp_panels_scale(const cp_panels *buffers, const float *keep, float *sums);
 
 #endif

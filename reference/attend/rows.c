@@ -11,10 +11,10 @@ enum {
     EIGHT = 8,    /* values that share one load of a row's sum */
 };
 
-cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
-                        cp_workspace *space) {
+cp_row_buffers cp_row_buffers_lay_out(const cp_shape *shape, int64_t rows,
+                                      cp_workspace *space) {
     const int64_t all = shape->kv_heads * rows;
-    return (cp_rows){
+    return (cp_row_buffers){
         .shape = shape,
         .rows = rows,
         .queries = cp_workspace_take(space, all * shape->head_dim),
@@ -25,32 +25,34 @@ cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
     };
 }
 
-void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor) {
-    const int64_t dim = desk->shape->head_dim;
-    const int64_t all = desk->shape->kv_heads * desk->rows;
-    const float scale = cp_query_scale(desk->shape);
+void cp_row_buffers_begin(const cp_row_buffers *few_rows, cp_piece queries,
+                          const float *tensor) {
+    const int64_t dim = few_rows->shape->head_dim;
+    const int64_t all = few_rows->shape->kv_heads * few_rows->rows;
+    const float scale = cp_query_scale(few_rows->shape);
     for (int64_t i = 0; i < all; i++) {
-        const int64_t head = i / desk->rows, r = i % desk->rows;
-        const int64_t at = cp_row_index(desk->shape, queries, head, r) * dim;
+        const int64_t head = i / few_rows->rows, r = i % few_rows->rows;
+        const int64_t at =
+            cp_row_index(few_rows->shape, queries, head, r) * dim;
         for (int64_t d = 0; d < dim; d++)
-            desk->queries[i * dim + d] = tensor[at + d] * scale;
-        desk->level[i] = -INFINITY;
-        desk->total[i] = 0.0f;
+            few_rows->queries[i * dim + d] = tensor[at + d] * scale;
+        few_rows->level[i] = -INFINITY;
+        few_rows->total[i] = 0.0f;
     }
-    memset(desk->sums, 0,
-           (size_t)(all * cp_value_dim(desk->shape)) * sizeof(float));
+    memset(few_rows->sums, 0,
+           (size_t)(all * cp_value_dim(few_rows->shape)) * sizeof(float));
 }
 
-typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float row_lanes __attribute__((vector_size(LANES * sizeof(float))));
 
-static inline lanes load(const float *from) {
-    lanes v;
+static inline row_lanes load(const float *from) {
+    row_lanes v;
     memcpy(&v, from, sizeof(v));
     return v;
 }
 
-static inline lanes multiply_add(lanes a, lanes b, lanes c) {
-    lanes sum;
+static inline row_lanes multiply_add(row_lanes a, row_lanes b, row_lanes c) {
+    row_lanes sum;
     for (int l = 0; l < LANES; l++)
         sum[l] = cp_fused(a[l], b[l], c[l]);
     return sum;
@@ -58,11 +60,14 @@ static inline lanes multiply_add(lanes a, lanes b, lanes c) {
 
 /* Add up lanes of a, b, c and d half-way: four sums of the lower halves and
  * four of the upper. */
-static inline lanes fold(lanes a, lanes b, lanes c, lanes d) {
-    const lanes ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
-                     __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-    const lanes cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
-                     __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+static inline row_lanes fold(row_lanes a, row_lanes b, row_lanes c,
+                             row_lanes d) {
+    const row_lanes ab =
+        __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
+        __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+    const row_lanes cd =
+        __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
+        __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
     return __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
            __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
 }
@@ -71,10 +76,10 @@ static inline lanes fold(lanes a, lanes b, lanes c, lanes d) {
 static inline __attribute__((always_inline)) void
 score(int rows, int64_t dim, const float *q, const float *a, const float *b,
       float *to, int64_t second) {
-    lanes one[TOGETHER] = {{0}}, two[TOGETHER] = {{0}};
+    row_lanes one[TOGETHER] = {{0}}, two[TOGETHER] = {{0}};
     const int64_t full = dim - dim % LANES;
     for (int64_t d = 0; d < full; d += LANES) {
-        const lanes x = load(a + d), y = load(b + d);
+        const row_lanes x = load(a + d), y = load(b + d);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             one[r] = multiply_add(load(q + r * dim + d), x, one[r]);
@@ -82,9 +87,9 @@ score(int rows, int64_t dim, const float *q, const float *a, const float *b,
         }
     }
     /* Add up the lanes, and the rest of the dimension. */
-    const lanes x = fold(one[0], one[1], one[2], one[3]);
-    const lanes y = fold(two[0], two[1], two[2], two[3]);
-    const lanes sums =
+    const row_lanes x = fold(one[0], one[1], one[2], one[3]);
+    const row_lanes y = fold(two[0], two[1], two[2], two[3]);
+    const row_lanes sums =
         __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
     for (int r = 0; r < rows; r++) {
@@ -118,31 +123,35 @@ static void fetch(const float *from, int64_t floats) {
         __builtin_prefetch(from + i, 0, 2);
 }
 
-static void score_keys(const cp_rows *desk, int64_t count, const float *keys,
-                       int64_t key_row, const float *values,
+static void score_keys(const cp_row_buffers *few_rows, int64_t count,
+                       const float *keys, int64_t key_row, const float *values,
                        int64_t value_row) {
-    const int64_t dim = desk->shape->head_dim, heads = desk->shape->kv_heads;
+    const int64_t dim = few_rows->shape->head_dim,
+                  heads = few_rows->shape->kv_heads;
     for (int64_t j = 0; j < count; j += 2) {
         const int64_t second = j + 1 < count;
-        const int64_t part = (1 + second) * cp_value_step(desk->shape);
+        const int64_t part = (1 + second) * cp_value_step(few_rows->shape);
         for (int64_t h = 0; h < heads; h++) {
             fetch(values + j * value_row + h * part, part);
             const float *key = keys + j * key_row + h * dim;
-            score_few(desk->rows, dim, desk->queries + h * desk->rows * dim,
-                      key, key + second * key_row,
-                      desk->scores + h * desk->rows * CP_ROW_KEYS + j, second);
+            score_few(few_rows->rows, dim,
+                      few_rows->queries + h * few_rows->rows * dim, key,
+                      key + second * key_row,
+                      few_rows->scores + h * few_rows->rows * CP_ROW_KEYS + j,
+                      second);
         }
     }
 }
 
-static void weigh_row(const cp_rows *desk, int64_t row, int64_t reach,
-                      int64_t most) {
-    const int64_t dim = cp_value_dim(desk->shape);
-    const float keep = cp_row_weigh(desk->scores + row * CP_ROW_KEYS, reach,
-                                    cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
-                                    &desk->level[row], &desk->total[row]);
+static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
+                      int64_t reach, int64_t most) {
+    const int64_t dim = cp_value_dim(few_rows->shape);
+    const float keep =
+        cp_row_weigh(few_rows->scores + row * CP_ROW_KEYS, reach,
+                     cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
+                     &few_rows->level[row], &few_rows->total[row]);
     for (int64_t d = 0; keep != 1.0f && d < dim; d++)
-        desk->sums[row * dim + d] *= keep;
+        few_rows->sums[row * dim + d] *= keep;
 }
 
 static inline __attribute__((always_inline)) void
@@ -158,15 +167,15 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
     }
 }
 
-static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
-                       int64_t j, const float *values, int64_t width,
+static void add_values(const cp_row_buffers *few_rows, const int64_t *reach,
+                       int64_t h, int64_t j, const float *values, int64_t width,
                        const float *soon, int64_t part) {
-    const int64_t dim = cp_value_dim(desk->shape);
-    for (int64_t r = 0; r < desk->rows; r++) {
+    const int64_t dim = cp_value_dim(few_rows->shape);
+    for (int64_t r = 0; r < few_rows->rows; r++) {
         fetch(soon + r * part, part);
-        const int64_t row = h * desk->rows + r, left = reach[r] - j;
-        const float *weights = desk->scores + row * CP_ROW_KEYS + j;
-        float *sums = desk->sums + row * dim;
+        const int64_t row = h * few_rows->rows + r, left = reach[r] - j;
+        const float *weights = few_rows->scores + row * CP_ROW_KEYS + j;
+        float *sums = few_rows->sums + row * dim;
         if (left >= EIGHT)
             add_keys(EIGHT, dim, width, weights, values, sums);
         else
@@ -175,27 +184,30 @@ static void add_values(const cp_rows *desk, const int64_t *reach, int64_t h,
     }
 }
 
-void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 cp_piece next, const cp_attention *asked) {
-    const int64_t heads = desk->shape->kv_heads, dim = desk->shape->head_dim;
-    const int64_t step = cp_value_step(desk->shape);
-    const int64_t key_row = cp_key_row(asked), value_row = cp_value_row(asked);
+void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
+                        cp_piece keys, cp_piece next,
+                        const cp_attention *call) {
+    const int64_t heads = few_rows->shape->kv_heads,
+                  dim = few_rows->shape->head_dim;
+    const int64_t step = cp_value_step(few_rows->shape);
+    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
     int64_t each[CP_FEW_ROWS];
     cp_reach reach = {.of = each};
-    cp_reach_find(desk->shape, queries.span, keys.span, 0, desk->rows, &reach);
-    const float *key = asked->keys + keys.row * key_row;
-    const float *value = asked->values + keys.row * value_row;
-    score_keys(desk, reach.most, key, key_row, value, value_row);
-    for (int64_t row = 0; row < heads * desk->rows; row++)
-        weigh_row(desk, row, each[row % desk->rows], reach.most);
+    cp_reach_find(few_rows->shape, queries.span, keys.span, 0, few_rows->rows,
+                  &reach);
+    const float *key = call->keys + keys.row * key_row;
+    const float *value = call->values + keys.row * value_row;
+    score_keys(few_rows, reach.most, key, key_row, value, value_row);
+    for (int64_t row = 0; row < heads * few_rows->rows; row++)
+        weigh_row(few_rows, row, each[row % few_rows->rows], reach.most);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
         /* Find the keys to prefetch meanwhile. */
         const int64_t some = cp_max(0, cp_min(EIGHT, next.span.count - j));
-        const int64_t part = some * dim / desk->rows;
+        const int64_t part = some * dim / few_rows->rows;
         const float *soon =
-            some > 0 ? asked->keys + (next.row + j) * key_row : key;
+            some > 0 ? call->keys + (next.row + j) * key_row : key;
         for (int64_t h = 0; h < heads; h++)
-            add_values(desk, each, h, j, value + j * value_row + h * step,
-                       value_row, soon + h * desk->rows * part, part);
+            add_values(few_rows, each, h, j, value + j * value_row + h * step,
+                       value_row, soon + h * few_rows->rows * part, part);
     }
 }

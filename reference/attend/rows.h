@@ -14,7 +14,7 @@ typedef struct {
     float *scores;  /* [kv_heads][rows][CP_ROW_KEYS] */
     float *level;   /* [kv_heads][rows], base 2 */
     float *total;   /* [kv_heads][rows] */
-} cp_rows;
+} cp_row_buffers;
 
 enum {
     CP_FEW_ROWS = 12, /* under a key head; more are many */
@@ -22,15 +22,16 @@ enum {
 };
 /* Lay out arrays for rows rows, at most CP_FEW_ROWS, under each key head, in
  * memory from space. */
-cp_rows cp_rows_lay_out(const cp_shape *shape, int64_t rows,
-                        cp_workspace *space);
+cp_row_buffers cp_row_buffers_lay_out(const cp_shape *shape, int64_t rows,
+                                      cp_workspace *space);
 
 /* Begin with queries, of all heads; tensor as in cp_attention. */
-void cp_rows_begin(const cp_rows *desk, cp_piece queries, const float *tensor);
+void cp_row_buffers_begin(const cp_row_buffers *few_rows, cp_piece queries,
+                          const float *tensor);
 
 /* Attend to a tile of at most CP_ROW_KEYS keys, not apart. next is the tile to
  * prefetch, if it has any keys. */
-void cp_rows_add(const cp_rows *desk, cp_piece queries, cp_piece keys,
-                 cp_piece next, const cp_attention *asked);
+void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
+                        cp_piece keys, cp_piece next, const cp_attention *call);
 
 #endif

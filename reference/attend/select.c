@@ -20,18 +20,20 @@ void cp_candidates_clear(cp_candidate *list, int64_t count) {
 
 void cp_candidates_merge(cp_candidate *out, const cp_candidate *add,
                          int64_t room) {
-    int64_t mine = 0, theirs = 0;
-    while (mine + theirs < room)
-        if (cp_candidate_before(add[theirs], out[mine]))
+    int64_t own_count = 0, theirs = 0;
+    while (own_count + theirs < room)
+        if (cp_candidate_before(add[theirs], out[own_count]))
             theirs++;
         else
-            mine++;
+            own_count++;
     /* Fill the list from its end. */
     while (theirs > 0) {
         const bool ours =
-            mine > 0 && cp_candidate_before(add[theirs - 1], out[mine - 1]);
-        out[mine + theirs - 1] = ours ? out[mine - 1] : add[theirs - 1];
-        *(ours ? &mine : &theirs) -= 1;
+            own_count > 0 &&
+            cp_candidate_before(add[theirs - 1], out[own_count - 1]);
+        out[own_count + theirs - 1] =
+            ours ? out[own_count - 1] : add[theirs - 1];
+        *(ours ? &own_count : &theirs) -= 1;
     }
 }
 

@@ -20,7 +20,7 @@ typedef struct {
     double level[BLOCK];    /* the logarithm of A_i */
     float *state, *changes; /* [key_dim][stride], [BLOCK][width]: the u_i */
     int64_t width, stride;
-} block;
+} state_block;
 
 static void step(const cp_state_run *run, int64_t t, int64_t head,
                  double *state, double *output) {
@@ -100,7 +100,7 @@ void cp_pair_identity(const cp_state_shape *shape, float *pair) {
         pair[n * width + n % shape->key_dim] = 1;
 }
 
-static const float *key_of(const block *block, int64_t j) {
+static const float *key_of(const state_block *block, int64_t j) {
     const cp_state_shape *shape = &block->run->shape;
     return block->run->keys + (block->at + j * shape->heads) * shape->key_dim;
 }
@@ -112,16 +112,17 @@ static float dot(const float *a, const float *b, int64_t dim) {
     return sum;
 }
 
-static float decay_between(const block *block, int64_t i, int64_t j) {
+static float decay_between(const state_block *block, int64_t i, int64_t j) {
     return (float)exp(block->level[i] - block->level[j]);
 }
 
-static float weight(const block *block, int64_t i, int64_t j, const float *of) {
+static float weight(const state_block *block, int64_t i, int64_t j,
+                    const float *of) {
     const float product = dot(of, key_of(block, j), block->run->shape.key_dim);
     return decay_between(block, i, j) * product;
 }
 
-static void solve_row(const block *block, int64_t i) {
+static void solve_row(const state_block *block, int64_t i) {
     const int64_t at = block->at + i * block->run->shape.heads;
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const float *k = block->run->keys + at * keys;
@@ -143,7 +144,7 @@ static void solve_row(const block *block, int64_t i) {
         row[c] *= rate;
 }
 
-static void answer_row(const block *block, int64_t i, float *output) {
+static void answer_row(const state_block *block, int64_t i, float *output) {
     const int64_t at = block->at + i * block->run->shape.heads;
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const float *q = block->run->queries + at * keys;
@@ -156,7 +157,7 @@ static void answer_row(const block *block, int64_t i, float *output) {
         add_row(row, weight(block, i, j, q), block->changes + j * width, width);
 }
 
-static void advance(const block *block) {
+static void advance(const state_block *block) {
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const int64_t last = block->count - 1;
     const float keep = (float)exp(block->level[last]);
@@ -170,7 +171,7 @@ static void advance(const block *block) {
     }
 }
 
-static void run_block(block *block, float *output) {
+static void run_block(state_block *block, float *output) {
     const cp_state_run *run = block->run;
     const float *decay = run->decay + block->at;
     double level = 0;
@@ -190,13 +191,14 @@ static void run_head(const cp_state_run *run, int64_t head, float *pair,
     const int64_t stride = shape->key_dim + shape->value_dim;
     const int64_t first = output != NULL ? shape->key_dim : 0;
     for (int64_t t = 0; t < run->tokens; t += BLOCK) {
-        block block = {.run = run,
-                       .at = t * shape->heads + head,
-                       .count = cp_min(BLOCK, run->tokens - t),
-                       .state = pair + head * shape->key_dim * stride + first,
-                       .changes = changes,
-                       .width = stride - first,
-                       .stride = stride};
+        state_block block = {.run = run,
+                             .at = t * shape->heads + head,
+                             .count = cp_min(BLOCK, run->tokens - t),
+                             .state =
+                                 pair + head * shape->key_dim * stride + first,
+                             .changes = changes,
+                             .width = stride - first,
+                             .stride = stride};
         run_block(&block, output);
     }
 }

@@ -11,7 +11,7 @@
 enum { LEAST_ROWS = 256 }; /* of a task of many, if there are that many */
 
 void cp_team_size(cp_team *team, int64_t rows, int64_t most) {
-    const int64_t share = rows / (4 * (int64_t)team->asked->threads);
+    const int64_t share = rows / (4 * (int64_t)team->call->threads);
     const int64_t wanted = cp_max(LEAST_ROWS, cp_min(most, share));
     const int64_t panel = cp_micro_get()->panel;
     team->queries = cp_max(1, wanted / team->group / panel) * panel;
@@ -31,14 +31,14 @@ void cp_team_add(cp_team *team, cp_task task) {
 }
 
 int64_t cp_team_count(cp_team *team) {
-    const cp_pieces *pieces = team->asked->query_pieces;
+    const cp_pieces *pieces = team->call->query_pieces;
     team->count = team->put = 0;
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_piece piece = pieces->items[p];
         cp_task task = {.few = cp_team_is_few(team, piece.span)};
         const int64_t most =
             task.few ? cp_max(1, CP_FEW_ROWS / team->group) : team->queries;
-        const int64_t heads = team->asked->shape->kv_heads;
+        const int64_t heads = team->call->shape->kv_heads;
         const int64_t apart = task.few ? 1 : heads;
         for (int64_t i = 0; i < piece.span.count; i += most) {
             task.queries = cp_piece_part(piece, i, most);
@@ -70,20 +70,20 @@ static cp_status prepare(cp_team *team, float **memory, int64_t *floats) {
         team->work(team, &team->tasks[n], &space);
         *floats = cp_max(*floats, space.used);
     }
-    CP_TRY(cp_allocate_lines(memory, team->asked->threads * *floats,
+    CP_TRY(cp_allocate_lines(memory, team->call->threads * *floats,
                              sizeof(float), "the kernel's workspaces"));
     return cp_allocate_lines(&team->aside, team->put * team->row, sizeof(float),
                              "unfinished rows");
 }
 
-void cp_team_poke(const cp_team *team) {
-    if (team->asked->poke != NULL && omp_get_thread_num() == 0)
-        team->asked->poke(team->asked->poke_context);
+void cp_team_progress(const cp_team *team) {
+    if (team->call->progress != NULL && omp_get_thread_num() == 0)
+        team->call->progress(team->call->progress_context);
 }
 
 int64_t cp_team_index(const cp_team *team, const cp_task *task, int64_t r) {
     const int64_t rows = task->queries.span.count * team->group;
-    return cp_row_index(team->asked->shape, task->queries,
+    return cp_row_index(team->call->shape, task->queries,
                         task->kv_head + r / rows, r % rows);
 }
 
@@ -92,7 +92,7 @@ float *cp_team_aside(const cp_team *team, const cp_task *task, int64_t r) {
 }
 
 static void do_all(const cp_team *team, float *memory, int64_t floats) {
-#pragma omp parallel num_threads(team->asked->threads)
+#pragma omp parallel num_threads(team->call->threads)
     {
         float *mine = memory + omp_get_thread_num() * floats;
 #pragma omp for schedule(dynamic)

@@ -25,7 +25,7 @@ typedef struct {
  * larger struct. */
 typedef struct cp_team cp_team;
 struct cp_team {
-    const cp_attention *asked;
+    const cp_attention *call;
     int64_t group;   /* query heads of a key head */
     bool only_few;   /* treat all rows as few */
     int64_t queries; /* of a task of many */
@@ -56,7 +56,7 @@ cp_status cp_team_run(cp_team *team);
 
 /* For a kernel at work. poke: let the caller's thread make progress. index: the
  * index of row r of a task in the caller's tensors. aside: its partial. */
-void cp_team_poke(const cp_team *team);
+void cp_team_progress(const cp_team *team);
 int64_t cp_team_index(const cp_team *team, const cp_task *task, int64_t r);
 float *cp_team_aside(const cp_team *team, const cp_task *task, int64_t r);
 

@@ -1,7 +1,7 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
 /* One rank's forward pass over its own tokens: every layer of the model, with
  * attention handed to the walker of a plan. */
-#include "reference/model/engine.h"
+#include "reference/model/cores_engine.h"
 
 #include <omp.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct {
     const float *input;      /* of the next product: one of these */
     float *scratch;          /* for products */
     int threads;             /* to share one block */
-} desk;
+} workspace;
 
 enum { MOST_ROWS = 256, LEAST_ROWS = 128 };
 
@@ -41,7 +41,7 @@ typedef struct {
     cp_token *tokens;       /* [count] */
     float *x;               /* [count][width] */
     float *cosines, *sines; /* [count][rotary / 2] */
-    desk *desks;            /* [helpers] threads that take blocks */
+    workspace *workspaces;  /* [helpers] threads that take blocks */
     int helpers;
     int64_t block; /* rows of a block */
     cp_trace_context tracing;
@@ -66,11 +66,11 @@ static void plan_blocks(state *s) {
         s->block = slice * cp_ceil_divide(s->block, slice);
 }
 
-static void claim_desk(const state *s, cp_arena *from, int n) {
+static void claim_workspace(const state *s, cp_arena *from, int n) {
     static const cp_weight kept[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
                                      CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
                                      CP_WEIGHT_UP};
-    desk made = {.threads = s->helpers > 1 ? 1 : s->threads};
+    workspace made = {.threads = s->helpers > 1 ? 1 : s->threads};
     int64_t widest = s->facts->width;
     made.normed = cp_arena_claim(from, s->block, 4 * widest);
     for (int n = 0; n < 5; n++) {
@@ -81,7 +81,7 @@ static void claim_desk(const state *s, cp_arena *from, int n) {
     made.scratch = cp_arena_claim(
         from, cp_linear_scratch(s->block, widest, made.threads), 4);
     if (from->memory != NULL)
-        s->desks[n] = made;
+        s->workspaces[n] = made;
 }
 
 static void claim_all(state *s, cp_arena *from) {
@@ -91,9 +91,9 @@ static void claim_all(state *s, cp_arena *from) {
     s->x = cp_arena_claim(from, s->count, size * f->width);
     s->cosines = cp_arena_claim(from, s->count, size * f->rotary / 2);
     s->sines = cp_arena_claim(from, s->count, size * f->rotary / 2);
-    s->desks = cp_arena_claim(from, s->helpers, sizeof(desk));
+    s->workspaces = cp_arena_claim(from, s->helpers, sizeof(workspace));
     for (int n = 0; n < s->helpers; n++)
-        claim_desk(s, from, n);
+        claim_workspace(s, from, n);
 }
 
 static cp_status make_room(state *s) {
@@ -122,7 +122,7 @@ static cp_status embed(cp_pass *pass) {
 }
 
 static void norm(cp_rows *rows, cp_weight weight) {
-    desk *at = (desk *)rows;
+    workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const int64_t width = s->facts->width;
     cp_norm_rows(rows->count, width, s->x + rows->first * width,
@@ -132,7 +132,7 @@ static void norm(cp_rows *rows, cp_weight weight) {
 }
 
 static void multiply(cp_rows *rows, cp_weight first, int count) {
-    const desk *at = (desk *)rows;
+    const workspace *at = (workspace *)rows;
     const cp_llama_tensor *tensors =
         tensor_of(state_of(rows), first, rows->layer);
     cp_product products[3];
@@ -144,7 +144,7 @@ static void multiply(cp_rows *rows, cp_weight first, int count) {
 }
 
 static void add(cp_rows *rows, cp_weight weight) {
-    const desk *at = (desk *)rows;
+    const workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_matrix *matrix = &tensor_of(s, weight, rows->layer)->matrix;
     const cp_product onto_x = {matrix, true,
@@ -154,14 +154,14 @@ static void add(cp_rows *rows, cp_weight weight) {
 }
 
 static void gate(cp_rows *rows) {
-    desk *at = (desk *)rows;
+    workspace *at = (workspace *)rows;
     cp_gate_values(rows->count * state_of(rows)->facts->feed_forward,
                    at->made[CP_WEIGHT_UP], at->threads,
                    at->made[CP_WEIGHT_GATE]);
     at->input = at->made[CP_WEIGHT_GATE];
 }
 
-static void put_rows(const state *s, const desk *at, cp_weight weight,
+static void put_rows(const state *s, const workspace *at, cp_weight weight,
                      int64_t heads, float *to) {
     const int64_t width = heads * s->facts->shape.head_dim;
     for (int64_t t = 0; t < at->base.count; t++)
@@ -170,7 +170,7 @@ static void put_rows(const state *s, const desk *at, cp_weight weight,
 }
 
 static void place(cp_rows *rows) {
-    const desk *at = (desk *)rows;
+    const workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
     const int64_t pairs = s->facts->rotary / 2;
@@ -186,7 +186,7 @@ static void place(cp_rows *rows) {
 }
 
 static void gather(cp_rows *rows) {
-    desk *at = (desk *)rows;
+    workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
     const int64_t width = shape->query_heads * shape->head_dim;
@@ -198,7 +198,7 @@ static void gather(cp_rows *rows) {
     at->input = to;
 }
 
-static void take_block(state *s, desk *at, int64_t layer, int64_t block,
+static void take_block(state *s, workspace *at, int64_t layer, int64_t block,
                        void (*program)(cp_rows *rows)) {
     const int64_t first = block * s->block;
     at->base = (cp_rows){.pass = &s->base,
@@ -216,11 +216,12 @@ static cp_status each(cp_pass *pass, int64_t layer, const char *name,
     s->tracing.layer = layer;
     if (s->helpers == 1) {
         for (int64_t n = 0; n < blocks; n++)
-            take_block(s, &s->desks[0], layer, n, program);
+            take_block(s, &s->workspaces[0], layer, n, program);
     } else {
 #pragma omp parallel for num_threads(s->helpers) schedule(dynamic)
         for (int64_t n = 0; n < blocks; n++)
-            take_block(s, &s->desks[omp_get_thread_num()], layer, n, program);
+            take_block(s, &s->workspaces[omp_get_thread_num()], layer, n,
+                       program);
     }
     cp_trace_layers(&s->tracing, name, start);
     return CP_OK;
@@ -245,8 +246,8 @@ static const cp_pass_ops on_cores = {.norm = norm,
                                      .walk = walk};
 
 static void write_hidden(const state *s) {
-    const cp_engine_place *place = &s->engine->base.place;
-    const int here = place->crew != NULL ? 0 : s->comm->rank;
+    const cp_local_ranks *local = &s->engine->base.local;
+    const int here = local->group != NULL ? 0 : s->comm->rank;
     cp_norm_rows(s->count, s->facts->width, s->x,
                  tensor_of(s, CP_WEIGHT_OUTPUT_NORM, 0)->vector,
                  s->facts->epsilon, s->threads,

@@ -136,7 +136,7 @@ static int64_t panel_of(const cp_micro *micro, int64_t in) {
            cp_ceil_divide(tiles * CP_DEPTH * micro->panel_stride, ALIGNED);
 }
 
-static int64_t desk_of(const cp_micro *micro, int64_t in) {
+static int64_t workspace_of(const cp_micro *micro, int64_t in) {
     return span_of(micro) / micro->panel * panel_of(micro, in) +
            micro->panel_stride + ALIGNED;
 }
@@ -155,7 +155,7 @@ int64_t cp_linear_scratch(int64_t rows, int64_t in, int threads) {
     int64_t floats, panels;
     if (!cp_multiply(slices_of(micro, rows), micro->slice_stride, &floats) ||
         !cp_multiply(floats, in, &floats) ||
-        !cp_multiply(desk_of(micro, in), threads, &panels) ||
+        !cp_multiply(workspace_of(micro, in), threads, &panels) ||
         !cp_add(floats, panels, &floats))
         return -1;
     return floats;
@@ -164,7 +164,7 @@ int64_t cp_linear_scratch(int64_t rows, int64_t in, int threads) {
 static void rows_together(const work *w, int threads) {
     const cp_micro *micro = w->micro;
     const int64_t slices = slices_of(micro, w->rows);
-    float *desks = w->slices + slices * micro->slice_stride * w->in;
+    float *workspaces = w->slices + slices * micro->slice_stride * w->in;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
@@ -172,7 +172,7 @@ static void rows_together(const work *w, int threads) {
             pack_slice(w, s);
         const int thread = omp_get_thread_num();
         many_rows(w, thread, omp_get_num_threads(),
-                  align(desks + thread * desk_of(micro, w->in)));
+                  align(workspaces + thread * workspace_of(micro, w->in)));
     }
 }
 

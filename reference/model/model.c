@@ -31,11 +31,11 @@ static cp_status take_matrix(cp_arena *arena, const cp_gguf_tensor *tensor,
 typedef struct {
     const cp_llama *model;
     cp_arena arena;
-} loader;
+} weight_loader;
 
 static cp_status take(void *context, cp_weight first, int64_t layer, int count,
                       const cp_gguf_tensor *const *tensors) {
-    loader *load = context;
+    weight_loader *load = context;
     cp_llama_tensor *where =
         &load->model->tensors[cp_weight_index(first, layer)];
     if (tensors[0] == NULL)
@@ -53,7 +53,7 @@ cp_status cp_llama_open(const cp_gguf *file, cp_model **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(*model), "a model"));
     model = (cp_llama *)*out;
     cp_model_facts *facts = &model->base.facts;
-    loader load = {model, {.align = LINE}};
+    weight_loader load = {model, {.align = LINE}};
     CP_TRY(cp_facts_read(file, facts));
     CP_TRY(cp_allocate(&model->tensors,
                        cp_weight_index(CP_WEIGHTS, facts->layers - 1),

@@ -16,38 +16,39 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORD, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
+enum { STATUS, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
 
 /* The status message: what a rank reports about itself. */
-struct word {
+struct status_message {
     int64_t left;      /* the last run that it has left */
     int32_t status;    /* of its failure, if it is the first; text says why */
     int32_t silent;    /* the rank that it timed out on, or CP_NOBODY */
-    int32_t awaits;    /* a rank that it has long waited for, or CP_NOBODY */
+    int32_t waits_for; /* a rank that it has long waited for, or CP_NOBODY */
     int32_t goodbye;   /* its exit status, after its last message; or -1 */
-    int32_t withdrawn; /* it has failed, and receives nothing any more */
-    int32_t era;       /* how many ranks had been lost when it last began */
+    int32_t cancelled; /* it has failed, and receives nothing any more */
+    int32_t epoch;     /* how many ranks had been lost when it last began */
     uint64_t lost;     /* processes that it counts as lost, one bit each */
     int64_t ended;     /* the last run that it knows succeeded on all ranks */
     char text[480];
-    double heard; /* when it arrived, by the receiver's clock */
+    double received_at; /* when it arrived, by the receiver's clock */
 };
 
-struct member {
+struct process_member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     MPI_Comm world;
     cp_mpi_options options;
-    struct word *words; /* [ranks] the last of each rank, our own included */
-    struct word *own;   /* our own, in words */
-    void *outbox;       /* status messages that MPI has not sent yet */
-    int64_t runs;       /* begun */
-    cp_failure failure; /* the first that this rank knows of */
-    double end;         /* after a failure: how long to wait for others */
-    bool settled;       /* after a failure: nothing is pending any more */
-    bool silent;        /* MPI must not run any more: see settle */
-    int *seats;         /* [ranks] its rank in MPI's world */
-    bool outcast;       /* the others count this rank as lost */
-    int64_t parted;     /* the run after which all agree who is lost; or 0 */
+    struct status_message
+        *messages; /* [ranks] the last of each rank, our own included */
+    struct status_message *own_message; /* our own, in words */
+    void *outbox;           /* status messages that MPI has not sent yet */
+    int64_t runs;           /* begun */
+    cp_failure failure;     /* the first that this rank knows of */
+    double end;             /* after a failure: how long to wait for others */
+    bool pending_cancelled; /* after a failure: nothing is pending any more */
+    bool silent;            /* MPI must not run any more: see settle */
+    int *world_ranks;       /* [ranks] its rank in MPI's world */
+    bool evicted;           /* the others count this rank as lost */
+    int64_t parted; /* the run after which all agree who is lost; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -57,82 +58,85 @@ static cp_status fail_mpi(int code) {
     return cp_fail(CP_BROKEN, "%.300s", text);
 }
 
-static void say(const struct member *me) {
+static void broadcast_status(const struct process_member *me) {
     for (int r = 0; r < me->comm.ranks && !me->silent; r++)
         if (r != me->comm.rank)
-            MPI_Bsend(me->own, sizeof(*me->own), MPI_BYTE, me->seats[r], WORD,
-                      me->world);
+            MPI_Bsend(me->own_message, sizeof(*me->own_message), MPI_BYTE,
+                      me->world_ranks[r], STATUS, me->world);
 }
 
-static uint64_t bit_of(const struct member *me, int rank) {
-    return UINT64_C(1) << me->seats[rank];
+static uint64_t bit_of(const struct process_member *me, int rank) {
+    return UINT64_C(1) << me->world_ranks[rank];
 }
 
-static bool is_lost(const struct member *me, int rank) {
-    return me->options.repairs && (me->own->lost & bit_of(me, rank)) != 0;
+static bool is_lost(const struct process_member *me, int rank) {
+    return me->options.repairs &&
+           (me->own_message->lost & bit_of(me, rank)) != 0;
 }
 
 /* Has a rank been lost since this epoch began? */
-static bool has_lost(const struct member *me) {
+static bool has_lost(const struct process_member *me) {
     return me->options.repairs &&
-           __builtin_popcountll(me->own->lost) > me->own->era;
+           __builtin_popcountll(me->own_message->lost) > me->own_message->epoch;
 }
 
-static int rank_at(const struct member *me, int seat) {
+static int rank_at(const struct process_member *me, int world_rank) {
     for (int r = 0; r < me->comm.ranks; r++)
-        if (me->seats[r] == seat)
+        if (me->world_ranks[r] == world_rank)
             return r;
     return CP_NOBODY;
 }
 
 /* What it reports in numbers of ranks counts only in our own epoch. */
-static const struct word *word_of(const struct member *me, int rank) {
-    static const struct word nothing = {.awaits = CP_NOBODY,
-                                        .goodbye = CP_NOBODY};
-    const struct word *word = &me->words[rank];
-    return word->era == me->own->era ? word : &nothing;
+static const struct status_message *message_of(const struct process_member *me,
+                                               int rank) {
+    static const struct status_message nothing = {.waits_for = CP_NOBODY,
+                                                  .goodbye = CP_NOBODY};
+    const struct status_message *message = &me->messages[rank];
+    return message->epoch == me->own_message->epoch ? message : &nothing;
 }
 
 enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
 
-static void announce(struct member *me, int silent) {
+static void announce(struct process_member *me, int silent) {
     const cp_failure *failure = &me->failure;
     me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
     if (silent != CP_NOBODY && me->options.repairs) {
-        me->own->lost |= bit_of(me, silent);
-        me->end = cp_clock() + fmax(GRACE, me->options.patience);
+        me->own_message->lost |= bit_of(me, silent);
+        me->end = cp_clock() + fmax(GRACE, me->options.timeout);
     }
     if (failure->rank != me->comm.rank)
         return;
-    me->own->status = (int32_t)failure->status;
-    me->own->silent = silent;
-    snprintf(me->own->text, sizeof(me->own->text), "%.479s", failure->message);
-    say(me);
+    me->own_message->status = (int32_t)failure->status;
+    me->own_message->silent = silent;
+    snprintf(me->own_message->text, sizeof(me->own_message->text), "%.479s",
+             failure->message);
+    broadcast_status(me);
 }
 
-static void note_failure(struct member *me, int rank, cp_status status,
+static void note_failure(struct process_member *me, int rank, cp_status status,
                          int silent) {
     if (cp_failure_note(&me->failure, rank, status))
         announce(me, silent);
 }
 
 /* A rank declared lost by any rank is lost for all. */
-static void heed_loss(struct member *me, int from) {
-    const uint64_t more = me->words[from].lost & ~me->own->lost;
+static void on_loss(struct process_member *me, int from) {
+    const uint64_t more = me->messages[from].lost & ~me->own_message->lost;
     for (int r = 0; r < me->comm.ranks; r++)
         if ((more & bit_of(me, r)) != 0)
             note_failure(me, from, cp_fail(CP_BROKEN, "rank %d is silent", r),
                          r);
-    me->own->lost |= more;
+    me->own_message->lost |= more;
 }
 
 /* A rank that learns it was evicted ends before it marks itself lost. */
-static bool heed_exile(struct member *me, int from) {
-    if ((me->words[from].lost & bit_of(me, me->comm.rank)) == 0)
+static bool on_eviction(struct process_member *me, int from) {
+    if ((me->messages[from].lost & bit_of(me, me->comm.rank)) == 0)
         return false;
-    if (!me->outcast) /* whatever failure it noted before follows from this */
+    if (!me->evicted) /* whatever failure it noted before follows from this */
         me->failure.happened = false;
-    me->outcast = true;
+    me->evicted = true;
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN, "evicted: this rank was silent for too "
                                     "long, and the others go on without it"),
@@ -140,36 +144,37 @@ static bool heed_exile(struct member *me, int from) {
     return true;
 }
 
-static void heed(struct member *me, int from) {
-    const struct word *word = word_of(me, from);
-    const cp_status status = (cp_status)word->status;
-    if (me->options.repairs && heed_exile(me, from))
+static void on_status(struct process_member *me, int from) {
+    const struct status_message *message = message_of(me, from);
+    const cp_status status = (cp_status)message->status;
+    if (me->options.repairs && on_eviction(me, from))
         return;
     if (status != CP_OK && !me->failure.happened)
-        note_failure(me, from, cp_fail(status, "%s", word->text), word->silent);
+        note_failure(me, from, cp_fail(status, "%s", message->text),
+                     message->silent);
     if (me->options.repairs)
-        heed_loss(me, from);
+        on_loss(me, from);
     if (status == CP_OK)
         return;
     if (me->failure.rank == from)
         me->failure.status = status;
 }
 
-static void hear(struct member *me) {
+static void poll_status(struct process_member *me) {
     MPI_Status from;
-    struct word word;
+    struct status_message message;
     for (int any = !me->silent; any;) {
-        MPI_Iprobe(MPI_ANY_SOURCE, WORD, me->world, &any, &from);
+        MPI_Iprobe(MPI_ANY_SOURCE, STATUS, me->world, &any, &from);
         if (!any)
             return;
-        MPI_Recv(&word, sizeof(word), MPI_BYTE, from.MPI_SOURCE, WORD,
+        MPI_Recv(&message, sizeof(message), MPI_BYTE, from.MPI_SOURCE, STATUS,
                  me->world, MPI_STATUS_IGNORE);
         const int rank = rank_at(me, from.MPI_SOURCE);
         if (rank == CP_NOBODY) /* that rank was lost */
             continue;
-        word.heard = cp_clock();
-        me->words[rank] = word;
-        heed(me, rank);
+        message.received_at = cp_clock();
+        me->messages[rank] = message;
+        on_status(me, rank);
     }
 }
 
@@ -188,7 +193,8 @@ static int type_of(int64_t bytes, int64_t piece, MPI_Datatype *type) {
     return 1;
 }
 
-static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
+static cp_status start(struct process_member *me, cp_half *half, bool sends,
+                       int tag) {
     MPI_Datatype type;
     MPI_Request *request;
     if (half->state != CP_HALF_POSTED)
@@ -197,11 +203,11 @@ static cp_status start(struct member *me, cp_half *half, bool sends, int tag) {
     *request = MPI_REQUEST_NULL;
     half->way = request;
     const int count = type_of(half->bytes, me->options.piece, &type);
-    const int seat = me->seats[half->peer];
-    const int code =
-        sends
-            ? MPI_Isend(half->data, count, type, seat, tag, me->world, request)
-            : MPI_Irecv(half->data, count, type, seat, tag, me->world, request);
+    const int world_rank = me->world_ranks[half->peer];
+    const int code = sends ? MPI_Isend(half->data, count, type, world_rank, tag,
+                                       me->world, request)
+                           : MPI_Irecv(half->data, count, type, world_rank, tag,
+                                       me->world, request);
     if (type != MPI_BYTE)
         MPI_Type_free(&type);
     return code == MPI_SUCCESS ? CP_OK : fail_mpi(code);
@@ -212,8 +218,8 @@ static void release(cp_half *half) {
     half->way = NULL;
 }
 
-static cp_status test(const struct member *me, const cp_exchange *exchange,
-                      cp_half *half) {
+static cp_status test(const struct process_member *me,
+                      const cp_exchange *exchange, cp_half *half) {
     const bool receives = half == &exchange->receive;
     MPI_Status status;
     MPI_Count bytes = 0;
@@ -249,14 +255,14 @@ static void rest(int *polls) {
         sched_yield();
 }
 
-static double deadline(double patience) {
-    return patience > 0 ? cp_clock() + patience : INFINITY;
+static double deadline(double timeout) {
+    return timeout > 0 ? cp_clock() + timeout : INFINITY;
 }
 
-static bool wait_until(struct member *me, bool (*so)(const struct member *),
-                       double end) {
+static bool wait_until(struct process_member *me,
+                       bool (*so)(const struct process_member *), double end) {
     for (int polls = 0; !me->silent; rest(&polls)) {
-        hear(me);
+        poll_status(me);
         if (so(me))
             return true;
         if (cp_clock() > (me->failure.happened ? me->end : end))
@@ -265,16 +271,16 @@ static bool wait_until(struct member *me, bool (*so)(const struct member *),
     return false;
 }
 
-static void await(struct member *me, int rank) {
-    if (me->own->awaits == rank)
+static void await(struct process_member *me, int rank) {
+    if (me->own_message->waits_for == rank)
         return;
-    me->own->awaits = rank;
-    say(me);
+    me->own_message->waits_for = rank;
+    broadcast_status(me);
 }
 
-static int silent_behind(const struct member *me, int peer) {
+static int silent_behind(const struct process_member *me, int peer) {
     for (int n = 0; n < me->comm.ranks; n++) {
-        const int next = word_of(me, peer)->awaits;
+        const int next = message_of(me, peer)->waits_for;
         if (next == CP_NOBODY || next == me->comm.rank)
             return peer;
         peer = next;
@@ -282,12 +288,12 @@ static int silent_behind(const struct member *me, int peer) {
     return peer;
 }
 
-static bool has_left(const struct member *me, int peer) {
+static bool has_left(const struct process_member *me, int peer) {
     enum { MILLISECONDS = 50 };
-    const struct word *word = &me->words[peer];
-    return word->goodbye >= 0 ||
-           (word->left >= me->runs &&
-            cp_clock() > word->heard + MILLISECONDS / 1000.0);
+    const struct status_message *message = &me->messages[peer];
+    return message->goodbye >= 0 ||
+           (message->left >= me->runs &&
+            cp_clock() > message->received_at + MILLISECONDS / 1000.0);
 }
 
 static bool in_hand(cp_half *half) {
@@ -302,27 +308,27 @@ static bool in_hand(cp_half *half) {
     return false;
 }
 
-static bool receives_are_back(const struct member *me) {
+static bool receives_are_back(const struct process_member *me) {
     bool back = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         back = (!in_hand(&e->receive) || is_lost(me, e->receive.peer)) && back;
     return back;
 }
 
-static bool sends_are_back(const struct member *me) {
+static bool sends_are_back(const struct process_member *me) {
     bool back = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if (in_hand(&e->send)) {
-            const struct word *word = &me->words[e->send.peer];
-            back =
-                back && (word->withdrawn || word->goodbye >= 0 ||
-                         word->left >= me->runs || is_lost(me, e->send.peer));
+            const struct status_message *message = &me->messages[e->send.peer];
+            back = back &&
+                   (message->cancelled || message->goodbye >= 0 ||
+                    message->left >= me->runs || is_lost(me, e->send.peer));
         }
     return back;
 }
 
 /* A lost rank may have died with a message half done, or may still be alive. */
-static bool keeps_any(const struct member *me) {
+static bool keeps_any(const struct process_member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if ((in_hand(&e->receive) && is_lost(me, e->receive.peer)) ||
             (in_hand(&e->send) && is_lost(me, e->send.peer)))
@@ -330,38 +336,39 @@ static bool keeps_any(const struct member *me) {
     return false;
 }
 
-static void settle(struct member *me) {
-    if (me->settled || !me->failure.happened)
+static void cancel_pending(struct process_member *me) {
+    if (me->pending_cancelled || !me->failure.happened)
         return;
-    me->settled = true;
+    me->pending_cancelled = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
         MPI_Request *request = e->receive.way;
         if (request != NULL && *request != MPI_REQUEST_NULL)
             MPI_Cancel(request);
     }
     me->silent = !wait_until(me, receives_are_back, me->end);
-    me->own->withdrawn = true;
-    say(me);
+    me->own_message->cancelled = true;
+    broadcast_status(me);
     wait_until(me, sends_are_back, me->end);
     me->comm.kept = me->comm.kept || keeps_any(me);
     while (me->comm.oldest != NULL)
         cp_exchange_remove(&me->comm, me->comm.oldest, me->comm.oldest);
 }
 
-static cp_status join_failure(struct member *me) {
-    settle(me);
+static cp_status join_failure(struct process_member *me) {
+    cancel_pending(me);
     return cp_failure_tell(&me->failure, me->comm.rank);
 }
 
 static cp_status mpi_fail(cp_comm *comm, cp_status status) {
-    struct member *me = (struct member *)comm;
+    struct process_member *me = (struct process_member *)comm;
     note_failure(me, comm->rank, status, CP_NOBODY);
     return join_failure(me);
 }
 
 static cp_status mpi_post(cp_comm *comm, cp_exchange *posted) {
-    struct member *me = (struct member *)comm;
-    const int tag = (posted->barrier ? BARRIER : MESSAGE) + 2 * me->own->era;
+    struct process_member *me = (struct process_member *)comm;
+    const int tag =
+        (posted->barrier ? BARRIER : MESSAGE) + 2 * me->own_message->epoch;
     if (me->failure.happened) {
         free(posted);
         return join_failure(me);
@@ -373,7 +380,7 @@ static cp_status mpi_post(cp_comm *comm, cp_exchange *posted) {
     return status == CP_OK ? CP_OK : mpi_fail(comm, status);
 }
 
-static cp_status test_all(struct member *me, cp_exchange *first,
+static cp_status test_all(struct process_member *me, cp_exchange *first,
                           const cp_exchange *last) {
     for (;; first = first->newer) {
         CP_TRY(test(me, first, &first->receive));
@@ -382,24 +389,24 @@ static cp_status test_all(struct member *me, cp_exchange *first,
             return CP_OK;
     }
 }
-static cp_status give_up_patience(struct member *me,
-                                  const cp_exchange *exchange, int peer) {
+static cp_status take_back_timeout(struct process_member *me,
+                                   const cp_exchange *exchange, int peer) {
     const int silent = silent_behind(me, peer);
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
                          "%s; timed out after %g s: rank %d is silent",
                          cp_exchange_describe(exchange).text,
-                         me->options.patience, silent),
+                         me->options.timeout, silent),
                  silent);
     return join_failure(me);
 }
 
 static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
                               cp_exchange *last) {
-    struct member *me = (struct member *)comm;
-    const double patience = me->options.patience, end = deadline(patience);
+    struct process_member *me = (struct process_member *)comm;
+    const double timeout = me->options.timeout, end = deadline(timeout);
     for (int polls = 0;; rest(&polls)) {
-        hear(me);
+        poll_status(me);
         if (me->failure.happened)
             return join_failure(me);
         const cp_status status = test_all(me, first, last);
@@ -415,8 +422,8 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
                             cp_fail(CP_BROKEN, "%s, but rank %d has left",
                                     cp_exchange_describe(unmet).text, peer));
         if (cp_clock() > end)
-            return give_up_patience(me, unmet, peer);
-        if (cp_clock() > end - patience / 2)
+            return take_back_timeout(me, unmet, peer);
+        if (cp_clock() > end - timeout / 2)
             await(me, peer);
     }
     await(me, CP_NOBODY);
@@ -424,36 +431,37 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
     return CP_OK;
 }
 
-static void mpi_poke(cp_comm *comm) {
-    hear((struct member *)comm);
+static void mpi_progress(cp_comm *comm) {
+    poll_status((struct process_member *)comm);
 }
 
-static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail, mpi_poke};
+static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail,
+                                    mpi_progress};
 
-static int first_missing(const struct member *me, bool goodbye) {
+static int first_missing(const struct process_member *me, bool goodbye) {
     for (int r = 0; r < me->comm.ranks; r++)
-        if (me->words[r].goodbye < 0 &&
-            (goodbye || me->words[r].left < me->runs))
+        if (me->messages[r].goodbye < 0 &&
+            (goodbye || me->messages[r].left < me->runs))
             return r;
     return CP_NOBODY;
 }
 
-static bool all_have_left(const struct member *me) {
+static bool all_have_left(const struct process_member *me) {
     return has_lost(me) || first_missing(me, false) == CP_NOBODY;
 }
 
-static void leave(struct member *me) {
+static void leave(struct process_member *me) {
     const cp_failure *failure = &me->failure;
     if (failure->happened && failure->rank == me->comm.rank)
-        me->own->status = (int32_t)failure->status;
-    me->own->left = me->runs;
-    say(me);
+        me->own_message->status = (int32_t)failure->status;
+    me->own_message->left = me->runs;
+    broadcast_status(me);
     if (failure->happened && has_lost(me))
         return;
-    if (wait_until(me, all_have_left, deadline(me->options.patience)) ||
+    if (wait_until(me, all_have_left, deadline(me->options.timeout)) ||
         failure->happened) {
         if (!failure->happened)
-            me->own->ended = me->runs;
+            me->own_message->ended = me->runs;
         return;
     }
     const int late = silent_behind(me, first_missing(me, false));
@@ -461,66 +469,69 @@ static void leave(struct member *me) {
                  cp_fail(CP_BROKEN,
                          "waits at the end of call %ld; timed out after %g s: "
                          "rank %d is silent",
-                         me->runs, me->options.patience, late),
+                         me->runs, me->options.timeout, late),
                  late);
 }
 
-static int first_apart(const struct member *me) {
+static int first_apart(const struct process_member *me) {
     for (int r = 0; r < me->comm.ranks; r++)
-        if (r != me->comm.rank && !is_lost(me, r) && me->words[r].goodbye < 0 &&
-            me->words[r].lost != me->own->lost)
+        if (r != me->comm.rank && !is_lost(me, r) &&
+            me->messages[r].goodbye < 0 &&
+            me->messages[r].lost != me->own_message->lost)
             return r;
     return CP_NOBODY;
 }
 
-static bool part(struct member *me) {
-    const double patience = fmax(GRACE, me->options.patience);
+static bool agree_on_lost(struct process_member *me) {
+    const double timeout = fmax(GRACE, me->options.timeout);
     uint64_t said = 0;
     double end = INFINITY;
     if (!has_lost(me))
         return false;
     for (int polls = 0, late = 0; late != CP_NOBODY; rest(&polls)) {
-        hear(me);
-        if (me->silent || me->outcast)
+        poll_status(me);
+        if (me->silent || me->evicted)
             return false;
-        if (said != me->own->lost) {
-            said = me->own->lost;
-            say(me);
-            end = cp_clock() + patience;
+        if (said != me->own_message->lost) {
+            said = me->own_message->lost;
+            broadcast_status(me);
+            end = cp_clock() + timeout;
         }
         late = first_apart(me);
         if (late != CP_NOBODY && cp_clock() > end)
-            me->own->lost |= bit_of(me, late);
+            me->own_message->lost |= bit_of(me, late);
     }
     int64_t ended = 0;
     for (int r = 0; r < me->comm.ranks; r++)
         if (!is_lost(me, r))
-            ended = cp_max(ended, me->words[r].ended);
+            ended = cp_max(ended, me->messages[r].ended);
     me->parted = ended + 1;
     return ended >= me->runs;
 }
 
-static void renumber(struct member *me, int lost) {
-    struct word *own = me->own;
+static void renumber(struct process_member *me, int lost) {
+    struct status_message *own_message = me->own_message;
     const size_t after = (size_t)(--me->comm.ranks - lost);
-    own->era++;
-    own->status = CP_OK;
-    own->silent = own->awaits = CP_NOBODY;
-    own->withdrawn = false;
-    own->left = me->runs = me->parted;
-    memmove(me->words + lost, me->words + lost + 1, after * sizeof(*own));
-    memmove(me->seats + lost, me->seats + lost + 1, after * sizeof(int));
+    own_message->epoch++;
+    own_message->status = CP_OK;
+    own_message->silent = own_message->waits_for = CP_NOBODY;
+    own_message->cancelled = false;
+    own_message->left = me->runs = me->parted;
+    memmove(me->messages + lost, me->messages + lost + 1,
+            after * sizeof(*own_message));
+    memmove(me->world_ranks + lost, me->world_ranks + lost + 1,
+            after * sizeof(int));
     me->comm.rank -= me->comm.rank > lost;
-    me->own = &me->words[me->comm.rank];
+    me->own_message = &me->messages[me->comm.rank];
     me->failure = (cp_failure){.happened = false};
-    me->settled = false;
+    me->pending_cancelled = false;
     for (int r = 0; r < me->comm.ranks; r++)
-        if (me->words[r].era != me->own->era)
-            me->words[r].withdrawn = false;
+        if (me->messages[r].epoch != me->own_message->epoch)
+            me->messages[r].cancelled = false;
 }
 
-bool cp_mpi_mend(cp_comm *comm, int *lost) {
-    struct member *me = (struct member *)comm;
+bool cp_mpi_shrink(cp_comm *comm, int *lost) {
+    struct process_member *me = (struct process_member *)comm;
     int last = CP_NOBODY;
     for (int r = 0; r < comm->ranks && me->parted > 0; r++)
         last = is_lost(me, r) ? r : last;
@@ -531,17 +542,17 @@ bool cp_mpi_mend(cp_comm *comm, int *lost) {
     if (has_lost(me)) /* one more: the next call returns it */
         return true;
     me->parted = 0;
-    say(me);
+    broadcast_status(me);
     for (int r = 0; r < comm->ranks; r++)
-        heed(me, r);
+        on_status(me, r);
     return true;
 }
 
-bool cp_mpi_is_outcast(const cp_comm *comm) {
-    return ((const struct member *)comm)->outcast;
+bool cp_mpi_is_evicted(const cp_comm *comm) {
+    return ((const struct process_member *)comm)->evicted;
 }
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
-    struct member *me = (struct member *)comm;
+    struct process_member *me = (struct process_member *)comm;
     if (me->failure.happened)
         return cp_failure_report(&me->failure);
     me->runs++;
@@ -550,22 +561,22 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     const cp_status status = function(comm, context);
     if (cp_failure_note_return(&me->failure, comm, status))
         announce(me, CP_NOBODY);
-    settle(me);
+    cancel_pending(me);
     leave(me);
-    if (me->failure.happened && part(me))
+    if (me->failure.happened && agree_on_lost(me))
         return CP_OK;
     return cp_failure_report(&me->failure);
 }
 
 /* Recovery on: any rank reports, since the one that reports may be dead. */
-static volatile sig_atomic_t all_speak;
+static volatile sig_atomic_t all_report;
 
 /* MPI_Init waits for all processes without limit; an alarm bounds it. */
 static void on_late(int signal) {
     static const char text[] = "longring: not all processes have started\n";
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
     (void)signal;
-    if (all_speak || rank == NULL || strcmp(rank, "1") <= 0) {
+    if (all_report || rank == NULL || strcmp(rank, "1") <= 0) {
         const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
         (void)ignored;
     }
@@ -574,12 +585,12 @@ static void on_late(int signal) {
 
 enum { STARTING = 10 }; /* seconds that a slow start may take */
 
-static cp_status start_mpi(double patience) {
+static cp_status start_mpi(double timeout) {
     int started = 0, level = MPI_THREAD_FUNNELED;
     MPI_Initialized(&started);
-    if (!started && patience > 0) {
+    if (!started && timeout > 0) {
         signal(SIGALRM, on_late);
-        alarm((unsigned)ceil(fmin(fmax(patience, STARTING), INT_MAX)));
+        alarm((unsigned)ceil(fmin(fmax(timeout, STARTING), INT_MAX)));
     }
     const int code =
         started ? MPI_SUCCESS
@@ -593,8 +604,8 @@ static cp_status start_mpi(double patience) {
     return CP_OK;
 }
 
-static cp_status duplicate(double patience, MPI_Comm *out) {
-    const double end = deadline(patience);
+static cp_status duplicate(double timeout, MPI_Comm *out) {
+    const double end = deadline(timeout);
     MPI_Request request;
     int done = 0, polls = 0;
     if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
@@ -604,48 +615,50 @@ static cp_status duplicate(double patience, MPI_Comm *out) {
         if (!done && cp_clock() > end)
             return cp_fail(CP_BROKEN,
                            "not all processes have started within %g s",
-                           patience);
+                           timeout);
     }
     return CP_OK;
 }
 
 enum { OUTBOX = 16 }; /* status messages to each rank */
 
-static cp_status begin(struct member *me) {
+static cp_status begin(struct process_member *me) {
     const int ranks = me->comm.ranks;
     const int64_t outbox =
-        ranks * OUTBOX * (int64_t)(sizeof(struct word) + MPI_BSEND_OVERHEAD);
-    CP_TRY(cp_allocate(&me->words, ranks, sizeof(*me->words), "the ranks"));
-    CP_TRY(cp_allocate(&me->seats, ranks, sizeof(int), "the ranks"));
+        ranks * OUTBOX *
+        (int64_t)(sizeof(struct status_message) + MPI_BSEND_OVERHEAD);
+    CP_TRY(
+        cp_allocate(&me->messages, ranks, sizeof(*me->messages), "the ranks"));
+    CP_TRY(cp_allocate(&me->world_ranks, ranks, sizeof(int), "the ranks"));
     me->options.repairs = me->options.repairs && ranks <= 64;
     CP_TRY(cp_allocate(&me->outbox, outbox, 1, "status messages"));
-    me->own = &me->words[me->comm.rank];
+    me->own_message = &me->messages[me->comm.rank];
     for (int r = 0; r < ranks; r++) {
-        me->words[r].awaits = me->words[r].goodbye = CP_NOBODY;
-        me->seats[r] = r;
+        me->messages[r].waits_for = me->messages[r].goodbye = CP_NOBODY;
+        me->world_ranks[r] = r;
     }
-    CP_TRY(duplicate(me->options.patience, &me->world));
+    CP_TRY(duplicate(me->options.timeout, &me->world));
     MPI_Buffer_attach(me->outbox, (int)outbox);
     return CP_OK;
 }
 
-static void forget(struct member *me) {
-    free(me->words);
-    free(me->seats);
+static void forget(struct process_member *me) {
+    free(me->messages);
+    free(me->world_ranks);
     free(me->outbox);
     free(me);
 }
 
 cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
-    struct member *me;
+    struct process_member *me;
     *out = NULL;
-    if (!(options->patience >= 0) || options->piece < 0 ||
+    if (!(options->timeout >= 0) || options->piece < 0 ||
         options->piece > INT_MAX)
         return cp_refuse("timeout %g s, pieces of %ld bytes: neither may be "
                          "< 0, and a piece must fit an int",
-                         options->patience, options->piece);
-    all_speak = options->repairs;
-    CP_TRY(start_mpi(options->patience));
+                         options->timeout, options->piece);
+    all_report = options->repairs;
+    CP_TRY(start_mpi(options->timeout));
     CP_TRY(cp_allocate(&me, 1, sizeof(*me), "a communicator"));
     me->options = *options;
     if (me->options.piece == 0)
@@ -661,38 +674,39 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
     return status;
 }
 
-static bool all_are_gone(const struct member *me) {
+static bool all_are_gone(const struct process_member *me) {
     return first_missing(me, true) == CP_NOBODY;
 }
 
 /* MPI cannot be finalized any more, and need not be. */
 static bool left_behind;
 
-int cp_mpi_close(cp_comm *comm, int status, bool *speaks) {
-    struct member *me = (struct member *)comm;
+int cp_mpi_close(cp_comm *comm, int status, bool *is_reporter) {
+    struct process_member *me = (struct process_member *)comm;
     const double end = cp_clock() + FAREWELL;
     const char *complaint = "";
     int worst = status, room;
     me->end = fmax(me->end, end);
-    me->own->goodbye = status;
-    snprintf(me->own->text, sizeof(me->own->text), "%.479s",
+    me->own_message->goodbye = status;
+    snprintf(me->own_message->text, sizeof(me->own_message->text), "%.479s",
              status == 0 ? "" : cp_message());
-    say(me);
+    broadcast_status(me);
     bool well =
-        !me->outcast &&
-        wait_until(me, all_are_gone, fmax(deadline(me->options.patience), end));
-    left_behind = me->outcast || me->own->era > 0;
+        !me->evicted &&
+        wait_until(me, all_are_gone, fmax(deadline(me->options.timeout), end));
+    left_behind = me->evicted || me->own_message->epoch > 0;
     /* The work is done, unless it is rank 0 that is missing. */
     if (me->options.repairs && !well && status == 0 &&
         first_missing(me, true) > 0)
         well = left_behind = true;
-    *speaks = true;
+    *is_reporter = true;
     for (int r = 0; r < comm->ranks; r++) {
-        const struct word *word = &me->words[r];
-        worst = (int)cp_max(worst, word->goodbye);
-        *speaks = *speaks && !(r < comm->rank && word->goodbye >= 0);
-        if (word->goodbye > 0 && complaint[0] == '\0')
-            complaint = word->text;
+        const struct status_message *message = &me->messages[r];
+        worst = (int)cp_max(worst, message->goodbye);
+        *is_reporter =
+            *is_reporter && !(r < comm->rank && message->goodbye >= 0);
+        if (message->goodbye > 0 && complaint[0] == '\0')
+            complaint = message->text;
     }
     if (status == 0 && complaint[0] != '\0')
         cp_fail(CP_BROKEN, "%s", complaint);
@@ -717,8 +731,8 @@ void cp_mpi_end(bool orderly) {
         MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-void cp_mpi_set_patience(cp_comm *comm, double seconds) {
-    ((struct member *)comm)->options.patience = seconds;
+void cp_mpi_set_timeout(cp_comm *comm, double seconds) {
+    ((struct process_member *)comm)->options.timeout = seconds;
 }
 
 int cp_mpi_local(cp_comm *comm) {

@@ -1,16 +1,16 @@
 /* Tangled from book/13-mpi.nw; edit the chapter. */
 /* Ranks as processes: the communicator over MPI, for one machine or many.
  * Keeps the contract of comm.h with one exception: long messages move only
- * while both their ranks are inside these functions or cp_comm_poke. */
+ * while both their ranks are inside these functions or cp_comm_progress. */
 #ifndef CP_PROCESSES_H
 #define CP_PROCESSES_H
 
 #include "ring/comm.h"
 
 typedef struct {
-    double patience; /* timeout of a wait, seconds; 0: none */
-    int64_t piece;   /* most bytes that MPI counts singly; 0: 1 GiB */
-    bool repairs;    /* the launcher keeps the others alive when one dies */
+    double timeout; /* timeout of a wait, seconds; 0: none */
+    int64_t piece;  /* most bytes that MPI counts singly; 0: 1 GiB */
+    bool repairs;   /* the launcher keeps the others alive when one dies */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the
@@ -29,10 +29,10 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
  * is its number; the other ranks are renumbered, and comm may begin another run
  * when no more are lost: call this until it returns false. It is true only if
  * all survivors are still there and have failed in the same run. */
-bool cp_mpi_mend(cp_comm *comm, int *lost);
+bool cp_mpi_shrink(cp_comm *comm, int *lost);
 
 /* Has this rank been evicted? What it was to print, the others print. */
-bool cp_mpi_is_outcast(const cp_comm *comm);
+bool cp_mpi_is_evicted(const cp_comm *comm);
 
 /* Send this rank's exit status as its last message, receive those of all
  * ranks, and free comm. Returns the largest, or -1 if a rank did not send its
@@ -40,7 +40,7 @@ bool cp_mpi_is_outcast(const cp_comm *comm);
  * rank's, or names the missing rank. *speaks is true on one of the ranks that
  * are still there: it reports. With options.repairs a missing rank other than
  * rank 0 is no failure after success. */
-int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
+int cp_mpi_close(cp_comm *comm, int status, bool *is_reporter);
 
 /* Finalize MPI after every rank's last message; or else have the launcher end
  * all processes with status 1, and do not return. If a rank was lost, MPI
@@ -48,7 +48,7 @@ int cp_mpi_close(cp_comm *comm, int status, bool *speaks);
 void cp_mpi_end(bool orderly);
 
 /* Set the timeout of waits from now on. */
-void cp_mpi_set_patience(cp_comm *comm, double seconds);
+void cp_mpi_set_timeout(cp_comm *comm, double seconds);
 
 /* How many of the processes are on this machine. */
 int cp_mpi_local(cp_comm *comm);

@@ -121,11 +121,11 @@ typedef struct {
     cp_state_job *job;
     cp_layout *layout;
     cp_plan *plan;
-} running;
+} state_scan;
 
 static cp_status run_rank(cp_comm *comm, void *context) {
-    const running *it = context;
-    const cp_state_job *job = it->job;
+    const state_scan *scan = context;
+    const cp_state_job *job = scan->job;
     const int64_t width = job->run.shape.heads * job->run.shape.value_dim;
     cp_state_run chunks[2];
     float *outputs[2];
@@ -133,11 +133,11 @@ static cp_status run_rank(cp_comm *comm, void *context) {
     for (int half = 0; half < 2; half++) {
         const cp_chunk chunk =
             cp_chunk_of(job->run.tokens, job->ranks,
-                        cp_plan_chunk(it->plan, comm->rank, half));
+                        cp_plan_chunk(scan->plan, comm->rank, half));
         chunks[half] = chunk_of(&job->run, chunk);
         outputs[half] = job->output + chunk.first * width;
     }
-    CP_TRY(cp_state_walker_new(it->plan, comm->rank, job->threads,
+    CP_TRY(cp_state_walker_new(scan->plan, comm->rank, job->threads,
                                &job->run.shape, &walker));
     const cp_status status =
         cp_state_walk(walker, comm, chunks, job->state, outputs);
@@ -145,38 +145,38 @@ static cp_status run_rank(cp_comm *comm, void *context) {
     return status;
 }
 
-static cp_status plan_run(running *it) {
+static cp_status plan_run(state_scan *scan) {
     const int64_t token = 1;
-    const cp_call call = {.ranks = it->job->ranks,
+    const cp_call call = {.ranks = scan->job->ranks,
                           .sequences = 1,
                           .new_tokens = &token,
                           .room = 2};
     cp_plan_report report;
     int64_t bytes;
-    const cp_state_shape *shape = &it->job->run.shape;
+    const cp_state_shape *shape = &scan->job->run.shape;
     if (!cp_multiply(shape->heads * shape->key_dim,
                      4 * (shape->key_dim + shape->value_dim), &bytes))
         return cp_refuse("pairs of %ld heads overflow 64 bits; use fewer heads "
                          "or a smaller state",
                          shape->heads);
-    CP_TRY(cp_layout_new(&call, &it->layout));
-    CP_TRY(cp_plan_scan(it->job->scan, it->layout, bytes, &it->plan));
-    CP_TRY(cp_plan_check(it->plan, &report));
-    it->job->bytes = it->job->messages = 0;
+    CP_TRY(cp_layout_new(&call, &scan->layout));
+    CP_TRY(cp_plan_scan(scan->job->scan, scan->layout, bytes, &scan->plan));
+    CP_TRY(cp_plan_check(scan->plan, &report));
+    scan->job->bytes = scan->job->messages = 0;
     for (int k = 0; k < report.ranks; k++) {
-        it->job->bytes = cp_max(it->job->bytes, report.bytes[k]);
-        it->job->messages = cp_max(it->job->messages, report.messages[k]);
+        scan->job->bytes = cp_max(scan->job->bytes, report.bytes[k]);
+        scan->job->messages = cp_max(scan->job->messages, report.messages[k]);
     }
     cp_plan_report_free(&report);
     return CP_OK;
 }
 
-cp_status cp_state_job_run(const cp_place *place, cp_state_job *job) {
-    running it = {.job = job};
-    cp_status status = plan_run(&it);
+cp_status cp_state_job_run(const cp_runner *runner, cp_state_job *job) {
+    state_scan scan = {.job = job};
+    cp_status status = plan_run(&scan);
     if (status == CP_OK)
-        status = place->run(job->ranks, run_rank, &it);
-    cp_plan_free(it.plan);
-    cp_layout_free(it.layout);
+        status = runner->run(job->ranks, run_rank, &scan);
+    cp_plan_free(scan.plan);
+    cp_layout_free(scan.layout);
     return status;
 }

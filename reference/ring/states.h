@@ -5,7 +5,7 @@
 #define CP_STATES_H
 
 #include "reference/attend/state.h"
-#include "reference/ring/place.h"
+#include "reference/ring/runner.h"
 #include "reference/ring/walk.h"
 #include "ring/scan.h"
 
@@ -55,6 +55,6 @@ typedef struct {
     float *output;
     int64_t bytes, messages; /* out */
 } cp_state_job;
-cp_status cp_state_job_run(const cp_place *place, cp_state_job *job);
+cp_status cp_state_job_run(const cp_runner *runner, cp_state_job *job);
 
 #endif

@@ -20,7 +20,7 @@
 
 #include "ground/random.h"
 
-struct member {
+struct thread_member {
     cp_comm comm; /* first: a cp_comm * is a struct member * */
     cp_threads *hub;
     struct carrier *carrier; /* of the current work */
@@ -39,15 +39,15 @@ struct carrier {
     int index;
     pthread_t thread;
     pthread_cond_t woken;
-    atomic_bool due; /* one of its ranks may continue */
-    ucontext_t home; /* where it looks for the next rank */
+    atomic_bool wake_due; /* one of its ranks may continue */
+    ucontext_t home;      /* where it looks for the next rank */
 };
 
 struct cp_threads {
     cp_threads_options options;
     pthread_mutex_t lock;
-    struct member *members;   /* [ranks] */
-    struct carrier *carriers; /* [ranks], of which the work uses some */
+    struct thread_member *members; /* [ranks] */
+    struct carrier *carriers;      /* [ranks], of which the work uses some */
     int started;
     int running, asleep; /* members not left; members asleep */
     bool late, early;    /* delivery, when in disorder */
@@ -61,7 +61,7 @@ struct cp_threads {
 
 enum { SHORT = 1 << 15 }; /* bytes that the second rank to post copies */
 
-static int64_t draw_nap(struct member *me) {
+static int64_t draw_nap(struct thread_member *me) {
     if (me->hub->options.disorder == 0)
         return 0;
     const int64_t drawn = (int64_t)(cp_random(&me->random) >> 33);
@@ -74,13 +74,13 @@ static void take_nap(int64_t microseconds) {
         nanosleep(&nap, NULL);
 }
 
-static void wake(struct member *member) {
+static void wake(struct thread_member *member) {
     if (member->asleep) {
         member->asleep = false;
         member->hub->asleep--;
     }
     member->resting = false;
-    member->carrier->due = true;
+    member->carrier->wake_due = true;
     pthread_cond_signal(&member->carrier->woken);
 }
 
@@ -89,19 +89,19 @@ static void wake_all(cp_threads *hub) {
         wake(&hub->members[r]);
 }
 
-static struct member *owner_of(cp_threads *hub, const cp_half *half) {
+static struct thread_member *owner_of(cp_threads *hub, const cp_half *half) {
     return &hub->members[((const cp_half *)half->way)->peer];
 }
 
-static void tell(struct member *member) {
+static void tell(struct thread_member *member) {
     if (!member->asleep ||
         cp_exchange_unmet(member->first, member->last) == NULL)
         wake(member);
 }
 
 static void copy(cp_threads *hub, cp_half *send, cp_half *receive) {
-    struct member *sender = owner_of(hub, send);
-    struct member *receiver = owner_of(hub, receive);
+    struct thread_member *sender = owner_of(hub, send);
+    struct thread_member *receiver = owner_of(hub, receive);
     const int64_t nap = draw_nap(receiver);
     const bool brief = send->bytes <= SHORT && nap == 0;
     send->state = receive->state = CP_HALF_MOVING;
@@ -126,13 +126,13 @@ static void change(ucontext_t *from, const ucontext_t *to) {
     }
 }
 
-static void rest(struct member *me, double end) {
+static void rest(struct thread_member *me, double end) {
     me->resting = true;
     me->end = end;
     change(&me->place, &me->carrier->home);
 }
 
-static void withdraw(struct member *me, cp_half *half) {
+static void withdraw(struct thread_member *me, cp_half *half) {
     while (half->state == CP_HALF_MOVING)
         rest(me, INFINITY);
     if (half->state == CP_HALF_PAIRED)
@@ -140,7 +140,7 @@ static void withdraw(struct member *me, cp_half *half) {
     half->state = CP_HALF_IDLE;
 }
 
-static void settle(struct member *me) {
+static void cancel_pending(struct thread_member *me) {
     cp_exchange *oldest;
     while ((oldest = me->comm.oldest) != NULL) {
         withdraw(me, &oldest->send);
@@ -149,17 +149,17 @@ static void settle(struct member *me) {
     }
 }
 
-static void note_failure(struct member *me, cp_status status) {
+static void note_failure(struct thread_member *me, cp_status status) {
     if (cp_failure_note(&me->hub->failure, me->comm.rank, status))
         wake_all(me->hub);
 }
 
-static cp_status join_failure(struct member *me) {
-    settle(me);
+static cp_status join_failure(struct thread_member *me) {
+    cancel_pending(me);
     return cp_failure_tell(&me->hub->failure, me->comm.rank);
 }
 
-static cp_status give_up(struct member *me, cp_status status) {
+static cp_status give_up(struct thread_member *me, cp_status status) {
     note_failure(me, status);
     return join_failure(me);
 }
@@ -174,18 +174,18 @@ static cp_half *find_undelivered(cp_threads *hub) {
     return NULL;
 }
 
-static void nobody_can_move(struct member *me) {
+static void nobody_can_move(struct thread_member *me) {
     cp_threads *hub = me->hub;
-    cp_half *due = find_undelivered(hub);
-    if (due != NULL) {
+    cp_half *matched = find_undelivered(hub);
+    if (matched != NULL) {
         wake(me);
-        copy(hub, due->way, due);
+        copy(hub, matched->way, matched);
         return;
     }
     char text[400] = "no rank can move";
     const char *before = ": ";
     for (int r = 0; r < hub->options.ranks; r++) {
-        const struct member *member = &hub->members[r];
+        const struct thread_member *member = &hub->members[r];
         const size_t used = strlen(text);
         if (member->left)
             continue;
@@ -198,7 +198,7 @@ static void nobody_can_move(struct member *me) {
     note_failure(me, cp_fail(CP_BROKEN, "%s", text));
 }
 
-static bool sleep_until_woken(struct member *me, double end) {
+static bool sleep_until_woken(struct thread_member *me, double end) {
     cp_threads *hub = me->hub;
     me->asleep = true;
     if (++hub->asleep == hub->running)
@@ -219,22 +219,23 @@ static int forsaken_by(const cp_threads *hub, const cp_exchange *exchange) {
     return CP_NOBODY;
 }
 
-static cp_half *find_partner(struct member *me, cp_exchange *mine,
+static cp_half *find_partner(struct thread_member *me, cp_exchange *exchange,
                              const cp_half *half) {
     if (half->state != CP_HALF_POSTED)
         return NULL;
     cp_exchange *theirs = me->hub->members[half->peer].comm.oldest;
     for (; theirs != NULL; theirs = theirs->newer) {
-        cp_half *other = half == &mine->send ? &theirs->receive : &theirs->send;
+        cp_half *other =
+            half == &exchange->send ? &theirs->receive : &theirs->send;
         if (other->state == CP_HALF_POSTED && other->peer == me->comm.rank &&
-            theirs->barrier == mine->barrier)
+            theirs->barrier == exchange->barrier)
             return other;
     }
     return NULL;
 }
 
-static void pair(struct member *me, const cp_exchange *exchange, cp_half *send,
-                 cp_half *receive) {
+static void pair(struct thread_member *me, const cp_exchange *exchange,
+                 cp_half *send, cp_half *receive) {
     if (send == NULL || receive == NULL || me->hub->failure.happened)
         return;
     if (send->bytes != receive->bytes) {
@@ -251,7 +252,7 @@ static void pair(struct member *me, const cp_exchange *exchange, cp_half *send,
     send->state = receive->state = CP_HALF_PAIRED;
 }
 
-static void deliver(struct member *me, cp_half *send, cp_half *receive) {
+static void deliver(struct thread_member *me, cp_half *send, cp_half *receive) {
     if (me->hub->early || (send->bytes <= SHORT && !me->hub->late)) {
         copy(me->hub, send, receive);
         return;
@@ -261,7 +262,7 @@ static void deliver(struct member *me, cp_half *send, cp_half *receive) {
 }
 
 static cp_status threads_post(cp_comm *comm, cp_exchange *posted) {
-    struct member *me = (struct member *)comm;
+    struct thread_member *me = (struct thread_member *)comm;
     cp_threads *hub = me->hub;
     cp_half *send = &posted->send, *receive = &posted->receive;
     take_nap(draw_nap(me));
@@ -281,7 +282,7 @@ static cp_status threads_post(cp_comm *comm, cp_exchange *posted) {
     return status;
 }
 
-static bool copy_one(struct member *me) {
+static bool copy_one(struct thread_member *me) {
     for (cp_exchange *e = me->first;; e = e->newer) {
         if (e->receive.state == CP_HALF_PAIRED) {
             copy(me->hub, e->receive.way, &e->receive);
@@ -296,10 +297,10 @@ static bool copy_one(struct member *me) {
     }
 }
 
-static cp_status complete(struct member *me) {
+static cp_status complete(struct thread_member *me) {
     cp_threads *hub = me->hub;
-    const double patience = hub->options.patience;
-    const double end = patience > 0 ? cp_clock() + patience : INFINITY;
+    const double timeout = hub->options.timeout;
+    const double end = timeout > 0 ? cp_clock() + timeout : INFINITY;
     const cp_exchange *unmet;
     while (!hub->failure.happened &&
            (unmet = cp_exchange_unmet(me->first, me->last)) != NULL) {
@@ -314,7 +315,7 @@ static cp_status complete(struct member *me) {
             unmet->receive.state != CP_HALF_MOVING)
             return give_up(me,
                            cp_fail(CP_BROKEN, "%s; timed out after %g s",
-                                   cp_exchange_describe(unmet).text, patience));
+                                   cp_exchange_describe(unmet).text, timeout));
     }
     if (hub->failure.happened)
         return join_failure(me);
@@ -324,7 +325,7 @@ static cp_status complete(struct member *me) {
 
 static cp_status threads_complete(cp_comm *comm, cp_exchange *first,
                                   cp_exchange *last) {
-    struct member *me = (struct member *)comm;
+    struct thread_member *me = (struct thread_member *)comm;
     take_nap(draw_nap(me));
     pthread_mutex_lock(&me->hub->lock);
     me->first = first;
@@ -335,7 +336,7 @@ static cp_status threads_complete(cp_comm *comm, cp_exchange *first,
 }
 
 static cp_status threads_fail(cp_comm *comm, cp_status status) {
-    struct member *me = (struct member *)comm;
+    struct thread_member *me = (struct thread_member *)comm;
     pthread_mutex_lock(&me->hub->lock);
     status = give_up(me, status);
     pthread_mutex_unlock(&me->hub->lock);
@@ -345,16 +346,16 @@ static cp_status threads_fail(cp_comm *comm, cp_status status) {
 static const cp_comm_ops threads_ops = {threads_post, threads_complete,
                                         threads_fail, NULL};
 
-static _Thread_local struct member *carried;
+static _Thread_local struct thread_member *carried;
 
 static void live(void) {
-    struct member *me = carried;
+    struct thread_member *me = carried;
     cp_threads *hub = me->hub;
     pthread_mutex_unlock(&hub->lock);
     const cp_status status = hub->function(&me->comm, hub->context);
     pthread_mutex_lock(&hub->lock);
     cp_failure_note_return(&hub->failure, &me->comm, status);
-    settle(me);
+    cancel_pending(me);
     me->left = true;
     me->end = INFINITY;
     hub->running--;
@@ -365,19 +366,19 @@ enum { YIELDS = 50 }; /* before a thread really sleeps */
 
 static void doze(struct carrier *carrier) {
     cp_threads *hub = carrier->hub;
-    struct member *next = &hub->members[carrier->index];
+    struct thread_member *next = &hub->members[carrier->index];
     int error = 0;
     for (int r = carrier->index; r < hub->started; r += hub->carrying)
         if (hub->members[r].end < next->end)
             next = &hub->members[r];
     const double end = fmin(next->end, 1e10);
     const struct timespec until = {(time_t)end, (long)(fmod(end, 1) * 1e9)};
-    carrier->due = false;
+    carrier->wake_due = false;
     pthread_mutex_unlock(&hub->lock);
-    for (int n = 0; n < YIELDS && !carrier->due; n++)
+    for (int n = 0; n < YIELDS && !carrier->wake_due; n++)
         sched_yield();
     pthread_mutex_lock(&hub->lock);
-    while (!carrier->due && error != ETIMEDOUT)
+    while (!carrier->wake_due && error != ETIMEDOUT)
         error = pthread_cond_clockwait(&carrier->woken, &hub->lock,
                                        CLOCK_MONOTONIC, &until);
     if (error == ETIMEDOUT)
@@ -434,7 +435,7 @@ static int start_thread(struct carrier *carrier) {
 }
 
 static int start_rank(cp_threads *hub, int rank) {
-    struct member *member = &hub->members[rank];
+    struct thread_member *member = &hub->members[rank];
     struct carrier *carrier = &hub->carriers[rank];
     member->hub = carrier->hub = hub;
     carrier->index = rank;
@@ -480,8 +481,8 @@ cp_status cp_threads_start(const cp_threads_options *options,
     if (options->ranks < 1)
         return cp_refuse("cannot run %d ranks; expected at least 1",
                          options->ranks);
-    if (!(options->patience >= 0))
-        return cp_refuse("timeout %g s; it must be >= 0", options->patience);
+    if (!(options->timeout >= 0))
+        return cp_refuse("timeout %g s; it must be >= 0", options->timeout);
     cp_threads *hub;
     CP_TRY(cp_allocate(&hub, 1, sizeof(*hub), "the ranks"));
     const uint64_t disorder = options->disorder;
@@ -509,7 +510,7 @@ cp_status cp_threads_start(const cp_threads_options *options,
     return status;
 }
 
-static void give_place(cp_threads *hub, struct member *member) {
+static void give_place(cp_threads *hub, struct thread_member *member) {
     member->carrier = &hub->carriers[member->comm.rank % hub->carrying];
     member->comm.sent = (cp_traffic){0};
     member->left = member->resting = false;

@@ -8,7 +8,7 @@
 
 typedef struct {
     int ranks;
-    double patience; /* timeout of a wait, in seconds; 0: none */
+    double timeout; /* timeout of a wait, in seconds; 0: none */
     /* 0, or the seed of random delays, for tests: receive buffers
      * hold 0xFF bytes (NaN) until delivery; an odd seed delivers as
      * late as the contract allows, an even one as early. */

@@ -10,12 +10,12 @@ static void note(const cp_trace_context *context, cp_stretch stretch) {
 
 void cp_trace_observe(void *context, const cp_walker *walker, const cp_op *op,
                       double start, double end) {
-    const cp_trace_context *mine = context;
+    const cp_trace_context *trace = context;
     const cp_plan *plan = walker->plan;
     const int64_t bytes =
         cp_op_messages(plan, op) * plan->slots[op->in.slot].bytes;
-    note(mine, (cp_stretch){cp_op_name(op->kind), start, end, mine->layer,
-                            bytes, op->hop});
+    note(trace, (cp_stretch){cp_op_name(op->kind), start, end, trace->layer,
+                             bytes, op->hop});
 }
 
 void cp_trace_layers(const cp_trace_context *context, const char *what,

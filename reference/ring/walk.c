@@ -9,8 +9,8 @@
 
 #include "reference/attend/nodes.h"
 #include "reference/ring/lists.h"
-#include "reference/ring/rewrite.h"
-#include "ring/forest.h"
+#include "reference/ring/encode.h"
+#include "ring/node_lists.h"
 #include "ring/messages.h"
 #include "ring/migrate.h"
 
@@ -39,9 +39,9 @@ static cp_status allocate_slots(cp_walker *walker) {
 
 typedef struct {
     float *keys, *values; /* [rows][N_KV][D_H]; one tensor for a latent */
-} tensors;
+} walk_tensors;
 
-static tensors tensors_of(const cp_walker *walker, int slot) {
+static walk_tensors tensors_of(const cp_walker *walker, int slot) {
     const cp_shape shape = cp_plan_shape(walker->plan, slot);
     const int64_t rows = walker->plan->slots[slot].rows;
     float *keys = walker->slots[slot];
@@ -54,7 +54,7 @@ static tensors tensors_of(const cp_walker *walker, int slot) {
         keys = walker->new_keys;
         values = walker->new_values;
     }
-    return (tensors){keys, shape.latent ? keys : values};
+    return (walk_tensors){keys, shape.latent ? keys : values};
 }
 
 cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
@@ -89,8 +89,8 @@ static void copy_pieces(const cp_block *from, const cp_block *to, int64_t width,
 static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
                            const cp_block *from, const cp_block *to) {
     const cp_shape *shape = &walker->plan->shape;
-    const tensors source = tensors_of(walker, op->in.slot);
-    const tensors target = tensors_of(walker, op->out.slot);
+    const walk_tensors source = tensors_of(walker, op->in.slot);
+    const walk_tensors target = tensors_of(walker, op->out.slot);
     copy_pieces(from, to, shape->kv_heads * shape->head_dim, source.keys,
                 target.keys);
     copy_pieces(from, to, cp_value_width(shape), source.values, target.values);
@@ -111,9 +111,9 @@ static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
     const cp_plan *plan = walker->plan;
     const cp_shape *shape = &plan->shape;
     const cp_moves *moves =
-        &cp_parcel_of(plan->migration, use.origin, use.part)->moves;
-    const tensors block = tensors_of(walker, use.slot);
-    const tensors cache =
+        &cp_transfer_of(plan->migration, use.origin, use.part)->moves;
+    const walk_tensors block = tensors_of(walker, use.slot);
+    const walk_tensors cache =
         tensors_of(walker, packs ? plan->cache : plan->result);
     carry_rows(moves, shape->kv_heads * shape->head_dim, packs, cache.keys,
                block.keys);
@@ -127,7 +127,7 @@ static cp_status allocate_messages(cp_walker *walker) {
     CP_TRY(cp_allocate(&walker->messages, plan->slot_count, sizeof(void *),
                        "messages"));
     CP_TRY(cp_allocate(&rewritten, plan->slot_count, sizeof(bool), "messages"));
-    cp_plan_slots_rewritten(plan, walker->rank, rewritten);
+    cp_plan_slots_encoded(plan, walker->rank, rewritten);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++) {
         walker->messages[slot] = walker->slots[slot];
         if (rewritten[slot])
@@ -146,12 +146,12 @@ static void rewrite(const cp_walker *walker, const cp_op *op, bool received) {
         void *held = walker->slots[touch.slot];
         void *sent = walker->messages[touch.slot];
         if (touch.writes != received ||
-            !cp_op_rewrites(plan, walker->rank, op, touch))
+            !cp_op_encodes(plan, walker->rank, op, touch))
             continue;
         if (!received)
-            cp_slot_write(plan, touch.slot, held, sent);
+            cp_slot_encode(plan, touch.slot, held, sent);
         if (received || cp_slot_is_read_back(plan, touch.slot))
-            cp_slot_read(plan, touch.slot, sent, held);
+            cp_slot_decode(plan, touch.slot, sent, held);
     }
 }
 
@@ -162,26 +162,28 @@ static char *labels_of(const cp_walker *walker, int slot) {
 }
 
 static void write_labels(const cp_walker *walker) {
-    const cp_pieces *mine = &walker->plan->layout->queries[walker->rank].pieces;
+    const cp_pieces *own_pieces =
+        &walker->plan->layout->queries[walker->rank].pieces;
     const cp_slot *size = &walker->plan->slots[walker->plan->queries];
     char *labels = labels_of(walker, walker->plan->queries);
     memset(labels, 0xFF, (size_t)(size->rows * CP_LABEL_BYTES));
-    for (int64_t n = 0; n < mine->count; n++) {
-        const cp_piece piece = mine->items[n];
+    for (int64_t n = 0; n < own_pieces->count; n++) {
+        const cp_piece piece = own_pieces->items[n];
         const int64_t label[2] = {piece.span.sequence, piece.span.start};
         memcpy(labels + piece.row * CP_LABEL_BYTES, label, CP_LABEL_BYTES);
     }
 }
 
 static cp_status check_labels(const cp_walker *walker, cp_use queries) {
-    const cp_pieces *due =
+    const cp_pieces *target =
         &walker->plan->layout->queries[queries.origin].pieces;
     const char *labels = labels_of(walker, queries.slot);
     int64_t next = 0;
     for (int64_t row = 0; row < walker->plan->slots[queries.slot].rows; row++) {
-        const bool token = next < due->count && due->items[next].row == row;
+        const bool token =
+            next < target->count && target->items[next].row == row;
         const cp_span want =
-            token ? due->items[next++].span : (cp_span){-1, -1, 0, 1};
+            token ? target->items[next++].span : (cp_span){-1, -1, 0, 1};
         int64_t got[2];
         memcpy(got, labels + row * CP_LABEL_BYTES, sizeof(got));
         if (got[0] != want.sequence || got[1] != want.start)
@@ -198,9 +200,9 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
  * each has dim numbers. */
 typedef struct {
     int64_t rows, heads, some, first, dim;
-} cut;
+} row_cut;
 
-static void copy_columns(const cut *by, const float *from, float *to) {
+static void copy_columns(const row_cut *by, const float *from, float *to) {
     for (int64_t row = 0; row < by->rows; row++)
         memcpy(to + row * by->some * by->dim,
                from + (row * by->heads + by->first) * by->dim,
@@ -215,7 +217,8 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
     const bool keys = slot->kind == CP_SLOT_KEYS;
     const int64_t heads = keys ? whole.kv_heads : whole.query_heads;
     const int parts = plan->slots[op->out.slot].parts;
-    cut by = {slot->rows, heads, keys ? part.kv_heads : part.query_heads, 0, 0};
+    row_cut by = {slot->rows, heads, keys ? part.kv_heads : part.query_heads, 0,
+                  0};
     for (int p = 0; p < parts; p++) {
         const float *from = walker->slots[op->in.slot];
         float *to = walker->slots[op->out.slot + p];
@@ -251,8 +254,8 @@ static cp_status join(const cp_walker *walker, const cp_op *op) {
     return CP_OK;
 }
 
-static void poke(void *comm) {
-    cp_comm_poke(comm);
+static void progress(void *comm) {
+    cp_comm_progress(comm);
 }
 
 static cp_status attend(cp_walker *walker, const cp_op *op,
@@ -262,7 +265,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const bool home = op->keys.slot == plan->cache;
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
-    const tensors from = tensors_of(walker, op->keys.slot);
+    const walk_tensors from = tensors_of(walker, op->keys.slot);
     if (plan->labelled && plan->slots[op->in.slot].parts == 1)
         CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
@@ -295,8 +298,8 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .output = partial.output,
         .lse = partial.lse,
         .rest = partial.rest,
-        .poke = walker->comm->ops->poke != NULL ? poke : NULL,
-        .poke_context = walker->comm,
+        .progress = walker->comm->ops->progress != NULL ? progress : NULL,
+        .progress_context = walker->comm,
     };
     if (plan->indexer.top_k > 0)
         return cp_lists_attend(plan, walker->slots, op, &call);
@@ -406,7 +409,7 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         const cp_status status = together ? meet(walker, op, &program->ops[++n])
                                           : perform(walker, op);
         if (walker->leaves != NULL)
-            cp_forest_note(plan, walker->rank, op, walker->leaves);
+            cp_node_lists_note(plan, walker->rank, op, walker->leaves);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;

@@ -8,23 +8,24 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/model/device_engine.h"
-#include "cuda/ring/nccl_crew.h"
+#include "cuda/ring/nccl_group.h"
 #include "ring/agree.h"
 
-static const cp_device_place here = {.only = CP_NOBODY, .graphs = true};
-static cp_device_place apart = {.only = CP_NOBODY, .graphs = true};
-static cp_device_share mine = {0, 1};
+static const cp_device_runner here = {.only = CP_NOBODY, .graphs = true};
+static cp_device_runner apart = {.only = CP_NOBODY, .graphs = true};
+static cp_device_share own_share = {0, 1};
 
 /* A ring of one rank may still share its heads with other processes. */
-const cp_device_place *cp_cuda_place(int64_t ranks) {
-    const bool all = apart.crew != NULL && (ranks > 1 || mine.parts > 1);
-    return all && ranks * mine.parts == apart.crew->ranks ? &apart : &here;
+const cp_device_runner *cp_cuda_runner(int64_t ranks) {
+    const bool all = apart.group != NULL && (ranks > 1 || own_share.parts > 1);
+    return all && ranks * own_share.parts == apart.group->ranks ? &apart
+                                                                : &here;
 }
 
 static cp_nccl *world, *heads, *ring;
-static cp_crew crew;
-static int (*leave_the_crew)(int status);
-static bool (*mend_the_crew)(int *lost);
+static cp_process_group group;
+static int (*leave_the_group)(int status);
+static bool (*shrink_the_group)(int *lost);
 static bool by_mpi; /* leave NCCL first; otherwise the group, which is NCCL's */
 
 static cp_status take_device(const cp_launch *launch) {
@@ -41,9 +42,9 @@ static cp_status take_device(const cp_launch *launch) {
 }
 
 static void wait_at_most(double seconds) {
-    apart.patience = seconds;
+    apart.timeout = seconds;
     if (world != NULL)
-        cp_nccl_set_patience(world, seconds);
+        cp_nccl_set_timeout(world, seconds);
 }
 
 static void leave_nccl(int status) {
@@ -59,7 +60,7 @@ static void leave_nccl(int status) {
 static int leave(int status) {
     if (by_mpi)
         leave_nccl(status);
-    status = leave_the_crew(status);
+    status = leave_the_group(status);
     if (!by_mpi)
         leave_nccl(status);
     return status;
@@ -67,14 +68,14 @@ static int leave(int status) {
 
 static cp_nccl_loss lost_to_mpi; /* but not yet removed from NCCL */
 
-static bool mpi_is_mended(void) {
+static bool mpi_has_shrunk(void) {
     int *all = lost_to_mpi.lost, rank;
     for (int n = lost_to_mpi.count = 0;
-         n < CP_MOST_LOST && mend_the_crew(&rank); n = ++lost_to_mpi.count) {
+         n < CP_MOST_LOST && shrink_the_group(&rank); n = ++lost_to_mpi.count) {
         memmove(all + 1, all, (size_t)n * sizeof(int));
         all[0] = rank;
-        crew.rank -= crew.rank > rank;
-        crew.ranks--;
+        group.rank -= group.rank > rank;
+        group.ranks--;
     }
     return lost_to_mpi.count > 0;
 }
@@ -84,10 +85,10 @@ static bool mpi_is_mended(void) {
 static bool mpi_misses_some(void) {
     enum { GRACE = 5 };
     int64_t nothing = 0;
-    crew.patience(2 * apart.patience + GRACE);
-    const cp_status status = crew.share(&nothing, sizeof(nothing));
-    crew.patience(apart.patience);
-    return status != CP_OK && mpi_is_mended();
+    group.set_timeout(2 * apart.timeout + GRACE);
+    const cp_status status = group.broadcast(&nothing, sizeof(nothing));
+    group.set_timeout(apart.timeout);
+    return status != CP_OK && mpi_has_shrunk();
 }
 
 static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
@@ -95,34 +96,35 @@ static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
     (void)nccl;
     if (lost_to_mpi.count == 0 && !mpi_misses_some())
         return CP_BROKEN;
-    CP_TRY(cp_allocate(&sound, crew.ranks, sizeof(bool), "the ranks"));
-    sound[crew.rank] = loss->sound;
+    CP_TRY(cp_allocate(&sound, group.ranks, sizeof(bool), "the ranks"));
+    sound[group.rank] = loss->sound;
     *loss = lost_to_mpi;
     lost_to_mpi.count = 0;
-    const cp_status status = crew.collect(sound, sizeof(bool));
+    const cp_status status = group.all_gather(sound, sizeof(bool));
     loss->sound = true;
-    for (int r = 0; r < crew.ranks; r++)
+    for (int r = 0; r < group.ranks; r++)
         loss->sound = loss->sound && sound[r];
     free(sound);
     CP_TRY(status);
-    return cp_crew_share(crew.rank == 0 ? cp_nccl_id(&loss->id) : CP_OK,
-                         &loss->id, sizeof(loss->id), NULL, NULL);
+    return cp_process_group_broadcast(group.rank == 0 ? cp_nccl_id(&loss->id)
+                                                      : CP_OK,
+                                      &loss->id, sizeof(loss->id), NULL, NULL);
 }
 
-static bool mend_by_mpi(int *lost) {
-    if (!world->aborted && !mpi_is_mended())
+static bool shrink_by_mpi(int *lost) {
+    if (!world->aborted && !mpi_has_shrunk())
         return false;
     if (world->loss.count == 0)
         world->link.abort(world->link.context);
-    return cp_nccl_mend(world, lost) == CP_OK;
+    return cp_nccl_shrink(world, lost) == CP_OK;
 }
 
 static int output = -1; /* where rank 0 would print */
 
-static bool mend(int *lost) {
-    const bool mended = by_mpi ? mend_by_mpi(lost) : mend_the_crew(lost);
-    apart.only = crew.rank;
-    if (mended && !by_mpi && *lost == 0 && crew.rank == 0) {
+static bool shrink(int *lost) {
+    const bool mended = by_mpi ? shrink_by_mpi(lost) : shrink_the_group(lost);
+    apart.only = group.rank;
+    if (mended && !by_mpi && *lost == 0 && group.rank == 0) {
         fflush(stdout);
         dup2(output, STDOUT_FILENO);
     }
@@ -130,25 +132,25 @@ static bool mend(int *lost) {
 }
 
 static void adopt(void) {
-    leave_the_crew = crew.leave;
-    mend_the_crew = crew.mend;
-    crew.leave = leave;
-    crew.mend = mend_the_crew != NULL ? mend : NULL;
-    cp_crew_join(&crew);
+    leave_the_group = group.leave;
+    shrink_the_group = group.shrink;
+    group.leave = leave;
+    group.shrink = shrink_the_group != NULL ? shrink : NULL;
+    cp_process_group_set(&group);
 }
 
 static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
                              int count, char *const *arguments) {
     ncclUniqueId id;
     CP_TRY(mpi->join(count, arguments));
-    crew = *cp_crew_mine();
+    group = *cp_process_group_own();
     adopt();
-    CP_TRY(cp_crew_all_ready(&crew, take_device(launch)));
-    CP_TRY(cp_crew_share(crew.rank == 0 ? cp_nccl_id(&id) : CP_OK, &id,
-                         sizeof(id), NULL, NULL));
-    CP_TRY(cp_crew_all_ready(&crew, cp_nccl_new(&id, crew.rank, crew.ranks,
-                                                apart.patience, &world)));
-    world->agree = crew.mend != NULL ? agree_by_mpi : NULL;
+    CP_TRY(cp_agree_to_start(&group, take_device(launch)));
+    CP_TRY(cp_process_group_broadcast(group.rank == 0 ? cp_nccl_id(&id) : CP_OK,
+                                      &id, sizeof(id), NULL, NULL));
+    CP_TRY(cp_agree_to_start(&group, cp_nccl_new(&id, group.rank, group.ranks,
+                                                 apart.timeout, &world)));
+    world->agree = group.shrink != NULL ? agree_by_mpi : NULL;
     return CP_OK;
 }
 
@@ -161,10 +163,11 @@ static cp_status join_by_nccl(const cp_launch *launch) {
     const cp_status taken = take_device(launch);
     if (taken != CP_OK) /* without a group every process reports for itself */
         return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
-    CP_TRY(cp_nccl_meet(launch, apart.patience, survives(), &world, &crew));
+    CP_TRY(
+        cp_nccl_group_join(launch, apart.timeout, survives(), &world, &group));
     adopt();
     output = dup(STDOUT_FILENO);
-    if (crew.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
+    if (group.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
     return CP_OK;
 }
@@ -172,8 +175,8 @@ static cp_status join_by_nccl(const cp_launch *launch) {
 /* Either all ranks decode from graphs, or none does. */
 static bool can_capture(void) {
     const bool all =
-        cp_crew_all_ready(&crew, cp_nccl_try_capture(world)) == CP_OK;
-    if (!all && crew.rank == 0)
+        cp_agree_to_start(&group, cp_nccl_try_capture(world)) == CP_OK;
+    if (!all && group.rank == 0)
         fprintf(stderr, "longring: decoding without graphs: %s\n",
                 cp_message());
     return all;
@@ -185,7 +188,7 @@ static cp_status join(int count, char *const *arguments) {
 #ifdef CP_HAVE_MPI
     mpi = &cp_backend_mpi;
 #endif
-    apart.patience = 60;
+    apart.timeout = 60;
     CP_TRY(cp_launch_read(&launch));
     if (launch.ranks < 2)
         return CP_OK;
@@ -193,10 +196,10 @@ static cp_status join(int count, char *const *arguments) {
                              strcmp(launch.launcher, "MPICH") == 0);
     CP_TRY(by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
                   : join_by_nccl(&launch));
-    apart.only = crew.rank;
-    apart.crew = &crew;
+    apart.only = group.rank;
+    apart.group = &group;
     apart.link = &world->link;
-    CP_TRY(by_mpi ? CP_OK : cp_crew_agree_words(count, arguments));
+    CP_TRY(by_mpi ? CP_OK : cp_agree_on_arguments(count, arguments));
     apart.graphs = can_capture();
     return CP_OK;
 }
@@ -205,10 +208,10 @@ static cp_status join(int count, char *const *arguments) {
  * them. */
 static cp_status divide(int parts) {
     world->agree = NULL;
-    crew.mend = NULL;
+    group.shrink = NULL;
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
-    mine = (cp_device_share){crew.rank % parts, parts};
-    apart.only = crew.rank / parts;
+    own_share = (cp_device_share){group.rank % parts, parts};
+    apart.only = group.rank / parts;
     apart.link = &ring->link;
     apart.tensor = heads;
     return CP_OK;
@@ -217,7 +220,7 @@ static cp_status divide(int parts) {
 static cp_status engine_new(const cp_model *model,
                             const cp_session_options *options,
                             cp_engine **out) {
-    return cp_device_engine_new(cp_cuda_place(options->ranks), model, options,
+    return cp_device_engine_new(cp_cuda_runner(options->ranks), model, options,
                                 out);
 }
 
@@ -231,19 +234,19 @@ static cp_status engine_new(const cp_model *model,
         .element_bytes = bytes,                                                \
     };                                                                         \
     static cp_status attend##suffix(cp_attend_job *job) {                      \
-        return cp_device_attend_run(cp_cuda_place(job->ranks),                 \
+        return cp_device_attend_run(cp_cuda_runner(job->ranks),                \
                                     &machine##suffix, job);                    \
     }                                                                          \
     static cp_status model_open##suffix(const cp_gguf *file,                   \
                                         cp_model **model) {                    \
-        return cp_device_model_open(file, numbers, mine, model);               \
+        return cp_device_model_open(file, numbers, own_share, model);          \
     }                                                                          \
     const cp_backend cp_backend_cuda##suffix = {                               \
         .name = shown,                                                         \
         .kernels = words ", plain CUDA and cuBLASLt",                          \
         .communicator = "copies on one GPU; NCCL",                             \
         .machine = &machine##suffix,                                           \
-        .patience = wait_at_most,                                              \
+        .set_timeout = wait_at_most,                                           \
         .join = join,                                                          \
         .divide = divide,                                                      \
         .attend = attend##suffix,                                              \

@@ -8,15 +8,15 @@
 #include <unistd.h>
 
 #include "ring/agree.h"
-#include "ring/crew.h"
-#include "reference/model/engine.h"
+#include "ring/process_group.h"
+#include "reference/model/cores_engine.h"
 #include "reference/ring/processes.h"
 #include "reference/model/model.h"
 
 static cp_comm *world;
-static cp_mpi_options options = {.patience = 60};
-static cp_crew crew;
-static cp_place processes;
+static cp_mpi_options options = {.timeout = 60};
+static cp_process_group group;
+static cp_runner processes;
 static int output = -1; /* where rank 0 would print */
 
 static cp_status run_processes(int ranks, cp_rank_main function,
@@ -31,51 +31,51 @@ typedef struct {
     cp_status (*spread)(cp_comm *comm, void *data, int64_t bytes);
     void *data;
     int64_t bytes;
-} sharing;
+} group_call;
 
-static cp_status share_rank(cp_comm *comm, void *context) {
-    const sharing *it = context;
-    return it->spread(comm, it->data, it->bytes);
+static cp_status broadcast_rank(cp_comm *comm, void *context) {
+    const group_call *call = context;
+    return call->spread(comm, call->data, call->bytes);
 }
 
 /* A lost rank may still touch the data, so they are copied, and the copy is
  * then never freed. */
-static cp_status spread(sharing how, void *data, int64_t all) {
+static cp_status spread(group_call how, void *data, int64_t all) {
     const size_t size = (size_t)all;
     CP_TRY(cp_allocate(&how.data, all, 1, "what is shared"));
     memcpy(how.data, data, size);
-    const cp_status status = cp_mpi_run(world, share_rank, &how);
+    const cp_status status = cp_mpi_run(world, broadcast_rank, &how);
     memcpy(data, how.data, size);
     if (!world->kept)
         free(how.data);
     return status;
 }
 
-static cp_status share(void *data, int64_t bytes) {
-    return spread((sharing){cp_comm_share, NULL, bytes}, data, bytes);
+static cp_status broadcast(void *data, int64_t bytes) {
+    return spread((group_call){cp_comm_broadcast, NULL, bytes}, data, bytes);
 }
 
-static cp_status collect(void *items, int64_t bytes) {
-    return spread((sharing){cp_comm_collect, NULL, bytes}, items,
+static cp_status all_gather(void *items, int64_t bytes) {
+    return spread((group_call){cp_comm_all_gather_in_place, NULL, bytes}, items,
                   world->ranks * bytes);
 }
 
 /* Mute standard output: the surviving ranks print again what this one began. */
-static void hush(void) {
+static void mute_stdout(void) {
     const int nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
     close(nowhere);
 }
 
-static bool mend(int *lost) {
-    if (!cp_mpi_mend(world, lost)) {
-        if (cp_mpi_is_outcast(world))
-            hush();
+static bool shrink(int *lost) {
+    if (!cp_mpi_shrink(world, lost)) {
+        if (cp_mpi_is_evicted(world))
+            mute_stdout();
         return false;
     }
-    processes.only = crew.rank = world->rank;
-    crew.ranks = world->ranks;
-    if (*lost == 0 && crew.rank == 0) {
+    processes.only = group.rank = world->rank;
+    group.ranks = world->ranks;
+    if (*lost == 0 && group.rank == 0) {
         fflush(stdout);
         dup2(output, STDOUT_FILENO);
     }
@@ -89,8 +89,8 @@ static bool survives(void) {
     return word != NULL && strcmp(word, "0") != 0;
 }
 
-static void set_patience(double seconds) {
-    cp_mpi_set_patience(world, seconds);
+static void set_timeout(double seconds) {
+    cp_mpi_set_timeout(world, seconds);
 }
 
 static int leave(int status) {
@@ -99,10 +99,10 @@ static int leave(int status) {
     fflush(stdout);
     if (status != 0)
         cp_comm_abort(world, own);
-    bool speaks;
-    const int worst = cp_mpi_close(world, status, &speaks);
+    bool is_reporter;
+    const int worst = cp_mpi_close(world, status, &is_reporter);
     /* Rank 0 has already reported its own failure. */
-    if (worst != 0 && speaks && (crew.rank != 0 || status == 0))
+    if (worst != 0 && is_reporter && (group.rank != 0 || status == 0))
         fprintf(stderr, "longring: %s\n", status == 0 ? cp_message() : own);
     fflush(stderr);
     cp_mpi_end(worst >= 0);
@@ -111,7 +111,7 @@ static int leave(int status) {
 
 /* Startup has a timeout, but options are read only after it: look for --timeout
  * now. */
-static double patience_of(int count, char *const *arguments) {
+static double timeout_of(int count, char *const *arguments) {
     double seconds = 60;
     for (int n = 1; n + 1 < count; n++)
         if (strcmp(arguments[n], "--timeout") == 0)
@@ -120,28 +120,28 @@ static double patience_of(int count, char *const *arguments) {
 }
 
 static cp_status join(int count, char *const *arguments) {
-    options.patience = patience_of(count, arguments);
+    options.timeout = timeout_of(count, arguments);
     options.repairs = survives();
     CP_TRY(cp_mpi_open(&options, &world));
-    processes = (cp_place){run_processes, &cp_machine_processes, world->rank,
-                           cp_mpi_local(world), &crew};
-    crew = (cp_crew){.rank = world->rank,
-                     .ranks = world->ranks,
-                     .share = share,
-                     .collect = collect,
-                     .patience = set_patience,
-                     .leave = leave,
-                     .mend = options.repairs ? mend : NULL};
-    cp_crew_join(&crew);
+    processes = (cp_runner){run_processes, &cp_machine_processes, world->rank,
+                            cp_mpi_local(world), &group};
+    group = (cp_process_group){.rank = world->rank,
+                               .ranks = world->ranks,
+                               .broadcast = broadcast,
+                               .all_gather = all_gather,
+                               .set_timeout = set_timeout,
+                               .leave = leave,
+                               .shrink = options.repairs ? shrink : NULL};
+    cp_process_group_set(&group);
     output = dup(STDOUT_FILENO);
     if (world->rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
         return cp_fail(CP_FILE, "/dev/null: cannot be opened");
-    return cp_crew_agree_words(count, arguments);
+    return cp_agree_on_arguments(count, arguments);
 }
 
-static const cp_place *place_of(int ranks) {
+static const cp_runner *place_of(int ranks) {
     const bool apart = ranks > 1 && ranks == world->ranks;
-    return apart ? &processes : &cp_place_threads;
+    return apart ? &processes : &cp_runner_threads;
 }
 
 static cp_status engine_new(const cp_model *model,
@@ -153,7 +153,7 @@ static cp_status attend(cp_attend_job *job) {
     return cp_attend_run(place_of(job->ranks), job);
 }
 
-const cp_place *const cp_mpi_place = &processes;
+const cp_runner *const cp_runner_mpi = &processes;
 
 const cp_backend cp_backend_mpi = {
     .name = "mpi",

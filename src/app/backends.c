@@ -26,12 +26,12 @@ const cp_backend *cp_backend_find(const char *name) {
     return NULL;
 }
 
-const cp_place *cp_meter_cores(const cp_backend *backend) {
+const cp_runner *cp_meter_cores(const cp_backend *backend) {
 #ifdef CP_HAVE_MPI
     if (backend == &cp_backend_mpi)
-        return cp_mpi_place;
+        return cp_runner_mpi;
 #endif
-    return backend == &cp_backend_threads ? &cp_place_threads : NULL;
+    return backend == &cp_backend_threads ? &cp_runner_threads : NULL;
 }
 
 cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench) {
@@ -45,12 +45,12 @@ cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench) {
 
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted) {
-    const cp_place *place = cp_meter_cores(backend);
+    const cp_runner *runner = cp_meter_cores(backend);
 #ifdef CP_HAVE_CUDA
     if (place == NULL)
         return cp_cuda_calibrate(backend, wanted);
 #endif
-    return cp_calibrate_run(place, wanted);
+    return cp_calibrate_run(runner, wanted);
 }
 
 bool cp_command_in_order(void) {

@@ -5,7 +5,7 @@
 #include "ground/options.h"
 #include "model/session.h"
 #include "reference/attend/attend.h"
-#include "reference/ring/place.h"
+#include "reference/ring/runner.h"
 
 /* What can be measured. */
 typedef enum {
@@ -47,12 +47,12 @@ typedef struct {
     cp_counts ranks;  /* sizes of the ring, at most CP_MEASURE_RANKS */
     int threads;      /* in total, for everything that is measured */
     int rounds;
-    cp_kernel kernel;      /* of attention and of the rings */
-    const cp_place *place; /* where the ranks of a ring run */
-    const cp_model *model; /* measure this instead of the parts; or NULL */
-    cp_counts prompts;     /* lengths of the model's prompts */
-    cp_dealing dealing;    /* how their tokens are dealt out */
-    int64_t generate;      /* tokens after each prompt */
+    cp_kernel kernel;        /* of attention and of the rings */
+    const cp_runner *runner; /* where the ranks of a ring run */
+    const cp_model *model;   /* measure this instead of the parts; or NULL */
+    cp_counts prompts;       /* lengths of the model's prompts */
+    cp_dealing dealing;      /* how their tokens are dealt out */
+    int64_t generate;        /* tokens after each prompt */
     void (*row)(void *context, const cp_bench_row *row);
     void *context;
 } cp_bench;

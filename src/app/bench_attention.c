@@ -14,7 +14,7 @@ typedef struct {
     cp_span asked, seen;
     int64_t rows; /* of partials, where heads are rows; floats of a workspace */
     float *tensors[5];
-} exercise;
+} attention_case;
 
 enum { MICRO_TIMES = 512 };
 
@@ -22,15 +22,16 @@ enum { MICRO_TIMES = 512 };
  * that a kernel does except packing and softmax. Each thread has a
  * workspace. */
 static cp_status micro_run(void *context, double *seconds) {
-    const exercise *it = context;
-    const cp_shape *shape = &it->bench->shape;
+    const attention_case *attention = context;
+    const cp_shape *shape = &attention->bench->shape;
     const cp_micro *m = cp_micro_get();
     const int64_t stride = m->panel_stride, wide = m->slice_stride;
-    const int threads = it->bench->threads;
+    const int threads = attention->bench->threads;
     (void)seconds;
 #pragma omp parallel for num_threads(threads) schedule(static, MICRO_TIMES)
     for (int n = 0; n < threads * MICRO_TIMES; n++) {
-        cp_workspace mine = {it->tensors[0] + n / MICRO_TIMES * it->rows, 0};
+        cp_workspace mine = {
+            attention->tensors[0] + n / MICRO_TIMES * attention->rows, 0};
         const cp_panels desk = cp_panels_lay_out(shape, m->panel, &mine);
         for (int64_t j = 0; j < desk.most; j += m->slice)
             cp_micro_multiply(m, m->slice, m->panel, shape->head_dim,
@@ -45,70 +46,75 @@ static cp_status micro_run(void *context, double *seconds) {
     return CP_OK;
 }
 
-static cp_status micro_open(exercise *it, cp_entrant *out) {
+static cp_status micro_open(attention_case *attention, cp_bench_case *out) {
     const cp_micro *m = cp_micro_get();
-    const cp_shape *shape = &it->bench->shape;
-    const int64_t threads = it->bench->threads;
-    cp_workspace desk = {NULL, 0};
-    cp_panels_lay_out(shape, m->panel, &desk);
-    it->rows = desk.used;
+    const cp_shape *shape = &attention->bench->shape;
+    const int64_t threads = attention->bench->threads;
+    cp_workspace workspace = {NULL, 0};
+    cp_panels_lay_out(shape, m->panel, &workspace);
+    attention->rows = workspace.used;
     /* The last panel is read one step past its end. */
-    const int64_t floats = threads * desk.used + m->panel_stride;
-    *out = (cp_entrant){.what = "micro",
+    const int64_t floats = threads * workspace.used + m->panel_stride;
+    *out =
+        (cp_bench_case){.what = "micro",
                         .work = 4.0 * (double)(CP_PANEL_KEYS * MICRO_TIMES) *
                                 (double)(threads * shape->head_dim * m->panel),
                         .run = micro_run,
-                        .context = it};
-    return cp_measure_tensors((int)threads, 1, &floats, it->tensors);
+                        .context = attention};
+    return cp_measure_tensors((int)threads, 1, &floats, attention->tensors);
 }
 
 static cp_status attention_run(void *context, double *seconds) {
-    const exercise *it = context;
-    cp_piece query = {it->asked, 0}, key = {it->seen, 0};
+    const attention_case *attention = context;
+    cp_piece query = {attention->asked, 0}, key = {attention->seen, 0};
     const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
-    const cp_attention call = {.shape = &it->bench->shape,
+    const cp_attention call = {.shape = &attention->bench->shape,
                                .query_pieces = &queries,
-                               .queries = it->tensors[0],
+                               .queries = attention->tensors[0],
                                .key_pieces = &keys,
-                               .keys = it->tensors[1],
-                               .values = it->tensors[2],
-                               .threads = it->bench->threads,
-                               .output = it->tensors[3],
-                               .lse = it->tensors[4]};
+                               .keys = attention->tensors[1],
+                               .values = attention->tensors[2],
+                               .threads = attention->bench->threads,
+                               .output = attention->tensors[3],
+                               .lse = attention->tensors[4]};
     (void)seconds;
-    return it->bench->kernel(&call);
+    return attention->bench->kernel(&call);
 }
 
 /* Full, causal, or one token of decode. */
-static cp_status attention_open(exercise *it, int64_t size, cp_entrant *out) {
-    const cp_shape *shape = &it->bench->shape;
-    const bool decode = it->part == CP_BENCH_DECODE;
-    const int64_t start = it->part == CP_BENCH_FULL ? size
-                          : decode                  ? size - 1
-                                                    : 0;
+static cp_status attention_open(attention_case *attention, int64_t size,
+                                cp_bench_case *out) {
+    const cp_shape *shape = &attention->bench->shape;
+    const bool decode = attention->part == CP_BENCH_DECODE;
+    const int64_t start = attention->part == CP_BENCH_FULL ? size
+                          : decode                         ? size - 1
+                                                           : 0;
     const int64_t count = decode ? 1 : size;
     const int64_t wide = shape->query_heads * shape->head_dim;
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const int64_t sizes[] = {count * wide, size * narrow, size * narrow,
                              count * wide, count * shape->query_heads};
-    it->seen = (cp_span){0, 0, size, 1};
-    it->asked = (cp_span){0, start, count, 1};
+    attention->seen = (cp_span){0, 0, size, 1};
+    attention->asked = (cp_span){0, start, count, 1};
     out->run = attention_run;
-    out->work = decode ? 8.0 * (double)(narrow * size)
-                       : 4.0 * (double)wide *
-                             (double)cp_span_pairs(it->asked, it->seen);
-    return cp_measure_tensors(it->bench->threads, 5, sizes, it->tensors);
+    out->work =
+        decode ? 8.0 * (double)(narrow * size)
+               : 4.0 * (double)wide *
+                     (double)cp_span_pairs(attention->asked, attention->seen);
+    return cp_measure_tensors(attention->bench->threads, 5, sizes,
+                              attention->tensors);
 }
 
 static cp_status merge_run(void *context, double *seconds) {
-    const exercise *it = context;
-    const int64_t dim = it->bench->shape.head_dim, threads = it->bench->threads;
-    float *const *tensors = it->tensors;
+    const attention_case *attention = context;
+    const int64_t dim = attention->bench->shape.head_dim,
+                  threads = attention->bench->threads;
+    float *const *tensors = attention->tensors;
     (void)seconds;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t t = 0; t < threads; t++) {
-        const int64_t first = it->rows * t / threads;
-        const int64_t rows = it->rows * (t + 1) / threads - first;
+        const int64_t first = attention->rows * t / threads;
+        const int64_t rows = attention->rows * (t + 1) / threads - first;
         cp_partial to = {
             rows, 1, dim, tensors[0] + first * dim, tensors[1] + first, NULL};
         const cp_partial add = {
@@ -118,25 +124,28 @@ static cp_status merge_run(void *context, double *seconds) {
     return CP_OK;
 }
 
-static cp_status merge_open(exercise *it, int64_t size, cp_entrant *out) {
-    const int64_t dim = it->bench->shape.head_dim;
-    const int64_t rows = size * it->bench->shape.query_heads;
+static cp_status merge_open(attention_case *attention, int64_t size,
+                            cp_bench_case *out) {
+    const int64_t dim = attention->bench->shape.head_dim;
+    const int64_t rows = size * attention->bench->shape.query_heads;
     const int64_t sizes[] = {rows * dim, rows, rows * dim, rows};
-    it->rows = rows;
+    attention->rows = rows;
     out->run = merge_run;
     out->work = 8.0 * (double)(rows * (dim + 1));
-    return cp_measure_tensors(it->bench->threads, 4, sizes, it->tensors);
+    return cp_measure_tensors(attention->bench->threads, 4, sizes,
+                              attention->tensors);
 }
 
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
     "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
-/* A kind of row, in the order of measurement: the ceiling that it is a fraction
+/* A kind of row, in the order of measurement: the ceiling that attention is a fraction
  * of, its sizes, and the function that prepares one. Ceilings come first. */
 typedef struct {
     cp_bench_part part, of;
     enum { ONCE, TOKENS, KEYS } sizes;
-    cp_status (*open)(exercise *it, int64_t size, cp_entrant *out);
+    cp_status (*open)(attention_case *attention, int64_t size,
+                      cp_bench_case *out);
 } row_kind;
 
 static const row_kind kinds[] = {
@@ -152,20 +161,20 @@ static const row_kind kinds[] = {
 /* One row: our rate in the ceiling's unit, and as a fraction of the ceiling;
  * then a row with its fraction of the inner loop's rate, if that is measured.
  * ceilings [CP_BENCH_PARTS]. */
-static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
+static cp_status row(const cp_bench *bench, const cp_bench_case *ceilings,
                      const row_kind *kind, int64_t size) {
-    exercise it = {.bench = bench, .part = kind->part};
-    cp_entrant all[3] = {ceilings[kind->part], ceilings[kind->of],
-                         ceilings[CP_BENCH_MICRO]};
-    cp_entrant *ours = &all[0];
+    attention_case attention = {.bench = bench, .part = kind->part};
+    cp_bench_case all[3] = {ceilings[kind->part], ceilings[kind->of],
+                            ceilings[CP_BENCH_MICRO]};
+    cp_bench_case *ours = &all[0];
     int count = kind->part == kind->of ? 1 : 2;
     cp_status status = CP_OK;
     if (kind->open != NULL) {
         snprintf(ours->what, sizeof(ours->what), "%s/%ld",
                  cp_bench_names[kind->part], size);
-        ours->context = &it;
+        ours->context = &attention;
         count += kind->of == CP_BENCH_FMA && all[2].run != NULL;
-        status = kind->open(&it, size, ours);
+        status = kind->open(&attention, size, ours);
     }
     ours->unit = all[1].unit;
     ours->scale = all[1].scale;
@@ -177,7 +186,7 @@ static cp_status row(const cp_bench *bench, const cp_entrant *ceilings,
         strcat(ours->what, "/micro");
         cp_measure_report(bench, ours, &all[2]);
     }
-    free(it.tensors[0]);
+    free(attention.tensors[0]);
     return status;
 }
 
@@ -185,10 +194,10 @@ cp_status cp_bench_attention(const cp_bench *bench) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
     const bool *parts = bench->parts;
-    exercise micro = {.bench = bench};
+    attention_case micro = {.bench = bench};
     cp_reading memory = {.threads = bench->threads};
-    cp_entrant ceilings[CP_BENCH_PARTS] = {[CP_BENCH_FMA] =
-                                               cp_measure_fma(&bench->threads)};
+    cp_bench_case ceilings[CP_BENCH_PARTS] = {
+        [CP_BENCH_FMA] = cp_measure_fma(&bench->threads)};
     cp_status status = CP_OK;
     if (parts[CP_BENCH_MICRO])
         status = micro_open(&micro, &ceilings[CP_BENCH_MICRO]);

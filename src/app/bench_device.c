@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/device_laboratory.h"
+#include "app/device_calibrate.h"
 #include "app/measure.h"
 #include "app/meter.h"
 #include "cuda/kernels/device.h"
@@ -24,7 +24,7 @@ enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
 typedef struct {
     int64_t first[2], count;
     cp_piece keys, tiles[];
-} tile_lists;
+} bench_lists;
 
 typedef struct {
     const cp_bench *bench;
@@ -34,20 +34,20 @@ typedef struct {
     int64_t side; /* of the matrices of the product */
     int64_t bytes[TENSORS];
     char *memory[TENSORS];
-    tile_lists *lists;
+    bench_lists *lists;
     cp_queues queues;
     cudaEvent_t begun, over;
     cp_multiplier *multiplier;
-} bench_desk;
+} device_bench;
 
 /* A kernel for any GPU, or one of the prompt kernels for Hopper. */
 typedef struct {
     const char *name;
     cp_attend_kernel kernel;
     int prefill; /* which prompt kernel; 0: none */
-} contender;
+} kernel_candidate;
 
-static const contender contenders[] = {
+static const kernel_candidate contenders[] = {
     {"loops", CP_ATTEND_LOOPS, 0},
     {"tiles", CP_ATTEND_TILES, 0},
     {"few", CP_ATTEND_FEW, 0},
@@ -57,121 +57,131 @@ static const contender contenders[] = {
 enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
 
 /* The `few` kernels are for few rows, Hopper's prompt kernels for many. */
-static bool takes(const bench_desk *it, const contender *by,
+static bool takes(const device_bench *bench_memory, const kernel_candidate *by,
                   cp_bench_part part) {
     const bool decode = part == CP_BENCH_DECODE;
-    return cp_device_takes(by->kernel, &it->bench->shape, it->element,
-                           it->capability) &&
+    return cp_device_takes(by->kernel, &bench_memory->bench->shape,
+                           bench_memory->element, bench_memory->capability) &&
            ((by->kernel != CP_ATTEND_FEW &&
              by->kernel != CP_ATTEND_HOPPER_FEW) ||
             decode) &&
-           (by->prefill == 0 || (!decode && it->capability == 90));
+           (by->prefill == 0 || (!decode && bench_memory->capability == 90));
 }
 
 /* One kernel at one size. */
 typedef struct {
-    const bench_desk *desk;
-    const contender *by;
+    const device_bench *bench_memory;
+    const kernel_candidate *by;
     cp_bench_part part;
     int64_t size, start, rows; /* of keys; of queries */
     cp_device_attention call;
-} subject;
+} device_case;
 
-static int64_t key_bytes(const bench_desk *it, int64_t keys) {
-    const cp_shape *shape = &it->bench->shape;
+static int64_t key_bytes(const device_bench *bench_memory, int64_t keys) {
+    const cp_shape *shape = &bench_memory->bench->shape;
     return keys * shape->kv_heads * shape->head_dim *
-           cp_element_bytes(it->element);
+           cp_element_bytes(bench_memory->element);
 }
 
-static int64_t most_unfinished(const bench_desk *it, int64_t rows) {
-    const cp_shape *shape = &it->bench->shape;
+static int64_t most_unfinished(const device_bench *bench_memory, int64_t rows) {
+    const cp_shape *shape = &bench_memory->bench->shape;
     int64_t splits = 1;
     for (int k = 0; k < CP_ATTEND_KERNELS; k++)
-        splits = cp_max(splits, cp_device_most_splits((cp_attend_kernel)k,
-                                                      shape, it->blocks, rows));
+        splits =
+            cp_max(splits, cp_device_most_splits((cp_attend_kernel)k, shape,
+                                                 bench_memory->blocks, rows));
     return splits * rows * shape->query_heads * (shape->head_dim + 1) * 4;
 }
 
-static void measure_memory(bench_desk *it) {
-    const cp_bench *bench = it->bench;
+static void measure_memory(device_bench *bench_memory) {
+    const cp_bench *bench = bench_memory->bench;
     const bool model = bench->model != NULL;
     const int64_t rows = cp_largest(model ? &bench->prompts : &bench->tokens);
     const int64_t keys = model ? 0 : TURNS * cp_largest(&bench->keys);
     const int64_t heads = rows * bench->shape.query_heads;
     int64_t product;
-    it->side = cp_min(WIDEST_PRODUCT, cp_max(64, rows));
-    product = it->side * it->side * 4;
-    it->bytes[QUERIES] = cp_max(product, heads * bench->shape.head_dim *
-                                             cp_element_bytes(it->element));
-    it->bytes[KEYS] = cp_max(product, key_bytes(it, cp_max(rows, keys)));
-    it->bytes[VALUES] = it->bytes[KEYS];
-    it->bytes[LISTS] =
-        (int64_t)sizeof(tile_lists) + rows * (int64_t)sizeof(cp_piece);
-    it->bytes[OUTPUT] = cp_max(product, heads * bench->shape.head_dim * 4);
-    it->bytes[LSE] = heads * 4;
-    it->bytes[UNFINISHED] = most_unfinished(it, 1);
+    bench_memory->side = cp_min(WIDEST_PRODUCT, cp_max(64, rows));
+    product = bench_memory->side * bench_memory->side * 4;
+    bench_memory->bytes[QUERIES] =
+        cp_max(product, heads * bench->shape.head_dim *
+                            cp_element_bytes(bench_memory->element));
+    bench_memory->bytes[KEYS] =
+        cp_max(product, key_bytes(bench_memory, cp_max(rows, keys)));
+    bench_memory->bytes[VALUES] = bench_memory->bytes[KEYS];
+    bench_memory->bytes[LISTS] =
+        (int64_t)sizeof(bench_lists) + rows * (int64_t)sizeof(cp_piece);
+    bench_memory->bytes[OUTPUT] =
+        cp_max(product, heads * bench->shape.head_dim * 4);
+    bench_memory->bytes[LSE] = heads * 4;
+    bench_memory->bytes[UNFINISHED] = most_unfinished(bench_memory, 1);
     for (int64_t n = 0; n < bench->tokens.count; n++)
-        it->bytes[UNFINISHED] = cp_max(
-            it->bytes[UNFINISHED], most_unfinished(it, bench->tokens.items[n]));
-    it->bytes[TICKETS] = heads * 4;
+        bench_memory->bytes[UNFINISHED] =
+            cp_max(bench_memory->bytes[UNFINISHED],
+                   most_unfinished(bench_memory, bench->tokens.items[n]));
+    bench_memory->bytes[TICKETS] = heads * 4;
 }
 
-static cp_status desk_set(bench_desk *it) {
-    CP_TRY(cp_queues_new(&it->queues));
-    CP_TRY(cp_cuda(cudaEventCreate(&it->begun), "an event"));
-    CP_TRY(cp_cuda(cudaEventCreate(&it->over), "an event"));
-    CP_TRY(cp_multiplier_new(&it->multiplier));
-    CP_TRY(cp_allocate(&it->lists, 1, it->bytes[LISTS], "tiles"));
+static cp_status workspace_set(device_bench *bench_memory) {
+    CP_TRY(cp_queues_new(&bench_memory->queues));
+    CP_TRY(cp_cuda(cudaEventCreate(&bench_memory->begun), "an event"));
+    CP_TRY(cp_cuda(cudaEventCreate(&bench_memory->over), "an event"));
+    CP_TRY(cp_multiplier_new(&bench_memory->multiplier));
+    CP_TRY(cp_allocate(&bench_memory->lists, 1, bench_memory->bytes[LISTS],
+                       "tiles"));
     for (int n = 0; n < TENSORS; n++)
-        CP_TRY(cp_device_reserve(it->bytes[n], "what is measured",
-                                 &it->memory[n]));
+        CP_TRY(cp_device_reserve(bench_memory->bytes[n], "what is measured",
+                                 &bench_memory->memory[n]));
     for (int n = 0; n < INPUTS; n++)
-        CP_TRY(
-            cp_device_numbers(it->memory[n], it->bytes[n], it->queues.compute));
-    return cp_cuda(cudaMemsetAsync(it->memory[TICKETS], 0,
-                                   (size_t)it->bytes[TICKETS],
-                                   it->queues.compute),
+        CP_TRY(cp_device_numbers(bench_memory->memory[n],
+                                 bench_memory->bytes[n],
+                                 bench_memory->queues.compute));
+    return cp_cuda(cudaMemsetAsync(bench_memory->memory[TICKETS], 0,
+                                   (size_t)bench_memory->bytes[TICKETS],
+                                   bench_memory->queues.compute),
                    "tickets");
 }
 
-static void desk_clear(bench_desk *it) {
-    if (it->queues.compute != NULL)
-        cudaStreamSynchronize(it->queues.compute);
-    cp_multiplier_free(it->multiplier);
+static void workspace_clear(device_bench *bench_memory) {
+    if (bench_memory->queues.compute != NULL)
+        cudaStreamSynchronize(bench_memory->queues.compute);
+    cp_multiplier_free(bench_memory->multiplier);
     for (int n = 0; n < TENSORS; n++)
-        cudaFree(it->memory[n]);
-    cp_event_free(it->begun);
-    cp_event_free(it->over);
-    cp_queues_free(&it->queues);
-    free(it->lists);
+        cudaFree(bench_memory->memory[n]);
+    cp_event_free(bench_memory->begun);
+    cp_event_free(bench_memory->over);
+    cp_queues_free(&bench_memory->queues);
+    free(bench_memory->lists);
 }
 
 /* Time some work on the device. The same work is enqueued once before it: while
  * that runs, the host enqueues the timed one, so launch overhead is not
  * measured. */
-static cp_status time_it(const bench_desk *it,
+static cp_status time_it(const device_bench *bench_memory,
                          cp_status (*enqueue)(const void *what, int turn),
                          const void *what, double *seconds) {
     float milliseconds = 0.0f;
     CP_TRY(enqueue(what, 0));
-    CP_TRY(cp_event_record(it->begun, it->queues.compute));
+    CP_TRY(cp_event_record(bench_memory->begun, bench_memory->queues.compute));
     CP_TRY(enqueue(what, 0));
-    CP_TRY(cp_event_record(it->over, it->queues.compute));
-    CP_TRY(cp_cuda(cudaEventSynchronize(it->over), "measuring"));
-    CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds, it->begun, it->over),
+    CP_TRY(cp_event_record(bench_memory->over, bench_memory->queues.compute));
+    CP_TRY(cp_cuda(cudaEventSynchronize(bench_memory->over), "measuring"));
+    CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds, bench_memory->begun,
+                                        bench_memory->over),
                    "the time"));
     *seconds = 1e-3 * (double)milliseconds;
     return CP_OK;
 }
 
 static cp_status enqueue_product(const void *what, int turn) {
-    const bench_desk *it = what;
-    const cp_device_matrix matrix = {it->side, it->side, it->numbers,
-                                     it->memory[KEYS], NULL};
+    const device_bench *bench_memory = what;
+    const cp_device_matrix matrix = {bench_memory->side, bench_memory->side,
+                                     bench_memory->numbers,
+                                     bench_memory->memory[KEYS], NULL};
     (void)turn;
-    return cp_device_multiply(it->multiplier, &matrix, it->side,
-                              it->memory[QUERIES], NULL, false,
-                              (float *)it->memory[OUTPUT], it->queues.compute);
+    return cp_device_multiply(
+        bench_memory->multiplier, &matrix, bench_memory->side,
+        bench_memory->memory[QUERIES], NULL, false,
+        (float *)bench_memory->memory[OUTPUT], bench_memory->queues.compute);
 }
 
 static cp_status product_run(void *context, double *seconds) {
@@ -179,11 +189,12 @@ static cp_status product_run(void *context, double *seconds) {
 }
 
 static cp_status enqueue_copy(const void *what, int turn) {
-    const bench_desk *it = what;
+    const device_bench *bench_memory = what;
     (void)turn;
-    return cp_bytes_copy(it->memory[OUTPUT], it->memory[QUERIES],
-                         it->side * it->side * 4, it->queues.compute,
-                         "numbers");
+    return cp_bytes_copy(bench_memory->memory[OUTPUT],
+                         bench_memory->memory[QUERIES],
+                         bench_memory->side * bench_memory->side * 4,
+                         bench_memory->queues.compute, "numbers");
 }
 
 static cp_status copy_run(void *context, double *seconds) {
@@ -191,23 +202,26 @@ static cp_status copy_run(void *context, double *seconds) {
 }
 
 static cp_status enqueue_attention(const void *what, int turn) {
-    const subject *it = what;
-    cp_device_attention call = it->call;
-    if (it->part == CP_BENCH_DECODE) {
-        const int64_t skip = turn * key_bytes(it->desk, it->size);
-        call.keys = it->desk->memory[KEYS] + skip;
-        call.values = it->desk->memory[VALUES] + skip;
+    const device_case *subject = what;
+    cp_device_attention call = subject->call;
+    if (subject->part == CP_BENCH_DECODE) {
+        const int64_t skip =
+            turn * key_bytes(subject->bench_memory, subject->size);
+        call.keys = subject->bench_memory->memory[KEYS] + skip;
+        call.values = subject->bench_memory->memory[VALUES] + skip;
     }
-    const cudaStream_t stream = it->desk->queues.compute;
-    return cp_cuda(
-        it->by->prefill > 0 ? cp_device_prefill(&call, it->by->prefill, stream)
-                            : cp_device_attend(&call, stream),
-        "an attention of %ld rows over %ld keys", it->rows, it->size);
+    const cudaStream_t stream = subject->bench_memory->queues.compute;
+    return cp_cuda(subject->by->prefill > 0
+                       ? cp_device_prefill(&call, subject->by->prefill, stream)
+                       : cp_device_attend(&call, stream),
+                   "an attention of %ld rows over %ld keys", subject->rows,
+                   subject->size);
 }
 
-static int turns_of(const subject *it) {
+static int turns_of(const device_case *subject) {
     return (int)cp_min(MOST_TURNS,
-                       it->desk->bytes[KEYS] / key_bytes(it->desk, it->size));
+                       subject->bench_memory->bytes[KEYS] /
+                           key_bytes(subject->bench_memory, subject->size));
 }
 
 static cp_status enqueue_turns(void *context) {
@@ -225,94 +239,98 @@ static cp_status launch_graph(const void *what, int turn) {
 
 /* A decode step takes no longer than its launch by the host, so all turns go
  * into one graph, as a model's steps do. */
-static cp_status decode_run(subject *it, double *seconds) {
+static cp_status decode_run(device_case *subject, double *seconds) {
     cp_graph *graph = NULL;
-    CP_TRY(enqueue_attention(it, 0));
-    cp_status status =
-        cp_graph_capture(&it->desk->queues, 1, NULL, enqueue_turns, it, &graph);
+    CP_TRY(enqueue_attention(subject, 0));
+    cp_status status = cp_graph_capture(&subject->bench_memory->queues, 1, NULL,
+                                        enqueue_turns, subject, &graph);
     if (status == CP_OK)
-        status = time_it(it->desk, launch_graph, &graph, seconds);
+        status = time_it(subject->bench_memory, launch_graph, &graph, seconds);
     cp_graph_free(graph);
-    *seconds /= turns_of(it);
+    *seconds /= turns_of(subject);
     return status;
 }
 
 static cp_status attention_run(void *context, double *seconds) {
-    subject *it = context;
-    return it->part == CP_BENCH_DECODE
-               ? decode_run(it, seconds)
-               : time_it(it->desk, enqueue_attention, it, seconds);
+    device_case *subject = context;
+    return subject->part == CP_BENCH_DECODE
+               ? decode_run(subject, seconds)
+               : time_it(subject->bench_memory, enqueue_attention, subject,
+                         seconds);
 }
 
-static cp_status send_lists(const subject *it) {
-    const bench_desk *desk = it->desk;
-    const cp_piece all = {{0, it->start, it->rows, 1}, 0};
+static cp_status send_lists(const device_case *subject) {
+    const device_bench *bench_memory = subject->bench_memory;
+    const cp_piece all = {{0, subject->start, subject->rows, 1}, 0};
     const int64_t longest =
-        it->by->prefill > 0
-            ? cp_device_prefill_tile(&it->call.shape)
-            : cp_device_query_tile(it->by->kernel, &it->call.shape);
-    tile_lists *lists = desk->lists;
-    *lists = (tile_lists){.first = {0, 1}, .keys = {{0, 0, it->size, 1}, 0}};
-    for (int64_t i = 0; i < it->rows; i += longest)
+        subject->by->prefill > 0
+            ? cp_device_prefill_tile(&subject->call.shape)
+            : cp_device_query_tile(subject->by->kernel, &subject->call.shape);
+    bench_lists *lists = bench_memory->lists;
+    *lists =
+        (bench_lists){.first = {0, 1}, .keys = {{0, 0, subject->size, 1}, 0}};
+    for (int64_t i = 0; i < subject->rows; i += longest)
         lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
-    return cp_bytes_copy(desk->memory[LISTS], lists,
+    return cp_bytes_copy(bench_memory->memory[LISTS], lists,
                          (char *)(lists->tiles + lists->count) - (char *)lists,
-                         desk->queues.compute, "tiles");
+                         bench_memory->queues.compute, "tiles");
 }
 
-static cp_status subject_open(subject *it, cp_entrant *out) {
-    const bench_desk *desk = it->desk;
-    const cp_shape *shape = &desk->bench->shape;
-    const tile_lists *there = (const tile_lists *)desk->memory[LISTS];
-    const bool decode = it->part == CP_BENCH_DECODE;
-    const cp_span seen = {0, 0, it->size, 1};
-    it->start = it->part == CP_BENCH_CAUSAL ? 0
-                : decode                    ? it->size - 1
-                                            : it->size;
-    it->rows = decode ? 1 : it->size;
-    it->call = (cp_device_attention){
-        .kernel = it->by->kernel,
+static cp_status device_case_open(device_case *subject, cp_bench_case *out) {
+    const device_bench *bench_memory = subject->bench_memory;
+    const cp_shape *shape = &bench_memory->bench->shape;
+    const bench_lists *there = (const bench_lists *)bench_memory->memory[LISTS];
+    const bool decode = subject->part == CP_BENCH_DECODE;
+    const cp_span seen = {0, 0, subject->size, 1};
+    subject->start = subject->part == CP_BENCH_CAUSAL ? 0
+                     : decode                         ? subject->size - 1
+                                                      : subject->size;
+    subject->rows = decode ? 1 : subject->size;
+    subject->call = (cp_device_attention){
+        .kernel = subject->by->kernel,
         .shape = *shape,
-        .element = desk->element,
-        .keys_of = {&there->keys, there->first, 1, it->size},
-        .queries = desk->memory[QUERIES],
-        .keys = desk->memory[KEYS],
-        .values = desk->memory[VALUES],
-        .key_rows = it->size,
+        .element = bench_memory->element,
+        .keys_of = {&there->keys, there->first, 1, subject->size},
+        .queries = bench_memory->memory[QUERIES],
+        .keys = bench_memory->memory[KEYS],
+        .values = bench_memory->memory[VALUES],
+        .key_rows = subject->size,
         .splits = 1,
-        .unfinished = (float *)desk->memory[UNFINISHED],
-        .tickets = (int32_t *)desk->memory[TICKETS],
-        .rows = it->rows,
-        .output = (float *)desk->memory[OUTPUT],
-        .lse = (float *)desk->memory[LSE],
+        .unfinished = (float *)bench_memory->memory[UNFINISHED],
+        .tickets = (int32_t *)bench_memory->memory[TICKETS],
+        .rows = subject->rows,
+        .output = (float *)bench_memory->memory[OUTPUT],
+        .lse = (float *)bench_memory->memory[LSE],
     };
-    CP_TRY(send_lists(it));
-    it->call.queries_of =
-        (cp_device_tiles){there->tiles, &there->count, desk->lists->count};
-    if (it->by->prefill == 0)
-        it->call.splits =
-            cp_device_splits(&it->call, desk->blocks,
-                             cp_device_most_splits(it->by->kernel, shape,
-                                                   desk->blocks, it->rows));
-    *out = (cp_entrant){
+    CP_TRY(send_lists(subject));
+    subject->call.queries_of = (cp_device_tiles){there->tiles, &there->count,
+                                                 bench_memory->lists->count};
+    if (subject->by->prefill == 0)
+        subject->call.splits = cp_device_splits(
+            &subject->call, bench_memory->blocks,
+            cp_device_most_splits(subject->by->kernel, shape,
+                                  bench_memory->blocks, subject->rows));
+    *out = (cp_bench_case){
         .run = attention_run,
-        .context = it,
-        .work = decode ? 2.0 * (double)key_bytes(desk, it->size)
+        .context = subject,
+        .work = decode ? 2.0 * (double)key_bytes(bench_memory, subject->size)
                        : 4.0 * (double)(shape->query_heads * shape->head_dim) *
                              (double)cp_span_pairs(
-                                 (cp_span){0, it->start, it->rows, 1}, seen)};
+                                 (cp_span){0, subject->start, subject->rows, 1},
+                                 seen)};
     snprintf(out->what, sizeof(out->what), "%s/%ld/%s",
-             cp_bench_names[it->part], it->size, it->by->name);
+             cp_bench_names[subject->part], subject->size, subject->by->name);
     return CP_OK;
 }
 
-static double number(const bench_desk *it, const char *row, int64_t d) {
+static double number(const device_bench *bench_memory, const char *row,
+                     int64_t d) {
     const uint16_t *half = (const uint16_t *)row;
     union {
         uint32_t bits;
         float value;
     } wide;
-    if (it->element == CP_F32)
+    if (bench_memory->element == CP_F32)
         return (double)((const float *)row)[d];
     wide.bits = (uint32_t)half[d] << 16;
     return (double)wide.value;
@@ -323,31 +341,32 @@ typedef struct {
     const void *from;
     int64_t rows, heads, bytes; /* of a head */
     char *to;
-} fetching;
+} key_copy;
 
-static cp_status fetch(const bench_desk *it, const fetching *what) {
+static cp_status fetch(const device_bench *bench_memory, const key_copy *what) {
     const size_t one = (size_t)what->bytes;
     const char *from = (const char *)what->from;
     CP_TRY(cp_cuda(
         cudaMemcpy2DAsync(what->to, one, from + (what->heads - 1) * what->bytes,
                           one * (size_t)what->heads, one, (size_t)what->rows,
-                          cudaMemcpyDeviceToHost, it->queues.compute),
+                          cudaMemcpyDeviceToHost, bench_memory->queues.compute),
         "fetching an answer"));
-    return cp_cuda(cudaStreamSynchronize(it->queues.compute),
+    return cp_cuda(cudaStreamSynchronize(bench_memory->queues.compute),
                    "fetching an answer");
 }
 
 /* Attention of one query, by its definition; weights [count], out [dim]. */
-static void define(const bench_desk *it, const char *query, int64_t count,
-                   const char *keys, const char *values, double *weights,
-                   double *out) {
-    const int64_t dim = it->bench->shape.head_dim;
-    const int64_t stride = dim * cp_element_bytes(it->element);
+static void define(const device_bench *bench_memory, const char *query,
+                   int64_t count, const char *keys, const char *values,
+                   double *weights, double *out) {
+    const int64_t dim = bench_memory->bench->shape.head_dim;
+    const int64_t stride = dim * cp_element_bytes(bench_memory->element);
     double top = -INFINITY, sum = 0;
     for (int64_t k = 0; k < count; k++) {
         double score = 0;
         for (int64_t d = 0; d < dim; d++)
-            score += number(it, query, d) * number(it, keys + k * stride, d);
+            score += number(bench_memory, query, d) *
+                     number(bench_memory, keys + k * stride, d);
         weights[k] = score / sqrt((double)dim);
         top = fmax(top, weights[k]);
     }
@@ -357,7 +376,7 @@ static void define(const bench_desk *it, const char *query, int64_t count,
         const double weight = exp(weights[k] - top);
         sum += weight;
         for (int64_t d = 0; d < dim; d++)
-            out[d] += weight * number(it, values + k * stride, d);
+            out[d] += weight * number(bench_memory, values + k * stride, d);
     }
     for (int64_t d = 0; d < dim; d++)
         out[d] /= sum;
@@ -365,25 +384,26 @@ static void define(const bench_desk *it, const char *query, int64_t count,
 
 /* ||got - right|| / ||right|| for the last row and head of an answer, by the
  * definition. memory holds `seen` keys and values of `row` bytes each. */
-static cp_status error_of(const subject *it, int64_t seen, int64_t row,
+static cp_status error_of(const device_case *subject, int64_t seen, int64_t row,
                           char *memory, double *error) {
-    const bench_desk *desk = it->desk;
-    const cp_shape *shape = &desk->bench->shape;
+    const device_bench *bench_memory = subject->bench_memory;
+    const cp_shape *shape = &bench_memory->bench->shape;
     const int64_t dim = shape->head_dim, heads = shape->query_heads;
-    const int64_t last = (it->rows - 1) * heads;
+    const int64_t last = (subject->rows - 1) * heads;
     double right[CP_HEAD_DIM_MAX], wrong = 0, all = 0;
     float got[CP_HEAD_DIM_MAX];
     char *keys = memory + seen * 8, *values = keys + seen * row;
     char *query = values + seen * row;
-    const fetching parts[] = {
-        {desk->memory[KEYS], seen, shape->kv_heads, row, keys},
-        {desk->memory[VALUES], seen, shape->kv_heads, row, values},
-        {desk->memory[QUERIES] + last * row, 1, heads, row, query},
-        {it->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
-    CP_TRY(enqueue_attention(it, 0));
+    const key_copy parts[] = {
+        {bench_memory->memory[KEYS], seen, shape->kv_heads, row, keys},
+        {bench_memory->memory[VALUES], seen, shape->kv_heads, row, values},
+        {bench_memory->memory[QUERIES] + last * row, 1, heads, row, query},
+        {subject->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
+    CP_TRY(enqueue_attention(subject, 0));
     for (int n = 0; n < 4; n++)
-        CP_TRY(fetch(desk, &parts[n]));
-    define(desk, query, seen, keys, values, (double *)(void *)memory, right);
+        CP_TRY(fetch(bench_memory, &parts[n]));
+    define(bench_memory, query, seen, keys, values, (double *)(void *)memory,
+           right);
     for (int64_t d = 0; d < dim; d++) {
         wrong += pow((double)got[d] - right[d], 2);
         all += right[d] * right[d];
@@ -393,15 +413,15 @@ static cp_status error_of(const subject *it, int64_t seen, int64_t row,
 }
 
 /* Fail if a kernel is wrong: its speed is then not reported. */
-static cp_status check(const subject *it, const char *what) {
-    const bench_desk *desk = it->desk;
-    const int64_t seen = cp_min(it->start + it->rows, it->size);
-    const int64_t row =
-        desk->bench->shape.head_dim * cp_element_bytes(desk->element);
+static cp_status check(const device_case *subject, const char *what) {
+    const device_bench *bench_memory = subject->bench_memory;
+    const int64_t seen = cp_min(subject->start + subject->rows, subject->size);
+    const int64_t row = bench_memory->bench->shape.head_dim *
+                        cp_element_bytes(bench_memory->element);
     double error;
     char *memory;
     CP_TRY(cp_allocate(&memory, 2 * seen + 1, row + 8, "an answer"));
-    const cp_status status = error_of(it, seen, row, memory, &error);
+    const cp_status status = error_of(subject, seen, row, memory, &error);
     free(memory);
     CP_TRY(status);
     return error <= 0.01
@@ -413,17 +433,17 @@ static cp_status check(const subject *it, const char *what) {
 
 /* Report a kernel's row, in the unit of its ceiling; and, if selected, the cost
  * of merging into a partial that already exists. */
-static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
-                     const contender *by, const cp_entrant *ceiling,
-                     bool *slow) {
-    const cp_bench *bench = it->bench;
+static cp_status row(const device_bench *bench_memory, cp_bench_part part,
+                     int64_t size, const kernel_candidate *by,
+                     const cp_bench_case *ceiling, bool *slow) {
+    const cp_bench *bench = bench_memory->bench;
     const bool merges = part == CP_BENCH_MERGE;
-    subject both[2] = {{.desk = it,
-                        .by = by,
-                        .part = merges ? CP_BENCH_FULL : part,
-                        .size = size}};
-    cp_entrant all[2] = {{.work = 0}, *ceiling};
-    CP_TRY(subject_open(&both[0], &all[0]));
+    device_case both[2] = {{.bench_memory = bench_memory,
+                            .by = by,
+                            .part = merges ? CP_BENCH_FULL : part,
+                            .size = size}};
+    cp_bench_case all[2] = {{.work = 0}, *ceiling};
+    CP_TRY(device_case_open(&both[0], &all[0]));
     all[0].unit = ceiling->unit;
     all[0].scale = ceiling->scale;
     if (merges) {
@@ -443,77 +463,84 @@ static cp_status row(const bench_desk *it, cp_bench_part part, int64_t size,
 }
 
 /* A kernel that takes too long is not measured at larger sizes. */
-static cp_status rows(const bench_desk *it, cp_bench_part part,
-                      const cp_counts *sizes, const cp_entrant *ceiling) {
+static cp_status rows(const device_bench *bench_memory, cp_bench_part part,
+                      const cp_counts *sizes, const cp_bench_case *ceiling) {
     bool slow[CONTENDERS] = {false};
-    for (int64_t n = 0; n < sizes->count && it->bench->parts[part]; n++)
+    for (int64_t n = 0; n < sizes->count && bench_memory->bench->parts[part];
+         n++)
         for (int k = 0; k < CONTENDERS; k++)
-            if (!slow[k] && takes(it, &contenders[k], part))
-                CP_TRY(row(it, part, sizes->items[n], &contenders[k], ceiling,
-                           &slow[k]));
+            if (!slow[k] && takes(bench_memory, &contenders[k], part))
+                CP_TRY(row(bench_memory, part, sizes->items[n], &contenders[k],
+                           ceiling, &slow[k]));
     return CP_OK;
 }
 
 /* A decode step cannot be faster than reading its weights. */
-static cp_status model_rows(const bench_desk *it, const cp_entrant *product,
-                            const cp_entrant *copy) {
-    const cp_entrant ceilings[] = {*product, *copy};
-    cp_entrant floor = *copy;
+static cp_status model_rows(const device_bench *bench_memory,
+                            const cp_bench_case *product,
+                            const cp_bench_case *copy) {
+    const cp_bench_case ceilings[] = {*product, *copy};
+    cp_bench_case floor = *copy;
     snprintf(floor.what, sizeof(floor.what), "floor/weights");
     floor.unit = "tokens/s";
-    floor.scale = (double)it->bench->model->facts.weight_bytes;
-    cp_measure_report(it->bench, &floor, NULL);
-    return cp_measure_model(it->bench, ceilings, cp_element_bytes(it->element));
+    floor.scale = (double)bench_memory->bench->model->facts.weight_bytes;
+    cp_measure_report(bench_memory->bench, &floor, NULL);
+    return cp_measure_model(bench_memory->bench, ceilings,
+                            cp_element_bytes(bench_memory->element));
 }
 
-static cp_status all_rows(bench_desk *it) {
-    const cp_bench *bench = it->bench;
-    const double side = (double)it->side;
-    cp_entrant product = {.unit = "TFLOP/s",
-                          .scale = 1e12,
-                          .work = 2 * side * side * side,
-                          .run = product_run,
-                          .context = it};
-    cp_entrant copy = {.what = "copy",
-                       .unit = "GB/s",
-                       .scale = 1e9,
-                       .work = 8 * side * side,
-                       .run = copy_run,
-                       .context = it};
-    snprintf(product.what, sizeof(product.what), "product/%ld", it->side);
+static cp_status all_rows(device_bench *bench_memory) {
+    const cp_bench *bench = bench_memory->bench;
+    const double side = (double)bench_memory->side;
+    cp_bench_case product = {.unit = "TFLOP/s",
+                             .scale = 1e12,
+                             .work = 2 * side * side * side,
+                             .run = product_run,
+                             .context = bench_memory};
+    cp_bench_case copy = {.what = "copy",
+                          .unit = "GB/s",
+                          .scale = 1e9,
+                          .work = 8 * side * side,
+                          .run = copy_run,
+                          .context = bench_memory};
+    snprintf(product.what, sizeof(product.what), "product/%ld",
+             bench_memory->side);
     CP_TRY(cp_measure_rounds(bench->rounds, 1, &product));
     cp_measure_report(bench, &product, NULL);
     CP_TRY(cp_measure_rounds(bench->rounds, 1, &copy));
     cp_measure_report(bench, &copy, NULL);
     if (bench->model != NULL)
-        return model_rows(it, &product, &copy);
-    CP_TRY(rows(it, CP_BENCH_FULL, &bench->tokens, &product));
-    CP_TRY(rows(it, CP_BENCH_CAUSAL, &bench->tokens, &product));
-    CP_TRY(rows(it, CP_BENCH_MERGE, &bench->tokens, &product));
-    CP_TRY(rows(it, CP_BENCH_DECODE, &bench->keys, &copy));
-    return bench->parts[CP_BENCH_RING] ? cp_cuda_bench_ring(bench, it->element)
-                                       : CP_OK;
+        return model_rows(bench_memory, &product, &copy);
+    CP_TRY(rows(bench_memory, CP_BENCH_FULL, &bench->tokens, &product));
+    CP_TRY(rows(bench_memory, CP_BENCH_CAUSAL, &bench->tokens, &product));
+    CP_TRY(rows(bench_memory, CP_BENCH_MERGE, &bench->tokens, &product));
+    CP_TRY(rows(bench_memory, CP_BENCH_DECODE, &bench->keys, &copy));
+    return bench->parts[CP_BENCH_RING]
+               ? cp_cuda_bench_ring(bench, bench_memory->element)
+               : CP_OK;
 }
 
 cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
     const bool wide = backend == &cp_backend_cuda_fp32;
-    bench_desk it = {.bench = bench,
-                     .numbers = wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
-                     .element = wide ? CP_F32 : CP_BF16};
+    device_bench bench_memory = {.bench = bench,
+                                 .numbers =
+                                     wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
+                                 .element = wide ? CP_F32 : CP_BF16};
     int devices, major = 0, minor = 0;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(cp_cuda(cp_device_blocks(&it.blocks), "querying the blocks"));
+    CP_TRY(
+        cp_cuda(cp_device_blocks(&bench_memory.blocks), "querying the blocks"));
     CP_TRY(cp_cuda(
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
         "asking what it can"));
     CP_TRY(cp_cuda(
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
         "asking what it can"));
-    it.capability = 10 * major + minor;
-    measure_memory(&it);
-    cp_status status = desk_set(&it);
+    bench_memory.capability = 10 * major + minor;
+    measure_memory(&bench_memory);
+    cp_status status = workspace_set(&bench_memory);
     if (status == CP_OK)
-        status = all_rows(&it);
-    desk_clear(&it);
+        status = all_rows(&bench_memory);
+    workspace_clear(&bench_memory);
     return status;
 }

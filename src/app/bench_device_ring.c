@@ -2,7 +2,7 @@
  * alone. */
 #include <stdio.h>
 
-#include "app/device_laboratory.h"
+#include "app/device_calibrate.h"
 #include "app/measure.h"
 #include "app/meter.h"
 #include "cuda/kernels/device.h"
@@ -26,20 +26,20 @@ typedef struct {
     void *keys[MOST_RANKS], *values[MOST_RANKS];
 } device_team;
 
-static cp_status rank_open(device_team *it, int rank, int64_t bytes) {
-    const cp_stream_options options = {.element = it->element};
-    const cp_shape *shape = &it->bench->shape;
-    const int64_t narrow = it->plan->slots[it->plan->queries].rows *
-                           shape->head_dim * cp_element_bytes(it->element);
+static cp_status rank_open(device_team *team, int rank, int64_t bytes) {
+    const cp_stream_options options = {.element = team->element};
+    const cp_shape *shape = &team->bench->shape;
+    const int64_t narrow = team->plan->slots[team->plan->queries].rows *
+                           shape->head_dim * cp_element_bytes(team->element);
     char *memory;
-    CP_TRY(cp_queues_new(&it->queues[rank]));
-    CP_TRY(cp_stream_walker_new(it->plan, rank, it->queues[rank], &options,
-                                &it->walkers[rank]));
+    CP_TRY(cp_queues_new(&team->queues[rank]));
+    CP_TRY(cp_stream_walker_new(team->plan, rank, team->queues[rank], &options,
+                                &team->walkers[rank]));
     CP_TRY(cp_device_reserve(2 * bytes, "a rank's cache", &memory));
-    it->keys[rank] = memory;
-    it->values[rank] = memory + bytes;
-    const cp_stream_rows rows = cp_stream_walker_rows(it->walkers[rank]);
-    const cudaStream_t stream = it->queues[rank].compute;
+    team->keys[rank] = memory;
+    team->values[rank] = memory + bytes;
+    const cp_stream_rows rows = cp_stream_walker_rows(team->walkers[rank]);
+    const cudaStream_t stream = team->queues[rank].compute;
     CP_TRY(
         cp_device_numbers(rows.queries, narrow * shape->query_heads, stream));
     CP_TRY(cp_device_numbers(rows.keys, narrow * shape->kv_heads, stream));
@@ -47,43 +47,43 @@ static cp_status rank_open(device_team *it, int rank, int64_t bytes) {
 }
 
 /* Lay out and plan a prefill of empty caches, and give each rank its tokens. */
-static cp_status team_open(device_team *it, cp_variant variant,
+static cp_status team_open(device_team *team, cp_variant variant,
                            int64_t tokens) {
-    const cp_shape *shape = &it->bench->shape;
+    const cp_shape *shape = &team->bench->shape;
     const cp_plan_options options = {
-        .element_bytes = cp_element_bytes(it->element), .spare = 1};
-    const int64_t room = cp_shard_room(NULL, it->ranks, tokens);
+        .element_bytes = cp_element_bytes(team->element), .spare = 1};
+    const int64_t room = cp_shard_room(NULL, team->ranks, tokens);
     const int64_t bytes = room * shape->kv_heads * shape->head_dim *
-                          cp_element_bytes(it->element);
-    CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));
-    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
-    CP_TRY(cp_plan_build(variant, it->layout, shape, &options, &it->plan));
-    for (int r = 0; r < it->ranks; r++)
-        CP_TRY(rank_open(it, r, bytes));
+                          cp_element_bytes(team->element);
+    CP_TRY(cp_cache_new(team->ranks, 1, room, &team->cache));
+    CP_TRY(cp_cache_lay_out(team->cache, false, &tokens, &team->layout));
+    CP_TRY(cp_plan_build(variant, team->layout, shape, &options, &team->plan));
+    for (int r = 0; r < team->ranks; r++)
+        CP_TRY(rank_open(team, r, bytes));
     return CP_OK;
 }
 
-static void team_close(device_team *it) {
-    for (int r = 0; r < it->ranks; r++) {
-        cp_stream_walker_free(it->walkers[r]);
-        cudaFree(it->keys[r]);
-        cp_queues_free(&it->queues[r]);
+static void team_close(device_team *team) {
+    for (int r = 0; r < team->ranks; r++) {
+        cp_stream_walker_free(team->walkers[r]);
+        cudaFree(team->keys[r]);
+        cp_queues_free(&team->queues[r]);
     }
-    cp_plan_free(it->plan);
-    cp_layout_free(it->layout);
-    cp_cache_free(it->cache);
+    cp_plan_free(team->plan);
+    cp_layout_free(team->layout);
+    cp_cache_free(team->cache);
 }
 
 /* Timed by the host's clock, because each rank has its own queues. */
 static cp_status team_walk(void *context, double *seconds) {
-    device_team *it = context;
+    device_team *team = context;
     (void)seconds;
-    cp_status status =
-        cp_stream_walk(it->walkers, it->ranks, NULL, it->keys, it->values);
-    for (int r = 0; r < it->ranks && status == CP_OK; r++)
-        status = cp_stream_walker_finish(it->walkers[r], PATIENCE);
+    cp_status status = cp_stream_walk(team->walkers, team->ranks, NULL,
+                                      team->keys, team->values);
+    for (int r = 0; r < team->ranks && status == CP_OK; r++)
+        status = cp_stream_walker_finish(team->walkers[r], PATIENCE);
     if (status != CP_OK)
-        cp_queues_drain(it->queues, it->ranks, NULL);
+        cp_queues_drain(team->queues, team->ranks, NULL);
     return status;
 }
 
@@ -93,12 +93,12 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
     const cp_span all = {0, 0, tokens, 1};
     const cp_shape *shape = &bench->shape;
     device_team teams[3] = {{0}};
-    cp_entrant entrants[3];
+    cp_bench_case entries[3];
     cp_status status = CP_OK;
     for (int n = 0; n < 3 && status == CP_OK; n++) {
         teams[n] = (device_team){
             .bench = bench, .element = element, .ranks = n == 0 ? 1 : ranks};
-        entrants[n] = (cp_entrant){
+        entries[n] = (cp_bench_case){
             .what = "one rank",
             .unit = "TFLOP/s",
             .scale = 1e12,
@@ -107,15 +107,14 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
             .run = team_walk,
             .context = &teams[n]};
         if (n > 0)
-            snprintf(entrants[n].what, sizeof(entrants[n].what),
-                     "ring/%s/%d/%ld", cp_variant_name(variants[n]), ranks,
-                     tokens);
+            snprintf(entries[n].what, sizeof(entries[n].what), "ring/%s/%d/%ld",
+                     cp_variant_name(variants[n]), ranks, tokens);
         status = team_open(&teams[n], variants[n], tokens);
     }
     if (status == CP_OK)
-        status = cp_measure_rounds(bench->rounds, 3, entrants);
+        status = cp_measure_rounds(bench->rounds, 3, entries);
     for (int n = 1; n < 3 && status == CP_OK; n++)
-        cp_measure_report(bench, &entrants[n], &entrants[0]);
+        cp_measure_report(bench, &entries[n], &entries[0]);
     for (int n = 0; n < 3; n++)
         team_close(&teams[n]);
     return status;

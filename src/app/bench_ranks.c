@@ -9,7 +9,7 @@
 /* One ring, and its call. */
 typedef struct {
     const cp_bench *bench;
-    const cp_place *place;
+    const cp_runner *runner;
     int ranks;
     bool idle; /* this process waits while another one walks */
     cp_cache *cache;
@@ -20,40 +20,46 @@ typedef struct {
 } team;
 
 /* Lay out and plan a prefill of empty caches, and make its walkers. */
-static cp_status team_open(team *it, cp_variant variant, int64_t tokens) {
-    const cp_shape *shape = &it->bench->shape;
-    const int only = it->place->only;
-    const int64_t room = cp_shard_room(NULL, it->ranks, tokens);
+static cp_status team_open(team *ranks_team, cp_variant variant,
+                           int64_t tokens) {
+    const cp_shape *shape = &ranks_team->bench->shape;
+    const int only = ranks_team->runner->only;
+    const int64_t room = cp_shard_room(NULL, ranks_team->ranks, tokens);
     const cp_walk_options options = {
-        .kernel = it->bench->kernel,
-        .threads = cp_place_share(it->place, it->bench->threads, it->ranks)};
-    CP_TRY(cp_cache_new(it->ranks, 1, room, &it->cache));
-    CP_TRY(cp_store_new(it->ranks, only, 1, 1, room, shape, &it->store));
-    CP_TRY(cp_cache_lay_out(it->cache, false, &tokens, &it->layout));
-    CP_TRY(cp_plan_build(variant, it->layout, shape, NULL, &it->plan));
-    for (int r = 0; r < it->ranks; r++)
+        .kernel = ranks_team->bench->kernel,
+        .threads = cp_runner_cores(
+            ranks_team->runner, ranks_team->bench->threads, ranks_team->ranks)};
+    CP_TRY(cp_cache_new(ranks_team->ranks, 1, room, &ranks_team->cache));
+    CP_TRY(cp_store_new(ranks_team->ranks, only, 1, 1, room, shape,
+                        &ranks_team->store));
+    CP_TRY(cp_cache_lay_out(ranks_team->cache, false, &tokens,
+                            &ranks_team->layout));
+    CP_TRY(cp_plan_build(variant, ranks_team->layout, shape, NULL,
+                         &ranks_team->plan));
+    for (int r = 0; r < ranks_team->ranks; r++)
         if (only == CP_NOBODY || only == r)
-            CP_TRY(cp_walker_new(it->plan, r, &options, &it->walkers[r]));
+            CP_TRY(cp_walker_new(ranks_team->plan, r, &options,
+                                 &ranks_team->walkers[r]));
     return CP_OK;
 }
 
-static void team_close(team *it) {
-    for (int r = 0; r < it->ranks; r++)
-        cp_walker_free(it->walkers[r]);
-    cp_plan_free(it->plan);
-    cp_layout_free(it->layout);
-    cp_store_free(it->store);
-    cp_cache_free(it->cache);
+static void team_close(team *ranks_team) {
+    for (int r = 0; r < ranks_team->ranks; r++)
+        cp_walker_free(ranks_team->walkers[r]);
+    cp_plan_free(ranks_team->plan);
+    cp_layout_free(ranks_team->layout);
+    cp_store_free(ranks_team->store);
+    cp_cache_free(ranks_team->cache);
 }
 
 /* Fill in a rank's new tokens; every rank has different numbers. */
 static cp_status rank_prepare(cp_comm *comm, void *context) {
-    const team *it = context;
-    const cp_shape *shape = &it->bench->shape;
-    const int64_t rows = it->layout->queries[comm->rank].rows;
+    const team *ranks_team = context;
+    const cp_shape *shape = &ranks_team->bench->shape;
+    const int64_t rows = ranks_team->layout->queries[comm->rank].rows;
     const int64_t wide = rows * shape->query_heads * shape->head_dim;
     const int64_t narrow = rows * shape->kv_heads * shape->head_dim;
-    cp_walker *walker = it->walkers[comm->rank];
+    cp_walker *walker = ranks_team->walkers[comm->rank];
     cp_measure_fill(walker->queries, comm->rank * wide, wide, 1);
     cp_measure_fill(walker->new_keys, comm->rank * narrow, narrow, 2);
     cp_measure_fill(walker->new_values, comm->rank * narrow, narrow, 3);
@@ -61,57 +67,60 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
 }
 
 static cp_status rank_walk(cp_comm *comm, void *context) {
-    const team *it = context;
+    const team *ranks_team = context;
     const int rank = comm->rank;
-    return cp_walk(it->walkers[rank], comm, cp_store_keys(it->store, rank, 0),
-                   cp_store_values(it->store, rank, 0));
+    return cp_walk(ranks_team->walkers[rank], comm,
+                   cp_store_keys(ranks_team->store, rank, 0),
+                   cp_store_values(ranks_team->store, rank, 0));
 }
 
 /* Write the call's tokens and walk. */
 static cp_status team_walk(void *context, double *seconds) {
-    team *it = context;
+    team *ranks_team = context;
     double busy[CP_MEASURE_RANKS] = {0};
-    cp_common_work walk = {rank_prepare, rank_walk, it, busy, .seconds = 1};
-    if (!it->idle)
-        CP_TRY(cp_measure_ranks(it->place, it->ranks, &walk));
+    cp_common_work walk = {rank_prepare, rank_walk, ranks_team, busy,
+                           .seconds = 1};
+    if (!ranks_team->idle)
+        CP_TRY(cp_measure_ranks(ranks_team->runner, ranks_team->ranks, &walk));
     *seconds = walk.seconds;
     return CP_OK;
 }
 
 static cp_status ring_new(const cp_bench *bench, int n, int ranks,
-                          int64_t tokens, team *it, cp_entrant *out) {
+                          int64_t tokens, team *ranks_team,
+                          cp_bench_case *out) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
     const bool alone = n == 0;
     const cp_shape *shape = &bench->shape;
     const cp_span all = {0, 0, tokens, 1};
-    *it = (team){.bench = bench,
-                 .place = alone ? &cp_place_threads : bench->place,
-                 .ranks = alone ? 1 : ranks,
-                 .idle = alone && bench->place->only > 0};
-    *out = (cp_entrant){.what = "one rank",
-                        .unit = "GFLOP/s",
-                        .scale = 1e9,
-                        .work = 4.0 *
-                                (double)(shape->query_heads * shape->head_dim) *
-                                (double)cp_span_pairs(all, all),
-                        .run = team_walk,
-                        .context = it};
+    *ranks_team = (team){.bench = bench,
+                         .runner = alone ? &cp_runner_threads : bench->runner,
+                         .ranks = alone ? 1 : ranks,
+                         .idle = alone && bench->runner->only > 0};
+    *out = (cp_bench_case){
+        .what = "one rank",
+        .unit = "GFLOP/s",
+        .scale = 1e9,
+        .work = 4.0 * (double)(shape->query_heads * shape->head_dim) *
+                (double)cp_span_pairs(all, all),
+        .run = team_walk,
+        .context = ranks_team};
     if (!alone)
         snprintf(out->what, sizeof(out->what), "ring/%s/%d/%ld",
                  cp_variant_name(variants[n]), ranks, tokens);
-    return team_open(it, variants[n], tokens);
+    return team_open(ranks_team, variants[n], tokens);
 }
 
 static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
     team rings[3] = {{0}};
-    cp_entrant entrants[3];
+    cp_bench_case entries[3];
     cp_status status = CP_OK;
     for (int n = 0; n < 3 && status == CP_OK; n++)
-        status = ring_new(bench, n, ranks, tokens, &rings[n], &entrants[n]);
+        status = ring_new(bench, n, ranks, tokens, &rings[n], &entries[n]);
     if (status == CP_OK)
-        status = cp_measure_rounds(bench->rounds, 3, entrants);
+        status = cp_measure_rounds(bench->rounds, 3, entries);
     for (int n = 1; n < 3 && status == CP_OK; n++)
-        cp_measure_report(bench, &entrants[n], &entrants[0]);
+        cp_measure_report(bench, &entries[n], &entries[0]);
     for (int n = 0; n < 3; n++)
         team_close(&rings[n]);
     return status;

@@ -10,9 +10,9 @@
 
 #include "ground/random.h"
 #include "model/draft.h"
-#include "model/keep.h"
+#include "model/saved_conversation.h"
 #include "predict/draw.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 /* Append a question to the document; both have this many bytes together. */
 static cp_status text_join(cp_chat *chat, const char *question,
@@ -29,13 +29,13 @@ static cp_status text_join(cp_chat *chat, const char *question,
 
 /* How many tokens of a sequence are not yet in the session. */
 static int64_t fresh_of(const cp_chat *chat, int64_t sequence) {
-    return chat->speakers[sequence].said.count -
+    return chat->conversations[sequence].said.count -
            cp_session_length(chat->session, sequence);
 }
 
 static bool is_reading(const cp_chat *chat, int64_t sequence) {
     return sequence < chat->open && cp_session_length(chat->session, sequence) <
-                                        chat->speakers[sequence].asked;
+                                        chat->conversations[sequence].asked;
 }
 
 static bool anyone(const cp_chat *chat,
@@ -46,7 +46,7 @@ static bool anyone(const cp_chat *chat,
     return false;
 }
 
-static bool is_speaking(const cp_chat *chat, int64_t sequence) {
+static bool is_answering(const cp_chat *chat, int64_t sequence) {
     return sequence < chat->open && fresh_of(chat, sequence) > 0;
 }
 
@@ -54,7 +54,7 @@ static bool is_speaking(const cp_chat *chat, int64_t sequence) {
 static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t capacity = cp_session_capacity(chat->session);
     const int64_t fresh = fresh_of(chat, sequence);
-    cp_speaker *who = &chat->speakers[sequence];
+    cp_conversation *who = &chat->conversations[sequence];
     const int64_t left = capacity - who->said.count - 1;
     if (left < 1)
         return cp_fail(CP_CAPACITY,
@@ -64,7 +64,7 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     who->left = cp_min(chat->most, left);
     who->asked = who->said.count;
     who->ended = false;
-    who->heard = 0;
+    who->last_token_time = 0;
     who->answer.count = 0;
     return CP_OK;
 }
@@ -72,7 +72,7 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
 /* Add a question to a sequence: text -> ids. */
 static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence) {
-    cp_speaker *who = &chat->speakers[sequence];
+    cp_conversation *who = &chat->conversations[sequence];
     const bool first = who->said.count == 0;
     const bool joins = chat->unread && chat->document != NULL;
     int64_t bytes = (int64_t)strlen(question);
@@ -86,52 +86,54 @@ static cp_status question_add(cp_chat *chat, const char *question,
 
 /* The prefix that a sequence shares with sequence 0 is not read again, except
  * for at least the last token, after which the answer is drawn. */
-static void alike_find(cp_chat *chat, int64_t sequence) {
-    const cp_speaker *first = &chat->speakers[0];
-    cp_speaker *who = &chat->speakers[sequence];
+static void shared_prefix_find(cp_chat *chat, int64_t sequence) {
+    const cp_conversation *first = &chat->conversations[0];
+    cp_conversation *who = &chat->conversations[sequence];
     const int64_t most = cp_min(first->said.count, who->said.count - 1);
-    who->alike = 0;
+    who->shared_prefix = 0;
     if (chat->document == NULL || who->before > 0 || first->before > 0)
         return;
-    while (who->alike < most &&
-           who->said.items[who->alike] == first->said.items[who->alike])
-        who->alike++;
+    while (who->shared_prefix < most &&
+           who->said.items[who->shared_prefix] ==
+               first->said.items[who->shared_prefix])
+        who->shared_prefix++;
 }
 
 /* Take over the shared prefix if sequence 0 has read enough of it; otherwise
  * set *waits. Some placements cannot share a prefix of this length; the
  * sequence then reads it again. */
-static cp_status alike_take(cp_chat *chat, int64_t sequence, cp_tape_call *call,
-                            bool *waits) {
-    cp_speaker *who = &chat->speakers[sequence];
-    const int64_t alike = who->alike;
-    *waits = alike > cp_session_length(chat->session, 0);
-    if (alike == 0 || *waits)
+static cp_status shared_prefix_take(cp_chat *chat, int64_t sequence,
+                                    cp_transcript_call *call, bool *waits) {
+    cp_conversation *who = &chat->conversations[sequence];
+    const int64_t shared_prefix = who->shared_prefix;
+    *waits = shared_prefix > cp_session_length(chat->session, 0);
+    if (shared_prefix == 0 || *waits)
         return CP_OK;
-    who->alike = 0;
-    const cp_status status = cp_tape_fork(call, chat->session, sequence, alike);
+    who->shared_prefix = 0;
+    const cp_status status =
+        cp_transcript_fork(call, chat->session, sequence, shared_prefix);
     if (status == CP_OK)
-        chat->cost.shared += alike;
+        chat->cost.shared += shared_prefix;
     return status == CP_INVALID ? CP_OK : status;
 }
 
 /* Add as much of a question to a call as the budget allows. */
 static cp_status piece_add(const cp_chat *chat, int64_t sequence,
-                           int64_t *budget, cp_tape_call *call) {
-    const cp_speaker *who = &chat->speakers[sequence];
+                           int64_t *budget, cp_transcript_call *call) {
+    const cp_conversation *who = &chat->conversations[sequence];
     const int64_t fresh = fresh_of(chat, sequence);
     const int64_t count = cp_min(fresh, *budget);
     *budget -= count;
-    return cp_tape_call_add(call, sequence,
-                            who->said.items + who->said.count - fresh, count,
-                            count == fresh, who->sampler);
+    return cp_transcript_call_add(call, sequence,
+                                  who->said.items + who->said.count - fresh,
+                                  count, count == fresh, who->sampler);
 }
 
 /* Add the last token of a conversation that is answering, followed by guesses
  * of the next; logits are read wherever another token may follow. */
 static cp_status token_add(const cp_chat *chat, int64_t sequence,
-                           cp_tape_call *call) {
-    const cp_speaker *who = &chat->speakers[sequence];
+                           cp_transcript_call *call) {
+    const cp_conversation *who = &chat->conversations[sequence];
     const bool more = !who->ended && who->left > 0 && !chat->stopping;
     int32_t tokens[1 + CP_DRAFT_MOST];
     int64_t count = 1;
@@ -139,26 +141,26 @@ static cp_status token_add(const cp_chat *chat, int64_t sequence,
     if (more && call->decode)
         count += cp_draft(who->said.items, who->said.count,
                           cp_min(chat->draft, who->left - 1), tokens + 1);
-    return cp_tape_call_add(call, sequence, tokens, count, more ? count : 0,
-                            who->sampler);
+    return cp_transcript_call_add(call, sequence, tokens, count,
+                                  more ? count : 0, who->sampler);
 }
 
 /* Add what each sequence has for the next call. While any sequence reads a
  * prompt, none guesses, because the placement of prompts does not allow tokens
  * to be taken back. */
-static cp_status tokens_add(cp_chat *chat, cp_tape_call *call) {
+static cp_status tokens_add(cp_chat *chat, cp_transcript_call *call) {
     int64_t budget = chat->budget > 0 ? chat->budget : INT64_MAX;
     for (int64_t s = 0; s < chat->sequences; s++)
-        budget -= !is_reading(chat, s) && is_speaking(chat, s);
+        budget -= !is_reading(chat, s) && is_answering(chat, s);
     budget = cp_max(1, budget);
     for (int64_t s = 0; s < chat->sequences; s++) {
         bool waits = false;
         if (!is_reading(chat, s)) {
-            if (is_speaking(chat, s))
+            if (is_answering(chat, s))
                 CP_TRY(token_add(chat, s, call));
             continue;
         }
-        CP_TRY(alike_take(chat, s, call, &waits));
+        CP_TRY(shared_prefix_take(chat, s, call, &waits));
         if (!waits)
             CP_TRY(piece_add(chat, s, &budget, call));
     }
@@ -177,31 +179,32 @@ static void tokens_show(cp_chat *chat, const int32_t *tokens, int64_t count) {
 }
 
 void cp_chat_show(cp_chat *chat, int64_t sequence) {
-    const cp_ids *answer = &chat->speakers[sequence].answer;
+    const cp_ids *answer = &chat->conversations[sequence].answer;
     tokens_show(chat, answer->items, answer->count);
     cp_screen_end(&chat->screen);
 }
 
 /* Record when a token came: the first ones, and the longest wait. */
-static void time_take(cp_chat *chat, cp_speaker *who) {
+static void time_take(cp_chat *chat, cp_conversation *who) {
     const double now = cp_clock();
     cp_cost *cost = &chat->cost;
-    if (who->heard > 0)
-        cost->stall = fmax(cost->stall, now - who->heard);
+    if (who->last_token_time > 0)
+        cost->stall = fmax(cost->stall, now - who->last_token_time);
     else
         cost->last_seconds = now - chat->start;
     if (cost->first_seconds == 0)
         cost->first_seconds = now - chat->start;
-    who->heard = now;
+    who->last_token_time = now;
 }
 
 /* Append the template's own end of an answer, whatever token the model drew. */
-static cp_status answer_end(const cp_chat *chat, cp_speaker *who) {
+static cp_status answer_end(const cp_chat *chat, cp_conversation *who) {
     const int32_t end = chat->template.end;
     return end >= 0 ? cp_ids_append(&who->said, end) : CP_OK;
 }
 
-static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
+static cp_status token_take(cp_chat *chat, cp_conversation *who,
+                            int32_t token) {
     who->ended = cp_tokenizer_ends(chat->opened.tokenizer, token) ||
                  token == chat->template.end;
     cp_sampler_skip(&who->sampler);
@@ -217,7 +220,7 @@ static cp_status token_take(cp_chat *chat, cp_speaker *who, int32_t token) {
 }
 
 /* Nothing more is drawn: the turn is over once its end has been fed too. */
-static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
+static cp_status turn_end(cp_chat *chat, cp_conversation *who) {
     if (who->ended)
         return CP_OK;
     chat->cost.cuts[who->left > 0                    ? CP_CUT_BY_USER
@@ -229,11 +232,12 @@ static cp_status turn_end(cp_chat *chat, cp_speaker *who) {
 
 /* Take the tokens drawn for a sequence, from index read on, as long as each
  * agrees with the one that was guessed. */
-static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
-    const cp_tape_read *first = &call->read[read];
+static cp_status tokens_take(cp_chat *chat, cp_transcript_call *call,
+                             int64_t read) {
+    const cp_transcript_read *first = &call->read[read];
     const int64_t sequence = first->sequence, guesses = first->behind;
     const int32_t *guessed = call->ids.items + first->after + 1;
-    cp_speaker *who = &chat->speakers[sequence];
+    cp_conversation *who = &chat->conversations[sequence];
     int64_t right = 0;
     CP_TRY(token_take(chat, who, first->drawn));
     while (right < guesses && !who->ended &&
@@ -243,11 +247,12 @@ static cp_status tokens_take(cp_chat *chat, cp_tape_call *call, int64_t read) {
     chat->cost.stayed += right;
     for (int64_t n = right + 1; n <= guesses; n++)
         call->read[read + n].drawn = CP_UNREAD;
-    return cp_tape_back(call, chat->session, sequence, guesses - right);
+    return cp_transcript_take_back(call, chat->session, sequence,
+                                   guesses - right);
 }
 
 /* For each conversation that is over, let a waiting one begin. */
-static void waiting_open(cp_chat *chat, const cp_tape_call *call) {
+static void waiting_open(cp_chat *chat, const cp_transcript_call *call) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         if (call->lengths[s] == 0 || fresh_of(chat, s) > 0)
             continue;
@@ -257,7 +262,7 @@ static void waiting_open(cp_chat *chat, const cp_tape_call *call) {
     }
 }
 
-static cp_status call_take(cp_chat *chat, cp_tape_call *call) {
+static cp_status call_take(cp_chat *chat, cp_transcript_call *call) {
     int64_t read = 0;
     for (int64_t s = 0; s < chat->sequences; s++) {
         if (read < call->count && call->read[read].sequence == s) {
@@ -265,7 +270,7 @@ static cp_status call_take(cp_chat *chat, cp_tape_call *call) {
             CP_TRY(tokens_take(chat, call, read));
             read += 1 + guesses;
         } else if (call->lengths[s] > 0 && !is_reading(chat, s))
-            CP_TRY(turn_end(chat, &chat->speakers[s]));
+            CP_TRY(turn_end(chat, &chat->conversations[s]));
     }
     waiting_open(chat, call);
     return CP_OK;
@@ -309,7 +314,7 @@ static void figures_add(cp_cost *cost, const cp_turn_report *report) {
 }
 
 /* Copy what is valid only until the session's next call. */
-static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
+static cp_status cost_keep(cp_chat *chat, const cp_transcript_call *call,
                            cp_turn_report *report) {
     cp_cost *cost = &chat->cost;
     if (!call->decode) {
@@ -318,7 +323,7 @@ static cp_status cost_keep(cp_chat *chat, const cp_tape_call *call,
         figures_add(cost, report);
         free(cost->drawing);
         cost->drawing = NULL;
-        return !chat->forgives
+        return !chat->interruptible
                    ? CP_OK
                    : cp_page_make(drawing_write, chat->session, &cost->drawing);
     }
@@ -336,15 +341,15 @@ static void cost_clear(cp_cost *cost) {
     *cost = (cp_cost){0};
 }
 
-static cp_status call_try(cp_chat *chat, cp_tape_call *call,
+static cp_status call_try(cp_chat *chat, cp_transcript_call *call,
                           cp_turn_report *report) {
-    CP_TRY(cp_tape_run(&chat->tape, call, chat->session, report));
-    return cp_tape_draw(&chat->tape, call, chat->session);
+    CP_TRY(cp_transcript_run(&chat->transcript, call, chat->session, report));
+    return cp_transcript_draw(&chat->transcript, call, chat->session);
 }
 
 /* The reporting rank is lost, perhaps in the middle of a word: print again. */
 static void answer_repeat(cp_chat *chat) {
-    const cp_ids *answer = &chat->speakers[0].answer;
+    const cp_ids *answer = &chat->conversations[0].answer;
     chat->screen = (cp_screen){.out = stdout, .width = chat->screen.width};
     if (!chat->live || answer->count == 0)
         return;
@@ -355,7 +360,7 @@ static void answer_repeat(cp_chat *chat) {
 /* Each sequence has its own sampler, so that its answer does not depend on how
  * many tokens the others get in a step. */
 static void sampler_start(cp_chat *chat, int64_t sequence) {
-    cp_sampler *sampler = &chat->speakers[sequence].sampler;
+    cp_sampler *sampler = &chat->conversations[sequence].sampler;
     uint64_t state = chat->sampler.state;
     *sampler = chat->sampler;
     for (int64_t n = 0; n < sequence; n++)
@@ -364,15 +369,16 @@ static void sampler_start(cp_chat *chat, int64_t sequence) {
 
 /* Clear conversations that are over, to free their rows; sequence 0 only after
  * all others have taken over the prefix they share with it. */
-static cp_status over_forget(cp_chat *chat, cp_tape_call *call, bool *found) {
+static cp_status over_forget(cp_chat *chat, cp_transcript_call *call,
+                             bool *found) {
     bool shares = false;
     for (int64_t s = chat->sequences - 1; s >= 0; s--) {
-        cp_speaker *who = &chat->speakers[s];
-        shares |= who->alike > 0;
+        cp_conversation *who = &chat->conversations[s];
+        shares |= who->shared_prefix > 0;
         if (cp_session_length(chat->session, s) == 0 || fresh_of(chat, s) > 0 ||
             (s == 0 && shares))
             continue;
-        CP_TRY(cp_tape_clear(call, chat->session, s));
+        CP_TRY(cp_transcript_clear(call, chat->session, s));
         who->said.count = who->asked = 0;
         *found = true;
     }
@@ -380,14 +386,15 @@ static cp_status over_forget(cp_chat *chat, cp_tape_call *call, bool *found) {
 }
 
 /* Postpone a conversation, and those after it, until others are over. */
-static cp_status put_off(cp_chat *chat, cp_tape_call *call, int64_t sequence) {
-    cp_speaker *who = &chat->speakers[sequence];
-    chat->cost.shared -= call->alike[sequence];
+static cp_status put_off(cp_chat *chat, cp_transcript_call *call,
+                         int64_t sequence) {
+    cp_conversation *who = &chat->conversations[sequence];
+    chat->cost.shared -= call->shared_prefix[sequence];
     chat->cost.tokens -= who->answer.count;
-    CP_TRY(cp_tape_clear(call, chat->session, sequence));
+    CP_TRY(cp_transcript_clear(call, chat->session, sequence));
     who->said.count = who->asked;
     sampler_start(chat, sequence);
-    alike_find(chat, sequence);
+    shared_prefix_find(chat, sequence);
     chat->open = sequence;
     chat->cost.waited = cp_max(chat->cost.waited, chat->sequences - sequence);
     return answer_begin(chat, sequence);
@@ -395,11 +402,12 @@ static cp_status put_off(cp_chat *chat, cp_tape_call *call, int64_t sequence) {
 
 /* A call has found too few rows: free some, if possible, so that it can be made
  * again. The first conversation still going on is never postponed. */
-static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
+static bool rows_find(cp_chat *chat, cp_transcript_call *call,
+                      cp_status *status) {
     int64_t last = -1, going = 0;
     bool found = false;
     for (int64_t s = 0; s < chat->sequences; s++)
-        if (is_speaking(chat, s)) {
+        if (is_answering(chat, s)) {
             last = s;
             going++;
         }
@@ -409,7 +417,8 @@ static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
         freed = put_off(chat, call, last);
     }
     for (int64_t s = 0; s < chat->sequences && !found; s++)
-        chat->speakers[s].alike = 0; /* then every sequence reads its own prefix
+        chat->conversations[s].shared_prefix =
+            0; /* then every sequence reads its own prefix
                                         */
     if (freed == CP_OK && !found)
         freed = over_forget(chat, call, &found);
@@ -418,20 +427,20 @@ static bool rows_find(cp_chat *chat, cp_tape_call *call, cp_status *status) {
     return freed == CP_OK && found;
 }
 
-static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
+static cp_status call_make(cp_chat *chat, cp_transcript_call *call) {
     cp_turn_report report;
     cp_status status;
-    const bool led = cp_crew_leads();
+    const bool led = cp_process_group_leads();
     bool again;
     do {
         cp_chat_mark(chat);
         status = call_try(chat, call, &report);
         again = status == CP_CAPACITY
                     ? rows_find(chat, call, &status)
-                    : status != CP_OK && cp_chat_mend(chat, &status);
+                    : status != CP_OK && cp_chat_recover(chat, &status);
     } while (again);
     CP_TRY(status);
-    if (!led && cp_crew_leads())
+    if (!led && cp_process_group_leads())
         answer_repeat(chat);
     CP_TRY(cost_keep(chat, call, &report));
     return call_take(chat, call);
@@ -443,15 +452,15 @@ static cp_status call_make(cp_chat *chat, cp_tape_call *call) {
 static cp_status call_next(cp_chat *chat) {
     const bool decode = !anyone(chat, is_reading);
     const double start = cp_clock();
-    cp_tape_call *call;
-    CP_TRY(cp_tape_begin(&chat->tape, decode, &call));
+    cp_transcript_call *call;
+    CP_TRY(cp_transcript_begin(&chat->transcript, decode, &call));
     cp_status status = tokens_add(chat, call);
     if (status == CP_OK)
         status = call_make(chat, call);
     if (decode)
         chat->cost.decode_seconds += cp_clock() - start;
     if (status != CP_OK)
-        cp_tape_drop(&chat->tape);
+        cp_transcript_drop(&chat->transcript);
     return status;
 }
 
@@ -460,7 +469,7 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
     for (int64_t s = 0; s < chat->sequences && status == CP_OK; s++)
         status = question_add(chat, questions[s], s);
     for (int64_t s = 1; s < chat->sequences && status == CP_OK; s++)
-        alike_find(chat, s);
+        shared_prefix_find(chat, s);
     chat->progress.doing = "reading";
     while (status == CP_OK && anyone(chat, is_reading))
         status = call_next(chat); /* text -> first tokens */
@@ -470,11 +479,11 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
 
 static cp_status answer_all(cp_chat *chat) {
     cp_status status = CP_OK;
-    while (status == CP_OK && anyone(chat, is_speaking)) {
+    while (status == CP_OK && anyone(chat, is_answering)) {
         status = cp_output_flush();
         if (status == CP_OK)
             status = call_next(chat); /* decode, sample -> text */
-        if (status != CP_INTERRUPTED || !chat->forgives || chat->stopping)
+        if (status != CP_INTERRUPTED || !chat->interruptible || chat->stopping)
             continue;
         /* Repeat the step, and draw nothing more. */
         *chat->stop = 0;
@@ -491,7 +500,7 @@ static cp_status turn_forget(cp_chat *chat, cp_status status) {
     char why[512];
     snprintf(why, sizeof(why), "%s", cp_message());
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_speaker *who = &chat->speakers[s];
+        cp_conversation *who = &chat->conversations[s];
         if (cp_session_length(chat->session, s) > who->before &&
             cp_session_truncate(chat->session, s, who->before) != CP_OK) {
             cp_session_truncate(chat->session, s, 0);
@@ -508,7 +517,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     chat->start = cp_clock();
     chat->open = chat->sequences;
     for (int64_t s = 0; s < chat->sequences; s++)
-        chat->speakers[s].before = cp_session_length(chat->session, s);
+        chat->conversations[s].before = cp_session_length(chat->session, s);
     cp_status status = read_all(chat, questions);
     const bool answered = status == CP_OK;
     if (answered)
@@ -521,10 +530,10 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
 
 cp_status cp_chat_open(cp_chat *chat) {
     chat->unread = true;
-    chat->tape.vocabulary = chat->opened.facts->vocabulary;
-    chat->tape.sequences = chat->sequences;
-    CP_TRY(cp_allocate(&chat->speakers, chat->sequences, sizeof(cp_speaker),
-                       "answers"));
+    chat->transcript.vocabulary = chat->opened.facts->vocabulary;
+    chat->transcript.sequences = chat->sequences;
+    CP_TRY(cp_allocate(&chat->conversations, chat->sequences,
+                       sizeof(cp_conversation), "answers"));
     for (int64_t s = 0; s < chat->sequences; s++)
         sampler_start(chat, s);
     return CP_OK;
@@ -533,7 +542,7 @@ cp_status cp_chat_open(cp_chat *chat) {
 cp_status cp_chat_clear(cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         CP_TRY(cp_session_truncate(chat->session, s, 0));
-        chat->speakers[s].said.count = chat->speakers[s].asked = 0;
+        chat->conversations[s].said.count = chat->conversations[s].asked = 0;
     }
     cost_clear(&chat->cost);
     chat->unread = true;
@@ -541,18 +550,19 @@ cp_status cp_chat_clear(cp_chat *chat) {
 }
 
 /* A saved conversation with this model, for that many tokens. */
-static cp_status keep_new(const cp_chat *chat, int64_t tokens, cp_keep *keep) {
-    return cp_keep_new(chat->opened.weights, chat->opened.file,
-                       basename(chat->opened.path), chat->sequences, tokens,
-                       keep);
+static cp_status keep_new(const cp_chat *chat, int64_t tokens,
+                          cp_saved_conversation *saved) {
+    return cp_saved_conversation_new(chat->opened.weights, chat->opened.file,
+                                     basename(chat->opened.path),
+                                     chat->sequences, tokens, saved);
 }
 
-static void keep_fill(const cp_chat *chat, cp_keep *keep) {
-    int32_t *ids = keep->ids;
+static void keep_fill(const cp_chat *chat, cp_saved_conversation *saved) {
+    int32_t *ids = saved->ids;
     for (int64_t s = 0; s < chat->sequences; s++) {
-        const cp_speaker *who = &chat->speakers[s];
-        keep->lengths[s] = who->said.count;
-        keep->chances[s] = who->sampler.state;
+        const cp_conversation *who = &chat->conversations[s];
+        saved->lengths[s] = who->said.count;
+        saved->chances[s] = who->sampler.state;
         memcpy(ids, who->said.items, (size_t)who->said.count * 4);
         ids += who->said.count;
     }
@@ -560,64 +570,66 @@ static void keep_fill(const cp_chat *chat, cp_keep *keep) {
 
 cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes) {
     int64_t tokens = 0;
-    cp_keep keep;
+    cp_saved_conversation saved;
     for (int64_t s = 0; s < chat->sequences; s++) {
         if (fresh_of(chat, s) > 0)
             return cp_refuse("%s: an answer is not finished", path);
-        tokens += chat->speakers[s].said.count;
+        tokens += chat->conversations[s].said.count;
     }
     if (tokens == 0)
         return cp_refuse("%s: nothing was said yet", path);
-    cp_status status = keep_new(chat, tokens, &keep);
+    cp_status status = keep_new(chat, tokens, &saved);
     if (status == CP_OK) {
-        keep_fill(chat, &keep);
-        *bytes = cp_keep_bytes(&keep.head);
-        status = cp_keep_write(path, &keep, chat->session);
+        keep_fill(chat, &saved);
+        *bytes = cp_saved_conversation_bytes(&saved.head);
+        status = cp_saved_conversation_write(path, &saved, chat->session);
     }
-    cp_keep_free(&keep);
+    cp_saved_conversation_free(&saved);
     return status;
 }
 
-static cp_status keep_take(cp_chat *chat, const cp_keep *keep) {
-    const int32_t *ids = keep->ids;
+static cp_status keep_take(cp_chat *chat, const cp_saved_conversation *saved) {
+    const int32_t *ids = saved->ids;
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_ids *said = &chat->speakers[s].said;
-        CP_TRY(cp_grow(&said->items, &said->room, keep->lengths[s], 4,
+        cp_ids *said = &chat->conversations[s].said;
+        CP_TRY(cp_grow(&said->items, &said->room, saved->lengths[s], 4,
                        "what was said"));
     }
     cost_clear(&chat->cost); /* its plan belonged to another session */
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_speaker *who = &chat->speakers[s];
-        who->said.count = who->asked = who->before = keep->lengths[s];
-        memcpy(who->said.items, ids, (size_t)keep->lengths[s] * 4);
-        who->sampler.state = keep->chances[s];
-        ids += keep->lengths[s];
+        cp_conversation *who = &chat->conversations[s];
+        who->said.count = who->asked = who->before = saved->lengths[s];
+        memcpy(who->said.items, ids, (size_t)saved->lengths[s] * 4);
+        who->sampler.state = saved->chances[s];
+        ids += saved->lengths[s];
     }
     return CP_OK;
 }
 
 cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens) {
-    cp_keep wanted, keep = {0};
+    cp_saved_conversation wanted, saved = {0};
     cp_status status = keep_new(chat, 0, &wanted);
     if (status == CP_OK)
-        status = cp_keep_load(path, &wanted, chat->session, &keep);
+        status =
+            cp_saved_conversation_load(path, &wanted, chat->session, &saved);
     if (status == CP_OK)
-        status = keep_take(chat, &keep);
-    *tokens = keep.head.tokens;
-    cp_keep_free(&keep);
-    cp_keep_free(&wanted);
+        status = keep_take(chat, &saved);
+    *tokens = saved.head.tokens;
+    cp_saved_conversation_free(&saved);
+    cp_saved_conversation_free(&wanted);
     return status;
 }
 
 void cp_chat_close(cp_chat *chat) {
-    for (int64_t s = 0; s < chat->sequences && chat->speakers != NULL; s++) {
-        free(chat->speakers[s].said.items);
-        free(chat->speakers[s].answer.items);
+    for (int64_t s = 0; s < chat->sequences && chat->conversations != NULL;
+         s++) {
+        free(chat->conversations[s].said.items);
+        free(chat->conversations[s].answer.items);
     }
-    free(chat->speakers);
+    free(chat->conversations);
     free(chat->document);
     cost_clear(&chat->cost);
-    cp_tape_free(&chat->tape);
+    cp_transcript_free(&chat->transcript);
     cp_session_close(chat->session);
     cp_opened_close(&chat->opened);
 }

@@ -6,7 +6,7 @@
 #include <signal.h>
 
 #include "app/command.h"
-#include "app/tape.h"
+#include "app/transcript.h"
 #include "model/template.h"
 
 /* One conversation, and its current or last answer. */
@@ -15,15 +15,16 @@ typedef struct {
                        be fed; if none of the latter, its turn is over */
     int64_t before; /* tokens of earlier turns */
     int64_t asked;  /* tokens before this turn's answer */
-    int64_t fed;    /* tokens that were in the session before its last call */
-    int64_t alike;  /* length of the prefix to be taken over from sequence 0
+    int64_t cached; /* tokens that were in the session before its last call */
+    int64_t
+        shared_prefix; /* length of the prefix to be taken over from sequence 0
                        when that has read it; 0: none */
-    int64_t left;   /* tokens that the answer may still get */
-    bool ended;     /* said includes its end: nothing more is drawn */
-    double heard;   /* when its last token came */
+    int64_t left;      /* tokens that the answer may still get */
+    bool ended;        /* said includes its end: nothing more is drawn */
+    double last_token_time; /* when its last token came */
     cp_sampler sampler;
     cp_ids answer;
-} cp_speaker;
+} cp_conversation;
 
 /* Why an answer was cut short. */
 enum { CP_CUT_BY_MOST, CP_CUT_BY_ROOM, CP_CUT_BY_USER, CP_CUTS };
@@ -56,7 +57,7 @@ typedef struct {
     int64_t budget;     /* tokens of a reading call; 0: any number */
     cp_sampler sampler; /* the first sequence's; the others derive their own */
     bool live;          /* the answer is shown as it arrives */
-    bool forgives;      /* an interrupt ends the answer, not the program */
+    bool interruptible; /* an interrupt ends the answer, not the program */
     volatile sig_atomic_t *stop;
     cp_screen screen;
     cp_progress progress;
@@ -67,9 +68,9 @@ typedef struct {
     int64_t document_bytes;
     bool unread; /* it is not yet in the conversation */
     /* What a turn leaves behind. */
-    cp_speaker *speakers; /* [sequences] */
+    cp_conversation *conversations; /* [sequences] */
     cp_cost cost;
-    cp_tape tape;
+    cp_transcript transcript;
     int64_t open;  /* the first `open` conversations do not wait for rows */
     double start;  /* when the turn began */
     bool stopping; /* the user has stopped this answer */
@@ -84,14 +85,14 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
 /* Lay the figures out for this many ranks. */
 void cp_cost_point(cp_cost *cost, int ranks);
 
-/* Mark this state: cp_chat_mend goes back to it after a failure. */
+/* Mark this state: cp_chat_recover goes back to it after a failure. */
 void cp_chat_mark(cp_chat *chat);
 
 /* After a failure: if a rank is lost and the others can go on, take back what
  * was said since the mark, and read again what that rank held. Returns true if
  * all is then as at the mark, so that the failed call may be made again;
  * otherwise *status says why it cannot. */
-bool cp_chat_mend(cp_chat *chat, cp_status *status);
+bool cp_chat_recover(cp_chat *chat, cp_status *status);
 
 /* Make room for the answers. Fails with CP_MEMORY. */
 cp_status cp_chat_open(cp_chat *chat);
@@ -102,7 +103,7 @@ cp_status cp_chat_clear(cp_chat *chat);
 
 /* Save the conversations to a file; or load a file into the session, which must
  * be empty, and the conversations. *tokens becomes the number of tokens loaded.
- * These fail as cp_keep_write and cp_keep_read do; nothing has changed then,
+ * These fail as cp_saved_conversation_write and cp_saved_conversation_read do; nothing has changed then,
  * and the session is still empty. */
 cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes);
 cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens);

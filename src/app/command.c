@@ -18,7 +18,7 @@
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
 #include "ring/agree.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 #include "ring/leaves.h"
 
 #ifndef CP_VERSION
@@ -47,7 +47,7 @@ bool cp_is_output(const char *path) {
 }
 
 void cp_complain(const char *message) {
-    if (!cp_crew_leads() || message[0] == '\0')
+    if (!cp_process_group_leads() || message[0] == '\0')
         return;
     fputs("longring: ", stderr);
     cp_write_shown(stderr, message);
@@ -118,7 +118,7 @@ int cp_command_run(const cp_usage *usage, int count, char *const *arguments,
         if (status == CP_OK && check != NULL)
             status = check(context);
         used = status == CP_OK || status == CP_FILE || status == CP_MEMORY;
-        if (status == CP_OK && cp_crew_leads())
+        if (status == CP_OK && cp_process_group_leads())
             status = cp_command_files(usage->options);
         if (used)
             result = finished(status == CP_OK ? run(context) : status);
@@ -143,21 +143,21 @@ cp_status cp_command_cores(int64_t *cores) {
 }
 
 cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
-    const cp_crew *crew = cp_crew_mine();
-    const bool joined = crew->share != NULL;
+    const cp_process_group *group = cp_process_group_own();
+    const bool joined = group->broadcast != NULL;
     CP_TRY(cp_option_range("tensor", tensor, 1, CP_COMMAND_RANKS));
     if (tensor > 1 && !joined)
         return cp_refuse("--tensor %ld: a launcher must start the processes, "
                          "one for each GPU",
                          tensor);
     if (*ranks < 0)
-        *ranks = joined ? cp_max(1, crew->ranks / tensor) : 4;
+        *ranks = joined ? cp_max(1, group->ranks / tensor) : 4;
     CP_TRY(cp_option_range("ranks", *ranks, 1, CP_COMMAND_RANKS));
-    if (!joined || *ranks * tensor == crew->ranks)
+    if (!joined || *ranks * tensor == group->ranks)
         return CP_OK;
     return cp_refuse(
         "--ranks %ld: the launcher started %d processes; expected %ld", *ranks,
-        crew->ranks, *ranks * tensor);
+        group->ranks, *ranks * tensor);
 }
 
 static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
@@ -174,10 +174,10 @@ cp_status cp_command_backend(int place, double timeout,
                              : "");
     if (!(timeout > 0))
         return cp_refuse("--timeout %g: must be > 0 seconds", timeout);
-    if (cp_crew_mine()->patience != NULL)
-        cp_crew_mine()->patience(timeout);
-    if ((*backend)->patience != NULL)
-        (*backend)->patience(timeout);
+    if (cp_process_group_own()->set_timeout != NULL)
+        cp_process_group_own()->set_timeout(timeout);
+    if ((*backend)->set_timeout != NULL)
+        (*backend)->set_timeout(timeout);
     if (cp_meter_cores(*backend) != NULL)
         cp_command_kernel(); /* chosen before there are threads */
     return CP_OK;
@@ -206,7 +206,7 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                                         "uneven"};
     const char *text = placement->text != NULL ? placement->text : "zigzag";
     const char *numbers = strchr(text, ':');
-    const int64_t due = strncmp(text, "uneven", 6) == 0 ? ranks : 1;
+    const int64_t expected = strncmp(text, "uneven", 6) == 0 ? ranks : 1;
     int64_t count;
     int name = 0;
     while (name < 4 && (strlen(names[name]) != strcspn(text, ":") ||
@@ -217,9 +217,9 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                          "interleave:K, uneven:W,W,...",
                          text);
     CP_TRY(placement_numbers(placement, numbers, CP_SHARES_RANKS, &count));
-    if (name >= 2 && count != due)
+    if (name >= 2 && count != expected)
         return cp_refuse("--placement %s: %ld numbers; expected %ld", text,
-                         count, due);
+                         count, expected);
     if (name == 2)
         CP_TRY(cp_option_range("placement", placement->weights[0], 1,
                                INT32_MAX / CP_COMMAND_RANKS));
@@ -294,11 +294,11 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
                 "--machine has no meaning with --variant %s; only auto uses it",
                 cp_variant_name(ring->variant));
         const cp_status status =
-            cp_crew_leads()
+            cp_process_group_leads()
                 ? cp_hardware_read(ring->machine, NULL, &ring->described)
                 : CP_OK;
-        CP_TRY(cp_crew_share(status, &ring->described, sizeof(ring->described),
-                             NULL, NULL));
+        CP_TRY(cp_process_group_broadcast(status, &ring->described,
+                                          sizeof(ring->described), NULL, NULL));
         ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
     CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
@@ -468,10 +468,10 @@ static cp_status opened_file(cp_opened *model) {
     if (model->file != NULL)
         return CP_OK;
     const cp_status status = cp_gguf_open(model->path, &model->file);
-    if (status == CP_OK && cp_crew_mine()->ranks > 1)
+    if (status == CP_OK && cp_process_group_own()->ranks > 1)
         fingerprint = cp_gguf_fingerprint(model->file);
-    return cp_crew_agree_file(slash != NULL ? slash + 1 : model->path,
-                              fingerprint, status);
+    return cp_agree_on_file(slash != NULL ? slash + 1 : model->path,
+                            fingerprint, status);
 }
 
 cp_status cp_opened_words(cp_opened *model) {
@@ -556,7 +556,7 @@ static bool is_marked(const char *text) {
 cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
     cp_status status = CP_OK;
     *text = NULL;
-    if (cp_crew_leads()) {
+    if (cp_process_group_leads()) {
         FILE *in = path != NULL ? fopen(path, "rb") : stdin;
         if (in == NULL)
             status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
@@ -568,7 +568,7 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
         if (status == CP_OK && path != NULL && is_marked(*text))
             memmove(*text, *text + 3, (size_t)((*bytes -= 3) + 1));
     }
-    return cp_crew_share(status, NULL, 0, (void **)text, bytes);
+    return cp_process_group_broadcast(status, NULL, 0, (void **)text, bytes);
 }
 
 void cp_command_lost(int64_t lost) {
@@ -578,19 +578,21 @@ void cp_command_lost(int64_t lost) {
 }
 
 cp_status cp_page_keep(const char *path, const char *text) {
-    if (cp_crew_leads() && path != NULL)
+    if (cp_process_group_leads() && path != NULL)
         return cp_save(path, text, (int64_t)strlen(text));
-    if (cp_crew_leads())
+    if (cp_process_group_leads())
         fputs(text, stdout);
     return CP_OK;
 }
 
 cp_status cp_command_array(const char *path, cp_npy *array) {
     *array = (cp_npy){0};
-    cp_status status = cp_crew_leads() ? cp_npy_read(path, array) : CP_OK;
+    cp_status status =
+        cp_process_group_leads() ? cp_npy_read(path, array) : CP_OK;
     int64_t bytes = cp_npy_bytes(array);
     void *data = array->data;
-    status = cp_crew_share(status, array, sizeof(*array), &data, &bytes);
+    status = cp_process_group_broadcast(status, array, sizeof(*array), &data,
+                                        &bytes);
     array->data = data;
     return status;
 }
@@ -704,6 +706,6 @@ int cp_command_line(int count, char *const *arguments) {
     const cp_status joined = joins ? backend->join(count, arguments) : CP_OK;
     const int result =
         joined == CP_OK ? dispatch(count, arguments) : finished(joined);
-    const cp_crew *crew = cp_crew_mine();
-    return crew->leave != NULL ? crew->leave(result) : result;
+    const cp_process_group *group = cp_process_group_own();
+    return group->leave != NULL ? group->leave(result) : result;
 }

@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "model/attend_call.h"
-#include "reference/model/loss.h"
+#include "reference/model/wire_error.h"
 #include "ring/check.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 typedef struct {
     const char *q, *k, *v, *indexer, *out, *lse, *partials, *history, *cached;
@@ -29,7 +29,7 @@ typedef struct {
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
-    cp_loss loss;      /* if numbers are sent in fewer bits */
+    cp_error loss;     /* if numbers are sent in fewer bits */
     int64_t outputs;   /* length of the output */
     cp_status failure; /* the first failure in writing partials */
     char why[512];
@@ -116,7 +116,7 @@ static cp_status attend_check(void *context) {
         return cp_refuse(
             "--cached %s: not a count (5, 128K); --history has turns",
             run->cached);
-    if (run->partials != NULL && cp_crew_mine()->ranks > 1)
+    if (run->partials != NULL && cp_process_group_own()->ranks > 1)
         return cp_refuse(
             "--partials: only ranks of one process can write them");
     CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
@@ -315,7 +315,7 @@ static void partial_see(void *context, int rank, int64_t op,
                         int64_t query_heads, const float *output,
                         const float *lse) {
     attend_run *run = context;
-    cp_loss_see(&run->loss, rank, op, output, lse);
+    cp_error_see(&run->loss, rank, op, output, lse);
     if (run->partials != NULL)
         partial_write(context, rank, op, queries, keys, query_heads, output,
                       lse);
@@ -361,7 +361,7 @@ static cp_status attend_compute(attend_run *run) {
         CP_TRY(partials_clear(run->partials));
         run->job.partial = partial_write;
     }
-    if (run->loss.call.plan != NULL && cp_crew_mine()->ranks == 1 &&
+    if (run->loss.call.plan != NULL && cp_process_group_own()->ranks == 1 &&
         strncmp(run->ring.backend->name, "cuda", 4) != 0)
         run->job.partial = partial_see;
     run->job.partial_context = run;
@@ -372,7 +372,7 @@ static cp_status attend_compute(attend_run *run) {
     const cp_npy_file files[] = {
         {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
         {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
-    return cp_crew_leads() ? cp_npy_write_all(2, files) : CP_OK;
+    return cp_process_group_leads() ? cp_npy_write_all(2, files) : CP_OK;
 }
 
 /* The same; after a failure leave no files behind. */
@@ -459,15 +459,15 @@ static cp_status attend_work(void *context) {
     const bool silent = cp_is_output(run->out) || cp_is_output(run->lse);
     CP_TRY(attend_load(run));
     if (rewritten)
-        CP_TRY(cp_loss_new(run->ring.backend->machine, &run->job, &run->loss));
+        CP_TRY(cp_error_new(run->ring.backend->machine, &run->job, &run->loss));
     CP_TRY(attend_answer(run));
     if (silent)
         return CP_OK;
     CP_TRY(attend_summary(run));
     if (!rewritten)
         return CP_OK;
-    before = cp_loss_before(&run->loss);
-    after = cp_loss_after(&run->loss);
+    before = cp_error_before(&run->loss);
+    after = cp_error_after(&run->loss);
     CP_TRY(wire_compare(run, &error));
     printf("sent in fewer bits: error bounds known before the call: output "
            "%.3g, LSE %.3g",
@@ -536,7 +536,7 @@ int cp_command_attend(int count, char *const *arguments) {
                                       attend_work, &run);
     for (int64_t s = 0; s < run.sequences && run.pasts != NULL; s++)
         free(run.pasts[s]);
-    cp_loss_free(&run.loss);
+    cp_error_free(&run.loss);
     free(run.pasts);
     free(run.turns);
     free(run.job.output);

@@ -7,7 +7,7 @@
 #include "app/meter.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 typedef struct {
     const char *only, *model;
@@ -31,7 +31,7 @@ static const char all_parts[] = "fma,micro,read,full,causal,decode,merge,ring";
 static const char gpu_parts[] = "full,causal,decode,merge,ring";
 
 static bool on_gpu(const bench_run *run) {
-    return run->bench.place == NULL;
+    return run->bench.runner == NULL;
 }
 
 static cp_status parts_take(bench_run *run, bool joined) {
@@ -136,10 +136,10 @@ static cp_status bench_check(void *context) {
     bench_run *run = context;
     cp_bench *bench = &run->bench;
     cp_command_ring *ring = &run->ring;
-    const bool joined = cp_crew_mine()->share != NULL;
+    const bool joined = cp_process_group_own()->broadcast != NULL;
     CP_TRY(cp_command_ring_check(ring));
     bench->dealing = ring->placement.dealing;
-    bench->place = cp_meter_cores(ring->backend);
+    bench->runner = cp_meter_cores(ring->backend);
     if (joined && on_gpu(run))
         return cp_refuse("--on %s: a single process measures a GPU",
                          ring->backend->name);

@@ -9,7 +9,7 @@
 #include "app/meter.h"
 #include "ground/host.h"
 #include "predict/calibrate.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 typedef struct {
     int on;
@@ -83,9 +83,9 @@ static cp_status calibrate_work(void *context) {
     calibrate_run *run = context;
     cp_hardware again;
     char *text;
-    run->progress =
-        (cp_progress){.shown = isatty(STDERR_FILENO) && cp_crew_leads(),
-                      .doing = "measuring"};
+    run->progress = (cp_progress){.shown = isatty(STDERR_FILENO) &&
+                                           cp_process_group_leads(),
+                                  .doing = "measuring"};
     run->wanted.between = round_end;
     run->wanted.context = run;
     cp_progress_show(&run->progress, 0, 1);
@@ -101,7 +101,7 @@ static cp_status calibrate_work(void *context) {
 }
 
 int cp_command_calibrate(int count, char *const *arguments) {
-    const bool joined = cp_crew_mine()->share != NULL;
+    const bool joined = cp_process_group_own()->broadcast != NULL;
     calibrate_run run = {.wanted = {.shape = {9, 3, 64},
                                     .hardware = &run.hardware,
                                     .ranks = -1,

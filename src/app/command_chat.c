@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "model/draft.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 #include "predict/draw.h"
 
 typedef struct {
@@ -48,7 +48,7 @@ static cp_status date_set(const char *date, struct tm *now) {
     if (date == NULL) {
         localtime_r(&clock, now);
         now->tm_zone = NULL;
-        return cp_crew_share(CP_OK, now, sizeof(*now), NULL, NULL);
+        return cp_process_group_broadcast(CP_OK, now, sizeof(*now), NULL, NULL);
     }
     const char *end = strptime(date, "%Y-%m-%d", now);
     const struct tm wanted = *now;
@@ -72,7 +72,7 @@ static cp_status chat_check(void *context) {
     if (run->batch != NULL && (run->load != NULL || run->save != NULL))
         return cp_refuse("--batch excludes --save and --load, which take only "
                          "one conversation");
-    if (run->load != NULL && run->chat.tape.keeps)
+    if (run->load != NULL && run->chat.transcript.keeps)
         return cp_refuse("--compare and --load exclude each other: a loaded "
                          "conversation cannot be repeated");
     for (int64_t i = 0; i < run->asks.count; i++)
@@ -86,7 +86,7 @@ static cp_status chat_check(void *context) {
                          run->chat.most);
     if (run->rows != 0)
         CP_TRY(cp_option_range("rows", run->rows, 64, INT32_MAX));
-    if (run->chat.tape.keeps && ring->tensor > 1)
+    if (run->chat.transcript.keeps && ring->tensor > 1)
         return cp_refuse("--compare has no meaning with --tensor %ld: one rank "
                          "cannot run alone to compare with",
                          ring->tensor);
@@ -127,13 +127,17 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .cores = (int)run->ring.cores,
         .sequences = chat->sequences,
         .capacity = run->capacity,
-        .rows = chat->tape.keeps && chat->tape.count > 0 ? 0 : run->rows,
+        .rows = chat->transcript.keeps && chat->transcript.count > 0
+                    ? 0
+                    : run->rows,
         .variant = ranks > 1 ? variant : CP_AUTO,
         .chooser = run->ring.chooser,
         .wire = run->ring.wire,
         .dealing = run->ring.placement.dealing,
         .trace = run->trace != NULL && ranks == run->ring.ranks,
-        .least = cp_crew_mine()->mend != NULL ? (int)cp_max(1, ranks / 2) : 0,
+        .least = cp_process_group_own()->shrink != NULL
+                     ? (int)cp_max(1, ranks / 2)
+                     : 0,
         .stop = &stop,
         .progress = cp_progress_show,
         .progress_context = &chat->progress};
@@ -157,7 +161,7 @@ static cp_status load_instead(chat_run *run, const char *path) {
     cp_session *before = run->chat.session;
     run->chat.session = NULL;
     cp_status status =
-        run->chat.tape.keeps
+        run->chat.transcript.keeps
             ? cp_refuse("/load: not with --compare, which cannot repeat a "
                         "loaded conversation")
             : session_open(run, run->ring.ranks, run->ring.variant);
@@ -181,8 +185,9 @@ static cp_status save(chat_run *run, const char *path) {
         {0}};
     const double start = cp_clock();
     int64_t bytes;
-    const cp_status status = cp_crew_leads() ? cp_command_files(files) : CP_OK;
-    CP_TRY(cp_crew_share(status, NULL, 0, NULL, NULL));
+    const cp_status status =
+        cp_process_group_leads() ? cp_command_files(files) : CP_OK;
+    CP_TRY(cp_process_group_broadcast(status, NULL, 0, NULL, NULL));
     CP_TRY(cp_chat_save(&run->chat, path, &bytes));
     cp_write_shown(stdout, path);
     printf(": saved, %s bytes (%.3f s)\n", cp_group(bytes).text,
@@ -291,7 +296,7 @@ static cp_status document_set(chat_run *run, const char *path) {
 }
 
 static cp_status conversation_clear(chat_run *run) {
-    if (run->chat.tape.keeps)
+    if (run->chat.transcript.keeps)
         return cp_refuse(
             "/clear: not with --compare, which repeats one whole conversation");
     CP_TRY(cp_chat_clear(&run->chat));
@@ -359,10 +364,10 @@ static cp_status line_read(chat_run *run, input_line *line, bool *more) {
     cp_status status, shared;
     cp_chat_mark(&run->chat);
     do
-        status = cp_crew_await(STDIN_FILENO);
-    while (status != CP_OK && cp_chat_mend(&run->chat, &status));
+        status = cp_process_group_await(STDIN_FILENO);
+    while (status != CP_OK && cp_chat_recover(&run->chat, &status));
     CP_TRY(status);
-    while (cp_crew_leads()) {
+    while (cp_process_group_leads()) {
         fputs(prompts ? "\n" : "", stdout);
         errno = 0;
         read = run->edits ? cp_edit_read("> ", &line->text)
@@ -381,9 +386,9 @@ static cp_status line_read(chat_run *run, input_line *line, bool *more) {
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
     do
-        shared = cp_crew_share(status, more, sizeof(*more),
-                               (void **)&line->text, &line->length);
-    while (shared != CP_OK && cp_chat_mend(&run->chat, &shared));
+        shared = cp_process_group_broadcast(
+            status, more, sizeof(*more), (void **)&line->text, &line->length);
+    while (shared != CP_OK && cp_chat_recover(&run->chat, &shared));
     return shared;
 }
 
@@ -446,7 +451,7 @@ static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
 static cp_status converse(chat_run *run) {
     input_line line = {0};
     cp_status status, told = CP_OK;
-    run->chat.forgives = true;
+    run->chat.interruptible = true;
     for (int64_t n = 1;; n++) {
         bool more = false;
         status = cp_output_flush();
@@ -468,17 +473,17 @@ static cp_status converse(chat_run *run) {
 
 /* Make all calls again, over this many ranks, by that variant. */
 static cp_status replay(chat_run *run, int64_t ranks, cp_variant variant,
-                        double *seconds, cp_tape_difference *difference) {
+                        double *seconds, cp_transcript_difference *difference) {
     CP_TRY(session_open(run, ranks, variant));
     run->chat.progress.doing =
         ranks == 1 ? "the same on one rank" : "the same by one ring";
-    const cp_status status = cp_tape_compare(&run->chat.tape, run->chat.session,
-                                             seconds, difference);
+    const cp_status status = cp_transcript_compare(
+        &run->chat.transcript, run->chat.session, seconds, difference);
     cp_progress_end(&run->chat.progress);
     return status;
 }
 
-static cp_status agreement(const cp_tape_difference *difference,
+static cp_status agreement(const cp_transcript_difference *difference,
                            const char *with) {
     if (difference->disagreed == 0)
         return CP_OK;
@@ -486,14 +491,14 @@ static cp_status agreement(const cp_tape_difference *difference,
                    difference->disagreed, difference->tokens, with);
 }
 
-static void regret_show(const cp_tape *tape, const double *kv,
+static void regret_show(const cp_transcript *transcript, const double *kv,
                         const double *q) {
     double chosen = 0, best = 0;
     int64_t turn = 0;
     puts("\nThe questions by both rings, every token as before:");
-    for (int64_t i = 0; i < tape->count; i++) {
-        const cp_variant variant = tape->calls[i].variant;
-        if (tape->calls[i].decode)
+    for (int64_t i = 0; i < transcript->count; i++) {
+        const cp_variant variant = transcript->calls[i].variant;
+        if (transcript->calls[i].decode)
             continue;
         chosen += variant == CP_PASS_Q ? q[i] : kv[i];
         best += kv[i] < q[i] ? kv[i] : q[i];
@@ -508,20 +513,20 @@ static void regret_show(const cp_tape *tape, const double *kv,
 /* The cost of not having taken the faster ring. */
 static cp_status regret(chat_run *run) {
     static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q};
-    const int64_t count = run->chat.tape.count;
-    cp_tape_difference difference;
+    const int64_t count = run->chat.transcript.count;
+    cp_transcript_difference difference;
     CP_TRY(cp_allocate(&run->seconds, 2 * count, sizeof(double), "times"));
     for (int i = 0; i < 2; i++) {
         CP_TRY(replay(run, run->ring.ranks, rings[i], run->seconds + i * count,
                       &difference));
         CP_TRY(agreement(&difference, cp_variant_name(rings[i])));
     }
-    regret_show(&run->chat.tape, run->seconds, run->seconds + count);
+    regret_show(&run->chat.transcript, run->seconds, run->seconds + count);
     return CP_OK;
 }
 
 static cp_status compare(chat_run *run) {
-    cp_tape_difference difference;
+    cp_transcript_difference difference;
     CP_TRY(replay(run, 1, CP_AUTO, NULL, &difference));
     printf("\nThe same on one rank: ");
     if (difference.disagreed == 0)
@@ -531,7 +536,7 @@ static cp_status compare(chat_run *run) {
                difference.disagreed, difference.tokens, difference.first);
     printf("\nlogits differ by at most %.2e.\n", difference.largest);
     CP_TRY(agreement(&difference, "one rank"));
-    const int64_t left = cp_crew_mine()->ranks; /* if any were lost */
+    const int64_t left = cp_process_group_own()->ranks; /* if any were lost */
     const bool chosen = run->ring.variant == CP_AUTO && run->ring.ranks > 1 &&
                         (left == 1 || left == run->ring.ranks);
     return chosen ? regret(run) : CP_OK;
@@ -561,12 +566,12 @@ static cp_status tail_show(chat_run *run) {
     if (run->save != NULL)
         CP_TRY(save(run, run->save));
     int64_t lost;
-    if (run->trace != NULL && cp_crew_leads()) {
+    if (run->trace != NULL && cp_process_group_leads()) {
         CP_TRY(cp_session_trace(run->chat.session, run->trace, &lost));
         printf("\nTrace: %s (ui.perfetto.dev shows it)\n", run->trace);
         cp_command_lost(lost);
     }
-    if (run->chat.tape.keeps)
+    if (run->chat.transcript.keeps)
         CP_TRY(compare(run));
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         printf("\nPeak memory %s MB.\n",
@@ -586,7 +591,7 @@ static cp_status chat_work(void *context) {
     chat->screen = (cp_screen){.out = stdout, .width = terminal ? 79 : 0};
     chat->progress.shown = isatty(STDERR_FILENO);
     chat->live = run->batch == NULL;
-    if (cp_crew_mine()->ranks == 1)
+    if (cp_process_group_own()->ranks == 1)
         sigaction(SIGINT, &(struct sigaction){.sa_handler = on_interrupt},
                   NULL);
     else
@@ -626,7 +631,7 @@ int cp_command_chat(int count, char *const *arguments) {
          "continue a saved conversation, over any number of ranks"},
         {"save", CP_OUTPUT, &run.save, "FILE",
          "afterwards save the conversation to a file"},
-        {"compare", CP_FLAG, &run.chat.tape.keeps, NULL,
+        {"compare", CP_FLAG, &run.chat.transcript.keeps, NULL,
          "afterwards repeat all on one rank, and report whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "predict/alone.h"
-#include "predict/contest.h"
+#include "predict/comparison.h"
 #include "predict/rules.h"
 
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
     int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
     cp_forecast pass_kv, pass_q, alone;
     int64_t together; /* the shortest prompt that the ring reads faster */
-    cp_entrant entrants[CP_ENTRANTS];
+    cp_comparison_entry entries[CP_COMPARISON_ENTRIES];
     int count;
 } choose_run;
 
@@ -185,27 +185,28 @@ static void csv_print(const choose_run *run) {
                run->turns[r], (int64_t)run->load.keys);
 }
 
-static void entrant_print(const cp_entrant *it, double best) {
-    const cp_forecast *f = &it->forecast;
+static void entry_print(const cp_comparison_entry *entry, double best) {
+    const cp_forecast *f = &entry->forecast;
     char split[32], memory[32];
-    if (!it->runs) {
-        printf("  %-10s  ", it->name);
-        cp_write_wrapped(stdout, 14, 14, it->why);
+    if (!entry->runs) {
+        printf("  %-10s  ", entry->name);
+        cp_write_wrapped(stdout, 14, 14, entry->why);
         return;
     }
-    snprintf(split, sizeof(split), "%d x %ld", it->ranks, it->tensor);
+    snprintf(split, sizeof(split), "%d x %ld", entry->ranks, entry->tensor);
     snprintf(memory, sizeof(memory), "%.4g%s",
-             1e-9 * (f->weights + f->cache + f->buffers), it->fits ? "" : "!");
-    printf("  %-10s %9s %10.4g %7.3g %10.4g %8s   %s\n", it->name, split,
-           f->seconds, f->seconds / best, 1e-6 * f->sent, memory, it->limit);
+             1e-9 * (f->weights + f->cache + f->buffers),
+             entry->fits ? "" : "!");
+    printf("  %-10s %9s %10.4g %7.3g %10.4g %8s   %s\n", entry->name, split,
+           f->seconds, f->seconds / best, 1e-6 * f->sent, memory, entry->limit);
 }
 
-static void entrant_write(const cp_entrant *it) {
-    const cp_forecast *f = &it->forecast;
-    if (it->runs)
-        printf("%s,%d,%ld,%.6g,%.6g,%.6g,%d,%s\n", it->name, it->ranks,
-               it->tensor, f->seconds, f->sent,
-               f->weights + f->cache + f->buffers, it->fits, it->limit);
+static void entry_write(const cp_comparison_entry *entry) {
+    const cp_forecast *f = &entry->forecast;
+    if (entry->runs)
+        printf("%s,%d,%ld,%.6g,%.6g,%.6g,%d,%s\n", entry->name, entry->ranks,
+               entry->tensor, f->seconds, f->sent,
+               f->weights + f->cache + f->buffers, entry->fits, entry->limit);
 }
 
 /* By how much the best is faster than another, as text; "" without another. */
@@ -213,8 +214,8 @@ typedef struct {
     char text[80];
 } lead;
 
-static lead lead_of(const cp_entrant *best, const cp_entrant *other,
-                    const char *whose) {
+static lead lead_of(const cp_comparison_entry *best,
+                    const cp_comparison_entry *other, const char *whose) {
     lead lead = {""};
     if (other == NULL)
         return lead;
@@ -227,8 +228,8 @@ static lead lead_of(const cp_entrant *best, const cp_entrant *other,
 }
 
 /* Print the fastest, and its lead over the next and over the paper's best. */
-static void winner_print(const cp_entrant *all, int count) {
-    const cp_entrant *best = &all[0], *next = NULL, *paper = NULL;
+static void winner_print(const cp_comparison_entry *all, int count) {
+    const cp_comparison_entry *best = &all[0], *next = NULL, *paper = NULL;
     char text[240];
     int able = 0;
     while (able < count && all[able].runs && all[able].fits)
@@ -240,7 +241,7 @@ static void winner_print(const cp_entrant *all, int count) {
     if (able > 1)
         next = &all[1];
     for (int n = able - 1; n >= 0; n--)
-        if (cp_entrant_is_of_the_paper(&all[n]))
+        if (cp_comparison_entry_is_of_the_paper(&all[n]))
             paper = &all[n];
     if (paper == best || paper == next)
         paper = NULL;
@@ -250,8 +251,8 @@ static void winner_print(const cp_entrant *all, int count) {
     cp_write_wrapped(stdout, 0, 0, text);
 }
 
-static void contest_print(const choose_run *run) {
-    const cp_entrant *all = run->entrants;
+static void comparison_print(const choose_run *run) {
+    const cp_comparison_entry *all = run->entries;
     const int count = run->count;
     const int64_t gpus = run->call.ranks * run->call.scenario.tensor;
     call_print(run);
@@ -259,7 +260,7 @@ static void contest_print(const choose_run *run) {
            "split    seconds   times    MB sent       GB   limited by\n",
            gpus, cp_plural(gpus));
     for (int n = 0; n < count; n++)
-        entrant_print(&all[n], all[0].forecast.seconds);
+        entry_print(&all[n], all[0].forecast.seconds);
     winner_print(all, count);
     cp_write_wrapped(
         stdout, 0, 0,
@@ -269,16 +270,17 @@ static void contest_print(const choose_run *run) {
         "Speeds are the reached ones in the machine's description.");
 }
 
-static void contest_write(const choose_run *run) {
+static void comparison_write(const choose_run *run) {
     printf("builder,ranks,tensor,seconds,sent,memory,fits,limit\n");
     for (int n = 0; n < run->count; n++)
-        entrant_write(&run->entrants[n]);
+        entry_write(&run->entries[n]);
 }
 
 static cp_status choose_simulate(void *context) {
     choose_run *run = context;
     if (run->all)
-        return cp_contest(&run->call.scenario, run->entrants, &run->count);
+        return cp_compare_builders(&run->call.scenario, run->entries,
+                                   &run->count);
     run->call.scenario.variant = CP_PASS_KV;
     CP_TRY(cp_simulate(&run->call.scenario, &run->pass_kv));
     run->call.scenario.variant = CP_PASS_Q;
@@ -294,7 +296,9 @@ static cp_status choose_work(void *context) {
     if (run->all || !run->csv)
         CP_TRY(cp_command_simulating(&run->call, choose_simulate, run));
     if (run->all || run->csv) {
-        (!run->all ? csv_print : run->csv ? contest_write : contest_print)(run);
+        (!run->all  ? csv_print
+         : run->csv ? comparison_write
+                    : comparison_print)(run);
         return CP_OK;
     }
     head_print(run);

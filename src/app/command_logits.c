@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "model/sample.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 typedef struct {
     const char *tokens, *history, *positions, *out;
@@ -175,7 +175,7 @@ static cp_status generate(logits_run *run) {
 static cp_status logits_work(void *context) {
     logits_run *run = context;
     int64_t first = 0;
-    run->progress.shown = isatty(STDERR_FILENO) && cp_crew_leads();
+    run->progress.shown = isatty(STDERR_FILENO) && cp_process_group_leads();
     CP_TRY(ids_load(run));
     CP_TRY(cp_opened_weights(&run->opened, &run->ring));
     run->vocabulary = run->opened.facts->vocabulary;
@@ -187,7 +187,7 @@ static cp_status logits_work(void *context) {
         CP_TRY(turn_walk(run, run->turns[i], first));
     const int64_t shape[2] = {run->wanted.count, run->vocabulary};
     const bool silent = cp_is_output(run->out);
-    if (run->out != NULL && cp_crew_leads())
+    if (run->out != NULL && cp_process_group_leads())
         CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept));
     if (silent)
         return CP_OK;

@@ -9,7 +9,7 @@
 #include "ring/check.h"
 #include "predict/draw.h"
 #include "ring/scan.h"
-#include "ring/settle.h"
+#include "ring/assign.h"
 #include "ring/sparse.h"
 
 typedef struct {
@@ -150,7 +150,7 @@ static cp_status move_build(plan_run *run) {
     run->moved->dealing = run->placement.dealing;
     CP_TRY(cp_cache_page(run->moved, PAGE,
                          from->sequences * cp_ceil_divide(from->room, PAGE)));
-    CP_TRY(cp_cache_settle_near(run->moved, from));
+    CP_TRY(cp_cache_assign_near(run->moved, from));
     CP_TRY(cp_cache_migration(from, run->moved, &run->migration));
     CP_TRY(cp_migration_match(run->migration));
     CP_TRY(cp_migration_plan(run->migration, &run->shape, run->element_bytes,
@@ -244,19 +244,19 @@ static void head_print(FILE *out, const plan_run *run) {
 }
 
 static void move_print(FILE *out, const plan_run *run) {
-    const cp_migration *it = run->migration;
+    const cp_migration *migration = run->migration;
     fprintf(out,
             "from %d rank%s to %ld: %s of %s tokens move\n%ld key and value "
             "head%s of %s; %ld bytes a number; for one layer:\n\nrank  tokens "
             "before   tokens after         bytes sent\n",
             run->cache->ranks, cp_plural(run->cache->ranks), run->move,
-            cp_group(it->moved).text, cp_group(it->tokens).text,
+            cp_group(migration->moved).text, cp_group(migration->tokens).text,
             run->shape.kv_heads, cp_plural(run->shape.kv_heads),
             cp_command_dims_of(&run->shape).text, run->element_bytes);
-    for (int k = 0; k < it->ranks; k++)
+    for (int k = 0; k < migration->ranks; k++)
         fprintf(out, "%4d %14s %14s %18s\n", k,
-                cp_group(cp_pieces_tokens(&it->before[k])).text,
-                cp_group(cp_pieces_tokens(&it->after[k])).text,
+                cp_group(cp_pieces_tokens(&migration->before[k])).text,
+                cp_group(cp_pieces_tokens(&migration->after[k])).text,
                 cp_group(run->report.bytes[k]).text);
 }
 
@@ -285,14 +285,15 @@ static void ranks_print(FILE *out, const plan_run *run) {
 }
 
 static void move_csv_print(FILE *out, const plan_run *run) {
-    const cp_migration *it = run->migration;
+    const cp_migration *migration = run->migration;
     fprintf(out, "rank,before,after,messages,bytes,spans_before,spans_after\n");
-    for (int k = 0; k < it->ranks; k++) {
-        fprintf(out, "%d,%ld,%ld,%ld,%ld,", k, cp_pieces_tokens(&it->before[k]),
-                cp_pieces_tokens(&it->after[k]), run->report.messages[k],
+    for (int k = 0; k < migration->ranks; k++) {
+        fprintf(out, "%d,%ld,%ld,%ld,%ld,", k,
+                cp_pieces_tokens(&migration->before[k]),
+                cp_pieces_tokens(&migration->after[k]), run->report.messages[k],
                 run->report.bytes[k]);
-        pieces_print(out, &it->before[k], true, INT32_MAX, ",");
-        pieces_print(out, &it->after[k], true, INT32_MAX, "\n");
+        pieces_print(out, &migration->before[k], true, INT32_MAX, ",");
+        pieces_print(out, &migration->after[k], true, INT32_MAX, "\n");
     }
 }
 

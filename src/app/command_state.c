@@ -25,12 +25,12 @@ static cp_status state_check(void *context) {
 
 static cp_status tensor_check(const state_run *run, int which, int dims,
                               const int64_t *shape) {
-    const cp_npy *it = &run->tensors[which];
+    const cp_npy *npy = &run->tensors[which];
     char last[32] = "";
     if (dims == 3)
         snprintf(last, sizeof(last), "[%ld]", shape[2]);
     for (int d = 0; d < dims; d++)
-        if (it->dims != dims || it->shape[d] != shape[d])
+        if (npy->dims != dims || npy->shape[d] != shape[d])
             return cp_refuse("%s: expected [%ld][%ld]%s", run->paths[which],
                              shape[0], shape[1], last);
     return CP_OK;
@@ -69,19 +69,19 @@ static cp_status state_load(state_run *run) {
         CP_TRY(tensor_check(run, BEFORE, 3, state));
     CP_TRY(range_check(run, DECAY, -INFINITY, 0));
     CP_TRY(range_check(run, RATE, 0, 2));
-    run->job =
-        (cp_state_job){.ranks = (int)run->ranks,
-                       .threads = cp_place_share(
-                           &cp_place_threads, (int)run->cores, (int)run->ranks),
-                       .scan = (cp_scan)run->scan,
-                       .run = {{k[1], k[2], values[2]},
-                               k[0],
-                               t[QUERIES].data,
-                               t[KEYS].data,
-                               t[VALUES].data,
-                               t[DECAY].data,
-                               t[RATE].data},
-                       .state = t[BEFORE].data};
+    run->job = (cp_state_job){.ranks = (int)run->ranks,
+                              .threads = cp_runner_cores(&cp_runner_threads,
+                                                         (int)run->cores,
+                                                         (int)run->ranks),
+                              .scan = (cp_scan)run->scan,
+                              .run = {{k[1], k[2], values[2]},
+                                      k[0],
+                                      t[QUERIES].data,
+                                      t[KEYS].data,
+                                      t[VALUES].data,
+                                      t[DECAY].data,
+                                      t[RATE].data},
+                              .state = t[BEFORE].data};
     if (run->job.state == NULL)
         CP_TRY(cp_allocate(&run->job.state,
                            cp_state_floats(&run->job.run.shape), sizeof(float),
@@ -95,7 +95,7 @@ static cp_status state_work(void *context) {
     CP_TRY(state_load(run));
     cp_state_job *job = &run->job;
     const cp_state_shape *s = &job->run.shape;
-    CP_TRY(cp_state_job_run(&cp_place_threads, job));
+    CP_TRY(cp_state_job_run(&cp_runner_threads, job));
     for (int64_t n = 0; n < run->tensors[VALUES].count; n++)
         if (!isfinite(job->output[n]))
             return cp_refuse("%s: the state of token %ld overflows fp32; keys "

@@ -11,19 +11,20 @@
 #include <arm_neon.h>
 #endif
 
-cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants) {
+cp_status cp_measure_rounds(int rounds, int count, cp_bench_case *entries) {
     for (int round = -1; round < rounds; round++)
         for (int i = 0; i < count; i++) {
-            cp_entrant *it = &entrants[i];
+            cp_bench_case *bench_case = &entries[i];
             double seconds = 0;
-            if (round < 0 && it->warm)
+            if (round < 0 && bench_case->warm)
                 continue;
             const double start = cp_clock();
-            CP_TRY(it->run(it->context, &seconds));
+            CP_TRY(bench_case->run(bench_case->context, &seconds));
             if (seconds <= 0)
                 seconds = cp_clock() - start;
             if (round >= 0)
-                it->rates[round] = it->work / fmax(seconds, 1e-9);
+                bench_case->rates[round] =
+                    bench_case->work / fmax(seconds, 1e-9);
         }
     return CP_OK;
 }
@@ -38,8 +39,8 @@ static cp_spread spread_of(int rounds, const double *values,
     return (cp_spread){median, sorted[0], sorted[rounds - 1]};
 }
 
-void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
-                       const cp_entrant *base) {
+void cp_measure_report(const cp_bench *bench, const cp_bench_case *ours,
+                       const cp_bench_case *base) {
     const double rate = spread_of(bench->rounds, ours->rates, NULL).median;
     cp_bench_row row = {
         .value = rate / ours->scale, .unit = ours->unit, .of = ""};
@@ -53,13 +54,13 @@ void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
 }
 
 #if defined(__AVX512F__)
-typedef __m512 lanes;
+typedef __m512 fma_lanes;
 #elif defined(__AVX__)
-typedef __m256 lanes;
+typedef __m256 fma_lanes;
 #elif defined(__ARM_NEON)
-typedef float32x4_t lanes;
+typedef float32x4_t fma_lanes;
 #else
-typedef float lanes __attribute__((vector_size(16), may_alias));
+typedef float fma_lanes __attribute__((vector_size(16), may_alias));
 #endif
 
 /* Enough chains to keep every unit busy, and no more than there are registers:
@@ -69,12 +70,12 @@ enum { CHAINS = 16 };
 #else
 enum { CHAINS = 12 };
 #endif
-enum { LANES = sizeof(lanes) / sizeof(float), STEPS = 20000 };
+enum { LANES = sizeof(fma_lanes) / sizeof(float), STEPS = 20000 };
 
-/* One multiply-add of a chain. The chain runs through a factor; on ARM it runs
+/* One multiply-add of a chain. The chain runs through a factor; on ARM reading runs
  * through the addend, which ARM's instruction overwrites, so as to need no
  * copy. */
-static inline lanes go_on(lanes sum, lanes factor) {
+static inline fma_lanes go_on(fma_lanes sum, fma_lanes factor) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(sum, factor, factor);
 #elif defined(__AVX__) && defined(__FMA__)
@@ -88,8 +89,8 @@ static inline lanes go_on(lanes sum, lanes factor) {
 
 static double multiply_adds_of_a_thread(double least) {
     volatile float half = 0.5f; /* unknown to the compiler */
-    const lanes factor = (lanes){0} + half;
-    lanes sum[CHAINS];
+    const fma_lanes factor = (fma_lanes){0} + half;
+    fma_lanes sum[CHAINS];
     for (int c = 0; c < CHAINS; c++)
         sum[c] = factor * (float)c;
     int64_t steps = 0;
@@ -119,13 +120,13 @@ static cp_status fma_run(void *context, double *seconds) {
     return CP_OK;
 }
 
-cp_entrant cp_measure_fma(const int *threads) {
-    return (cp_entrant){.what = "fma",
-                        .unit = "GFLOP/s",
-                        .scale = 1e9,
-                        .work = 2e9,
-                        .run = fma_run,
-                        .context = (void *)threads};
+cp_bench_case cp_measure_fma(const int *threads) {
+    return (cp_bench_case){.what = "fma",
+                           .unit = "GFLOP/s",
+                           .scale = 1e9,
+                           .work = 2e9,
+                           .run = fma_run,
+                           .context = (void *)threads};
 }
 
 enum { READ_FLOATS = 1 << 27, SUMS = 128, LINE = 16, AHEAD = 512 };
@@ -145,27 +146,27 @@ static float sum_of(const float *numbers, int64_t count) {
 }
 
 static cp_status read_run(void *context, double *seconds) {
-    const cp_reading *it = context;
-    const int64_t part = READ_FLOATS / it->threads;
+    const cp_reading *reading = context;
+    const int64_t part = READ_FLOATS / reading->threads;
     float total = 0;
     (void)seconds;
-#pragma omp parallel for num_threads(it->threads) schedule(static, 1)          \
+#pragma omp parallel for num_threads(reading->threads) schedule(static, 1)          \
     reduction(+ : total)
-    for (int t = 0; t < it->threads; t++)
-        total += sum_of(it->numbers + t * part, part);
+    for (int t = 0; t < reading->threads; t++)
+        total += sum_of(reading->numbers + t * part, part);
     volatile float keep = total;
     (void)keep;
     return CP_OK;
 }
 
-cp_status cp_measure_read(cp_reading *memory, cp_entrant *out) {
+cp_status cp_measure_read(cp_reading *memory, cp_bench_case *out) {
     const int64_t floats = READ_FLOATS + AHEAD;
-    *out = (cp_entrant){.what = "read",
-                        .unit = "GB/s",
-                        .scale = 1e9,
-                        .work = (double)READ_FLOATS * sizeof(float),
-                        .run = read_run,
-                        .context = memory};
+    *out = (cp_bench_case){.what = "read",
+                           .unit = "GB/s",
+                           .scale = 1e9,
+                           .work = (double)READ_FLOATS * sizeof(float),
+                           .run = read_run,
+                           .context = memory};
     return cp_measure_tensors(memory->threads, 1, &floats, &memory->numbers);
 }
 
@@ -215,7 +216,7 @@ static cp_status rank_time(cp_comm *comm, void *context) {
     own->busy = busy_seconds() - busy;
     CP_TRY(cp_comm_barrier(comm));
     own->whole = fmax(cp_clock() - start, 1e-9);
-    CP_TRY(cp_comm_collect(comm, seen, sizeof(sight)));
+    CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(sight)));
     for (int r = 0; r < comm->ranks && comm->rank == common->teller; r++) {
         common->seconds = fmax(common->seconds, seen[r].whole);
         common->busy[r] += seen[r].busy;
@@ -223,9 +224,9 @@ static cp_status rank_time(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-cp_status cp_measure_ranks(const cp_place *place, int ranks,
+cp_status cp_measure_ranks(const cp_runner *runner, int ranks,
                            cp_common_work *common) {
-    common->teller = (int)cp_max(0, place->only);
+    common->teller = (int)cp_max(0, runner->only);
     common->seconds = 0;
-    return place->run(ranks, rank_time, common);
+    return runner->run(ranks, rank_time, common);
 }

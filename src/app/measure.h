@@ -16,19 +16,19 @@ typedef struct {
     void *context;
     bool warm;                     /* skip the first, unmeasured run */
     double rates[CP_BENCH_ROUNDS]; /* work per second, round by round */
-} cp_entrant;
+} cp_bench_case;
 
 /* Run each candidate once, unmeasured, unless it is warm; then run this many
  * rounds, in each of which all run in turn. Fails as a candidate does. */
-cp_status cp_measure_rounds(int rounds, int count, cp_entrant *entrants);
+cp_status cp_measure_rounds(int rounds, int count, cp_bench_case *entries);
 
 /* Report a row: the rates of ours, and their ratios to those of base, which may
  * be NULL. */
-void cp_measure_report(const cp_bench *bench, const cp_entrant *ours,
-                       const cp_entrant *base);
+void cp_measure_report(const cp_bench *bench, const cp_bench_case *ours,
+                       const cp_bench_case *base);
 
 /* The ceiling of multiply-adds, as a candidate; *threads must outlive it. */
-cp_entrant cp_measure_fma(const int *threads);
+cp_bench_case cp_measure_fma(const int *threads);
 
 /* The ceiling of reading memory, as a candidate, which the memory must outlive.
  * The caller frees numbers, even after a failure. Fails with CP_MEMORY. */
@@ -36,11 +36,12 @@ typedef struct {
     int threads;
     float *numbers;
 } cp_reading;
-cp_status cp_measure_read(cp_reading *memory, cp_entrant *out);
+cp_status cp_measure_read(cp_reading *memory, cp_bench_case *out);
 
 /* cp_bench_model against these ceilings, of operations and of bytes; a number
  * of keys and values has element_bytes bytes. */
-cp_status cp_measure_model(const cp_bench *bench, const cp_entrant ceilings[2],
+cp_status cp_measure_model(const cp_bench *bench,
+                           const cp_bench_case ceilings[2],
                            int64_t element_bytes);
 
 /* Fill a tensor with numbers between -1 and 1 that depend only on seed and
@@ -69,7 +70,7 @@ typedef struct {
 
 /* Run it; all processes get the same result. At most CP_MEASURE_RANKS ranks.
  * Fails as they do. */
-cp_status cp_measure_ranks(const cp_place *place, int ranks,
+cp_status cp_measure_ranks(const cp_runner *runner, int ranks,
                            cp_common_work *common);
 
 #endif

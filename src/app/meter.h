@@ -6,22 +6,23 @@
 #include "app/bench.h"
 #include "model/backend.h"
 #include "predict/calibrate.h"
-#include "reference/ring/place.h"
+#include "reference/ring/runner.h"
 
 /* Where the ranks run if the backend computes on cores; NULL for GPUs. */
-const cp_place *cp_meter_cores(const cp_backend *backend);
+const cp_runner *cp_meter_cores(const cp_backend *backend);
 
 /* What the ranks at place share, for a calibration; its time function is not
  * set. */
-cp_laboratory cp_place_laboratory(const cp_place *place,
-                                  const cp_calibration *wanted);
+cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
+                                     const cp_calibration *wanted);
 
 /* Measure ranks on cores as a checked calibration asks, and fill in its
  * description. Fails as the ranks do, or with CP_MEMORY. */
-cp_status cp_calibrate_run(const cp_place *place, const cp_calibration *wanted);
+cp_status cp_calibrate_run(const cp_runner *runner,
+                           const cp_calibration *wanted);
 
 /* The same for any backend's ranks; also fails as cp_device_calibrate
- * (device_laboratory.h) does. */
+ * (device_calibrate.h) does. */
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted);
 

@@ -130,7 +130,8 @@ void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
     copy_rows(call, rank, ANSWERS, true, 1, lse, job->lse);
 }
 
-cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
+cp_status cp_attend_share(const cp_attend_call *call,
+                          const cp_process_group *group) {
     const cp_attend_job *job = call->job;
     const int64_t dim = cp_value_dim(&job->shape);
     const int64_t rows = call->plan->slots[call->plan->result].rows;
@@ -139,14 +140,14 @@ cp_status cp_attend_share(const cp_attend_call *call, const cp_crew *crew) {
     const int64_t block = rows * heads * (dim + 1);
     const int64_t bytes = block * (int64_t)sizeof(float);
     float *all;
-    if (crew == NULL)
+    if (group == NULL)
         return CP_OK;
     CP_TRY(cp_allocate(&all, job->ranks, bytes, "results"));
-    float *mine = all + crew->rank * block;
-    copy_rows(call, crew->rank, ANSWERS, false, dim, job->output, mine);
-    copy_rows(call, crew->rank, ANSWERS, false, 1, job->lse,
+    float *mine = all + group->rank * block;
+    copy_rows(call, group->rank, ANSWERS, false, dim, job->output, mine);
+    copy_rows(call, group->rank, ANSWERS, false, 1, job->lse,
               mine + rows * heads * dim);
-    const cp_status status = crew->collect(all, bytes);
+    const cp_status status = group->all_gather(all, bytes);
     for (int r = 0; r < job->ranks && status == CP_OK; r++)
         cp_attend_read(call, r, all + r * block,
                        all + r * block + rows * heads * dim);

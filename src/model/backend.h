@@ -108,13 +108,13 @@ struct cp_model {
 /* A backend. Its functions may rely on checked arguments, and on options whose
  * capacity, rows and ranks are filled in. */
 struct cp_backend {
-    const char *name;                 /* as --on names it: "threads" */
-    const char *kernels;              /* for --version */
-    const char *communicator;         /* for --version */
-    const cp_machine *machine;        /* assumed by Algorithm 1 */
-    void (*patience)(double seconds); /* the ranks' timeout; or NULL */
-    cp_status (*divide)(int parts);   /* processes per rank; or NULL */
-    /* Become one of several processes with this command line (crew.h), and
+    const char *name;                    /* as --on names it: "threads" */
+    const char *kernels;                 /* for --version */
+    const char *communicator;            /* for --version */
+    const cp_machine *machine;           /* assumed by Algorithm 1 */
+    void (*set_timeout)(double seconds); /* the ranks' timeout; or NULL */
+    cp_status (*divide)(int parts);      /* processes per rank; or NULL */
+    /* Become one of several processes with this command line (process_group.h), and
      * check that they agree on it; NULL: there is only one. */
     cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);

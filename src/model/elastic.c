@@ -8,52 +8,52 @@
 #include "ring/check.h"
 
 /* How many tokens from the first on lie in consecutive rows of one rank. */
-static int64_t run_of(const cp_spot *spots, int64_t count) {
+static int64_t run_of(const cp_location *locations, int64_t count) {
     int64_t run = 1;
-    while (run < count && spots[run].rank == spots[0].rank &&
-           spots[run].row == spots[0].row + run)
+    while (run < count && locations[run].rank == locations[0].rank &&
+           locations[run].row == locations[0].row + run)
         run++;
     return run;
 }
 
 /* Copy the rows that are in this process. */
-static cp_status copy_here(cp_engine *engine, const cp_spot *spots,
+static cp_status copy_here(cp_engine *engine, const cp_location *locations,
                            const cp_row_copy *copy) {
     const cp_shape *shape = &engine->model->facts.shape;
-    const bool apart = engine->place.crew != NULL;
+    const bool apart = engine->local.group != NULL;
     for (int64_t n = 0, run; n < copy->count; n += run) {
         cp_row_copy some = *copy;
-        run = run_of(spots + n, copy->count - n);
-        if (apart && spots[n].rank != engine->place.only)
+        run = run_of(locations + n, copy->count - n);
+        if (apart && locations[n].rank != engine->local.only)
             continue;
-        some.row = spots[n].row;
+        some.row = locations[n].row;
         some.count = run;
         some.keys += n * shape->kv_heads * shape->head_dim;
         if (!shape->latent)
             some.values += n * cp_value_width(shape);
-        CP_TRY(engine->on->rows(engine, apart ? 0 : spots[n].rank, &some));
+        CP_TRY(engine->on->rows(engine, apart ? 0 : locations[n].rank, &some));
     }
     return CP_OK;
 }
 
 /* Every process offers a whole block; each row is taken from its owner. */
-static cp_status collect(cp_engine *engine, const cp_spot *spots,
+static cp_status collect(cp_engine *engine, const cp_location *locations,
                          const cp_row_copy *copy) {
     const cp_shape *shape = &engine->model->facts.shape;
-    const cp_crew *crew = engine->place.crew;
+    const cp_process_group *group = engine->local.group;
     const int64_t values = cp_value_width(shape);
     const int64_t keys = cp_kept_width(shape) - values;
     const int64_t all = copy->count * (keys + values);
     float *items;
-    CP_TRY(cp_allocate(&items, crew->ranks, all * 4, "rows of all ranks"));
+    CP_TRY(cp_allocate(&items, group->ranks, all * 4, "rows of all ranks"));
     cp_row_copy mine = *copy;
-    mine.keys = items + crew->rank * all;
+    mine.keys = items + group->rank * all;
     mine.values = mine.keys + copy->count * keys;
-    cp_status status = copy_here(engine, spots, &mine);
+    cp_status status = copy_here(engine, locations, &mine);
     if (status == CP_OK)
-        status = crew->collect(items, all * 4);
+        status = group->all_gather(items, all * 4);
     for (int64_t n = 0; n < copy->count && status == CP_OK; n++) {
-        const float *from = items + spots[n].rank * all;
+        const float *from = items + locations[n].rank * all;
         memcpy(copy->keys + n * keys, from + n * keys, (size_t)keys * 4);
         if (values > 0)
             memcpy(copy->values + n * values,
@@ -63,32 +63,34 @@ static cp_status collect(cp_engine *engine, const cp_spot *spots,
     return status;
 }
 
-static cp_status copy_rows(cp_engine *engine, const cp_spot *spots,
+static cp_status copy_rows(cp_engine *engine, const cp_location *locations,
                            const cp_row_copy *copy) {
-    const cp_engine_place *place = &engine->place;
-    if (place->parts > 1)
+    const cp_local_ranks *local = &engine->local;
+    if (local->parts > 1)
         return cp_refuse("ranks of %d GPUs hold only part of a row each",
-                         place->parts);
-    return place->crew != NULL && place->crew->ranks > 1 && !copy->writes
-               ? collect(engine, spots, copy)
-               : copy_here(engine, spots, copy);
+                         local->parts);
+    return local->group != NULL && local->group->ranks > 1 && !copy->writes
+               ? collect(engine, locations, copy)
+               : copy_here(engine, locations, copy);
 }
 
 cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
                           const cp_row_copy *copy) {
-    cp_migration *it;
-    cp_spot *spots = NULL;
-    CP_TRY(cp_cache_migration(cache, cache, &it));
-    cp_status status = cp_allocate(&spots, it->tokens, sizeof(*spots), "spots");
+    cp_migration *migration;
+    cp_location *locations = NULL;
+    CP_TRY(cp_cache_migration(cache, cache, &migration));
+    cp_status status =
+        cp_allocate(&locations, migration->tokens, sizeof(*locations), "spots");
     if (status == CP_OK)
-        status = cp_migration_spots(it, it->before, spots);
-    if (status == CP_OK && copy->row > it->tokens - copy->count)
+        status =
+            cp_migration_locations(migration, migration->before, locations);
+    if (status == CP_OK && copy->row > migration->tokens - copy->count)
         status = cp_refuse("rows %ld to %ld: there are %ld tokens", copy->row,
-                           copy->row + copy->count - 1, it->tokens);
+                           copy->row + copy->count - 1, migration->tokens);
     if (status == CP_OK)
-        status = copy_rows(engine, spots + copy->row, copy);
-    cp_migration_free(it);
-    free(spots);
+        status = copy_rows(engine, locations + copy->row, copy);
+    cp_migration_free(migration);
+    free(locations);
     return status;
 }
 
@@ -125,13 +127,14 @@ static double balance(int ranks, const cp_pieces *lists) {
     return all > 0 ? (double)most * ranks / (double)all : 1;
 }
 
-static void count_up(const cp_migration *it, const cp_plan_report *counted,
-                     int64_t layers, cp_ranks_report *report) {
-    report->tokens = it->tokens;
-    report->moved = it->moved;
-    report->before = balance(report->from, it->before);
-    report->after = balance(report->to, it->after);
-    for (int rank = 0; rank < it->ranks; rank++) {
+static void count_up(const cp_migration *migration,
+                     const cp_plan_report *counted, int64_t layers,
+                     cp_ranks_report *report) {
+    report->tokens = migration->tokens;
+    report->moved = migration->moved;
+    report->before = balance(report->from, migration->before);
+    report->after = balance(report->to, migration->after);
+    for (int rank = 0; rank < migration->ranks; rank++) {
         const int64_t bytes = layers * counted->bytes[rank];
         report->bytes += bytes;
         report->most = cp_max(report->most, bytes);
@@ -139,22 +142,23 @@ static void count_up(const cp_migration *it, const cp_plan_report *counted,
 }
 
 /* Plan, prove, and walk. */
-static cp_status move_all(cp_migration *it, const cp_cache *from,
+static cp_status move_all(cp_migration *migration, const cp_cache *from,
                           cp_engine *out, const cp_cache *to, cp_engine *in,
                           cp_ranks_report *report) {
     const cp_model *model = out->model;
     cp_plan_report counted = {0};
     cp_plan *plan = NULL;
-    CP_TRY(cp_migration_match(it));
-    cp_status status = cp_migration_plan(
-        it, &model->facts.shape, model->backend->machine->element_bytes, &plan);
+    CP_TRY(cp_migration_match(migration));
+    cp_status status =
+        cp_migration_plan(migration, &model->facts.shape,
+                          model->backend->machine->element_bytes, &plan);
     if (status == CP_OK)
         status = cp_plan_check(plan, &counted);
     if (status == CP_OK) {
-        count_up(it, &counted, model->facts.layers, report);
+        count_up(migration, &counted, model->facts.layers, report);
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
-                     : carry(from, out, to, in, it->tokens);
+                     : carry(from, out, to, in, migration->tokens);
     }
     cp_plan_report_free(&counted);
     cp_plan_free(plan);
@@ -164,7 +168,7 @@ static cp_status move_all(cp_migration *it, const cp_cache *from,
 cp_status cp_elastic_move(const cp_cache *from, cp_engine *out,
                           const cp_cache *to, cp_engine *in,
                           cp_ranks_report *report) {
-    cp_migration *it;
+    cp_migration *migration;
     int64_t tokens = 0;
     *report =
         (cp_ranks_report){from->ranks, to->ranks, .before = 1, .after = 1};
@@ -172,8 +176,8 @@ cp_status cp_elastic_move(const cp_cache *from, cp_engine *out,
         tokens += from->length[s];
     if (tokens == 0)
         return CP_OK;
-    CP_TRY(cp_cache_migration(from, to, &it));
-    const cp_status status = move_all(it, from, out, to, in, report);
-    cp_migration_free(it);
+    CP_TRY(cp_cache_migration(from, to, &migration));
+    const cp_status status = move_all(migration, from, out, to, in, report);
+    cp_migration_free(migration);
     return status;
 }

@@ -5,7 +5,7 @@
 #define CP_ELASTIC_H
 
 #include "model/engine.h"
-#include "ring/settle.h"
+#include "ring/assign.h"
 
 /* The cost of moving to another number of ranks. */
 typedef struct {

@@ -58,7 +58,7 @@ static cp_status make_room(cp_engine *engine, const cp_forward *call) {
     cp_hidden *last = engine->kept[engine->now];
     cp_hidden *next = engine->kept[1 - engine->now];
     for (int n = 0; n < engine->count; n++) {
-        const int rank = engine->place.crew != NULL ? engine->place.only : n;
+        const int rank = engine->local.group != NULL ? engine->local.only : n;
         const int64_t needed =
             call->layout->queries[rank].rows * engine->row_bytes;
         const int64_t bytes = cp_max(needed, last[n].room);
@@ -79,22 +79,22 @@ static cp_status prepare_here(cp_engine *engine, const cp_forward *call) {
         CP_TRY(engine->on->prepare(engine, call));
     CP_TRY(make_room(engine, call));
     const bool stop = options->stop != NULL && *options->stop != 0;
-    return engine->place.crew != NULL && stop ? CP_INTERRUPTED : CP_OK;
+    return engine->local.group != NULL && stop ? CP_INTERRUPTED : CP_OK;
 }
 
 static cp_status collect_bytes(const cp_engine *engine,
                                const cp_forward *call) {
-    const cp_crew *crew = engine->place.crew;
+    const cp_process_group *group = engine->local.group;
     int64_t *all;
-    if (crew == NULL)
+    if (group == NULL)
         return CP_OK;
-    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(int64_t), "bytes sent"));
-    all[crew->rank] = call->bytes[engine->place.only];
-    const cp_status status = crew->collect(all, sizeof(int64_t));
+    CP_TRY(cp_allocate(&all, group->ranks, sizeof(int64_t), "bytes sent"));
+    all[group->rank] = call->bytes[engine->local.only];
+    const cp_status status = group->all_gather(all, sizeof(int64_t));
     for (int r = 0; r < engine->options.ranks; r++)
         call->bytes[r] = 0;
-    for (int r = 0; r < crew->ranks && status == CP_OK; r++)
-        call->bytes[r / engine->place.parts] += all[r];
+    for (int r = 0; r < group->ranks && status == CP_OK; r++)
+        call->bytes[r / engine->local.parts] += all[r];
     free(all);
     return status;
 }
@@ -103,7 +103,7 @@ cp_status cp_engine_lose(cp_engine *engine, int rank) {
     if (engine->on->lose == NULL)
         return cp_refuse("these ranks cannot continue without rank %d", rank);
     engine->options.ranks--;
-    if (engine->place.crew == NULL) {
+    if (engine->local.group == NULL) {
         engine->count--;
         engine->on->release(engine->kept[0][engine->count].rows);
         engine->on->release(engine->kept[1][engine->count].rows);
@@ -113,7 +113,7 @@ cp_status cp_engine_lose(cp_engine *engine, int rank) {
 
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
     for (int n = 0; n < engine->count && moves != NULL; n++) {
-        const int rank = engine->place.crew != NULL ? engine->place.only : n;
+        const int rank = engine->local.group != NULL ? engine->local.only : n;
         if (moves[rank].count > 0)
             CP_TRY(engine->on->move(engine, n, &moves[rank]));
     }
@@ -121,10 +121,10 @@ cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
 }
 
 static cp_status run(cp_engine *engine, const cp_forward *call) {
-    const cp_crew *crew = engine->place.crew;
+    const cp_process_group *group = engine->local.group;
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
-    CP_TRY(cp_crew_agree(crew, call->plan, cp_hash(1, call->tokens, bytes),
-                         prepare_here(engine, call)));
+    CP_TRY(cp_agree_on_plan(group, call->plan, cp_hash(1, call->tokens, bytes),
+                            prepare_here(engine, call)));
     CP_TRY(cp_engine_move(engine, call->layout->copies));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
@@ -140,7 +140,7 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
 }
 
 static cp_status bring(const cp_engine *engine, void *to, cp_owner from) {
-    const int here = engine->place.crew != NULL ? 0 : from.rank;
+    const int here = engine->local.group != NULL ? 0 : from.rank;
     const char *rows = engine->kept[engine->now][here].rows;
     return engine->on->copy(engine, to, rows + from.row * engine->row_bytes,
                             engine->row_bytes);
@@ -148,31 +148,32 @@ static cp_status bring(const cp_engine *engine, void *to, cp_owner from) {
 
 static cp_status bring_from_all(const cp_engine *engine, int64_t rows,
                                 const cp_owner *owners, char *all) {
-    const cp_engine_place *place = &engine->place;
+    const cp_local_ranks *local = &engine->local;
     const int64_t bytes = engine->row_bytes;
-    char *mine = all + place->crew->rank * rows * bytes;
+    char *mine = all + local->group->rank * rows * bytes;
     for (int64_t n = 0; n < rows; n++)
-        if (owners[n].rank * place->parts == place->crew->rank)
+        if (owners[n].rank * local->parts == local->group->rank)
             CP_TRY(bring(engine, mine + n * bytes, owners[n]));
-    if (engine->on->settle != NULL)
-        CP_TRY(engine->on->settle(engine));
-    CP_TRY(place->crew->collect(all, rows * bytes));
+    if (engine->on->synchronize != NULL)
+        CP_TRY(engine->on->synchronize(engine));
+    CP_TRY(local->group->all_gather(all, rows * bytes));
     for (int64_t n = 0; n < rows; n++)
         CP_TRY(engine->on->copy(
             engine, engine->input + n * bytes,
-            all + (owners[n].rank * place->parts * rows + n) * bytes, bytes));
-    return engine->on->settle != NULL ? engine->on->settle(engine) : CP_OK;
+            all + (owners[n].rank * local->parts * rows + n) * bytes, bytes));
+    return engine->on->synchronize != NULL ? engine->on->synchronize(engine)
+                                           : CP_OK;
 }
 
 static cp_status bring_rows(const cp_engine *engine, int64_t rows,
                             const cp_owner *owners) {
-    const cp_crew *crew = engine->place.crew;
+    const cp_process_group *group = engine->local.group;
     char *all;
-    for (int64_t n = 0; n < rows && crew == NULL; n++)
+    for (int64_t n = 0; n < rows && group == NULL; n++)
         CP_TRY(bring(engine, engine->input + n * engine->row_bytes, owners[n]));
-    if (crew == NULL)
+    if (group == NULL)
         return CP_OK;
-    CP_TRY(cp_allocate(&all, crew->ranks, rows * engine->row_bytes,
+    CP_TRY(cp_allocate(&all, group->ranks, rows * engine->row_bytes,
                        "hidden states"));
     const cp_status status = bring_from_all(engine, rows, owners, all);
     free(all);
@@ -182,25 +183,25 @@ static cp_status bring_rows(const cp_engine *engine, int64_t rows,
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out) {
     const int64_t words = engine->model->facts.vocabulary;
-    const cp_crew *crew = engine->place.crew;
+    const cp_process_group *group = engine->local.group;
     const int64_t most = engine->on->scored;
     const cp_owner *owners = engine->owners[engine->now] + first;
     for (int64_t n = 0; n < count; n += most) {
         const int64_t rows = cp_min(most, count - n);
         CP_TRY(bring_rows(engine, rows, owners + n));
-        if (crew == NULL || crew->rank == 0)
+        if (group == NULL || group->rank == 0)
             CP_TRY(engine->on->score(engine, rows, out + n * words));
     }
-    if (crew == NULL)
+    if (group == NULL)
         return CP_OK;
-    return crew->share(out, count * words * (int64_t)sizeof(float));
+    return group->broadcast(out, count * words * (int64_t)sizeof(float));
 }
 
 /* The n-th token to be drawn, and the random state that it is drawn with. */
 typedef struct {
     int64_t n;
     cp_sampler sampler;
-} drawing;
+} token_draw;
 
 static cp_status draw_from(const float *scores, int64_t words,
                            cp_sampler sampler, int32_t *token) {
@@ -214,7 +215,7 @@ static cp_status draw_from(const float *scores, int64_t words,
 }
 
 static cp_status draw_by_scores(const cp_engine *engine, int64_t rows,
-                                const drawing *block, int32_t *tokens) {
+                                const token_draw *block, int32_t *tokens) {
     const int64_t words = engine->model->facts.vocabulary;
     float *scores;
     CP_TRY(cp_allocate(&scores, rows, words * 4, "scores"));
@@ -227,7 +228,7 @@ static cp_status draw_by_scores(const cp_engine *engine, int64_t rows,
 }
 
 static cp_status draw_best(const cp_engine *engine, int64_t rows,
-                           const drawing *block, int32_t *tokens) {
+                           const token_draw *block, int32_t *tokens) {
     bool sound = true;
     int32_t *best;
     CP_TRY(cp_allocate(&best, rows, sizeof(*best), "tokens"));
@@ -243,7 +244,7 @@ static cp_status draw_best(const cp_engine *engine, int64_t rows,
 }
 
 static cp_status draw_block(const cp_engine *engine, int64_t rows,
-                            const drawing *block, int32_t *tokens) {
+                            const token_draw *block, int32_t *tokens) {
     const bool greedy = block[0].sampler.temperature == 0.0;
     return greedy && engine->on->best != NULL
                ? draw_best(engine, rows, block, tokens)
@@ -251,9 +252,9 @@ static cp_status draw_block(const cp_engine *engine, int64_t rows,
 }
 
 static bool is_here(const cp_engine *engine, cp_owner owner) {
-    const cp_engine_place *place = &engine->place;
-    return place->crew == NULL ||
-           owner.rank * place->parts == place->crew->rank;
+    const cp_local_ranks *local = &engine->local;
+    return local->group == NULL ||
+           owner.rank * local->parts == local->group->rank;
 }
 
 static cp_status draw_own(const cp_engine *engine, int64_t count,
@@ -262,13 +263,13 @@ static cp_status draw_own(const cp_engine *engine, int64_t count,
     const int64_t most = engine->on->scored, bytes = engine->row_bytes;
     cp_status status = CP_OK;
     int64_t rows = 0;
-    drawing *block;
+    token_draw *block;
     CP_TRY(cp_allocate(&block, most, sizeof(*block), "tokens to draw"));
     for (int64_t n = 0; n < count && status == CP_OK; n++) {
         const cp_owner owner = engine->owners[engine->now][after[n]];
         if (is_here(engine, owner)) {
             status = bring(engine, engine->input + rows * bytes, owner);
-            block[rows++] = (drawing){n, samplers[n]};
+            block[rows++] = (token_draw){n, samplers[n]};
         }
         if (status == CP_OK && rows > 0 && (rows == most || n + 1 == count)) {
             status = draw_block(engine, rows, block, tokens);
@@ -279,26 +280,28 @@ static cp_status draw_own(const cp_engine *engine, int64_t count,
     return status;
 }
 
-static cp_status hear(const cp_engine *engine, cp_status mine, int64_t count,
-                      const int64_t *after, int32_t *tokens) {
-    const cp_engine_place *place = &engine->place;
-    const cp_crew *crew = place->crew;
+static cp_status receive_token(const cp_engine *engine, cp_status own_status,
+                               int64_t count, const int64_t *after,
+                               int32_t *tokens) {
+    const cp_local_ranks *local = &engine->local;
+    const cp_process_group *group = local->group;
     int32_t *all; /* [crew->ranks][1 + count]: status, tokens */
-    CP_TRY(cp_allocate(&all, crew->ranks, (1 + count) * 4, "tokens"));
-    int32_t *own = all + crew->rank * (1 + count);
-    own[0] = (int32_t)mine;
+    CP_TRY(cp_allocate(&all, group->ranks, (1 + count) * 4, "tokens"));
+    int32_t *own = all + group->rank * (1 + count);
+    own[0] = (int32_t)own_status;
     memcpy(own + 1, tokens, (size_t)count * 4);
-    cp_status status = crew->collect(all, (1 + count) * 4);
-    for (int r = 0; r < crew->ranks && mine == CP_OK && status == CP_OK; r++)
+    cp_status status = group->all_gather(all, (1 + count) * 4);
+    for (int r = 0; r < group->ranks && own_status == CP_OK && status == CP_OK;
+         r++)
         if (all[r * (1 + count)] != CP_OK)
             status = cp_fail((cp_status)all[r * (1 + count)],
                              "rank %d could not draw a token", r);
     for (int64_t n = 0; n < count; n++) {
         const cp_owner owner = engine->owners[engine->now][after[n]];
-        tokens[n] = all[owner.rank * place->parts * (1 + count) + 1 + n];
+        tokens[n] = all[owner.rank * local->parts * (1 + count) + 1 + n];
     }
     free(all);
-    return mine != CP_OK ? mine : status;
+    return own_status != CP_OK ? own_status : status;
 }
 
 cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
@@ -306,9 +309,9 @@ cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
                          int32_t *tokens) {
     memset(tokens, 0, (size_t)count * 4);
     const cp_status status = draw_own(engine, count, after, samplers, tokens);
-    return engine->place.crew == NULL
+    return engine->local.group == NULL
                ? status
-               : hear(engine, status, count, after, tokens);
+               : receive_token(engine, status, count, after, tokens);
 }
 
 cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
@@ -320,7 +323,7 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
     engine->model = model;
     engine->options = *options;
     CP_TRY(on->open(engine, place));
-    const int count = engine->place.crew != NULL ? 1 : engine->options.ranks;
+    const int count = engine->local.group != NULL ? 1 : engine->options.ranks;
     CP_TRY(
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
     engine->kept[1] = engine->kept[0] + count;

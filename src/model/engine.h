@@ -7,14 +7,15 @@
 #include "model/backend.h"
 #include "model/sample.h"
 #include "ring/cache.h"
-#include "ring/crew.h"
+#include "ring/process_group.h"
 
 /* Which ranks are in this process. */
 typedef struct {
-    const cp_crew *crew; /* of all processes; NULL: all ranks are here */
-    int only;            /* with several processes: the one rank here */
-    int parts;           /* rank r is processes r * parts and on */
-} cp_engine_place;
+    const cp_process_group
+        *group; /* of all processes; NULL: all ranks are here */
+    int only;   /* with several processes: the one rank here */
+    int parts;  /* rank r is processes r * parts and on */
+} cp_local_ranks;
 
 /* Hidden states of a rank, and its capacity in bytes. */
 typedef struct {
@@ -54,7 +55,7 @@ typedef struct {
     /* Copy, perhaps asynchronously until settle; NULL: at once. */
     cp_status (*copy)(const cp_engine *engine, void *to, const void *from,
                       int64_t bytes);
-    cp_status (*settle)(const cp_engine *engine);
+    cp_status (*synchronize)(const cp_engine *engine);
     /* out[rows][vocabulary], on the host, from the rows at engine->input. */
     cp_status (*score)(const cp_engine *engine, int64_t rows, float *out);
     /* The token with the largest score of each row, the smallest of equals;
@@ -74,7 +75,7 @@ struct cp_engine {
     const cp_engine_ops *on;
     const cp_model *model;
     cp_session_options options;
-    cp_engine_place place; /* set by open, as row_bytes is */
+    cp_local_ranks local; /* set by open, as row_bytes is */
     int64_t row_bytes;
     int count;           /* of ranks here */
     cp_hidden *kept[2];  /* [count] of the ranks here */

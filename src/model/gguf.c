@@ -39,7 +39,7 @@ typedef struct {
     bool array;
     int64_t count; /* of elements; 1 if not an array */
     const unsigned char *at;
-} entry;
+} key_entry;
 
 /* The types of tensors, by their numbers. */
 static const char *const type_names[] = {
@@ -57,9 +57,9 @@ typedef struct {
     /* The floats in a block that could be infinite or NaN: their offset, their
      * number, and the mask of their exponent in its sixteen bits. */
     int floats, count, exponent;
-} format;
+} block_format;
 
-static const format formats[] = {
+static const block_format formats[] = {
     [CP_GGUF_F32] = {1, 4, 2, 1, 0x7F80},
     [CP_GGUF_F16] = {1, 2, 0, 1, 0x7C00},
     [CP_GGUF_BF16] = {1, 2, 0, 1, 0x7F80},
@@ -79,7 +79,7 @@ struct cp_gguf {
     const unsigned char *bytes; /* the file */
     int64_t length;
     bool mapped;
-    entry *entries; /* sorted by key */
+    key_entry *entries; /* sorted by key */
     int64_t entry_count;
     cp_gguf_tensor *tensors; /* sorted by name */
     int64_t tensor_count;
@@ -89,9 +89,9 @@ struct cp_gguf {
 typedef struct {
     const unsigned char *bytes;
     int64_t length, at;
-} reader;
+} byte_reader;
 
-static cp_status take(reader *reader, int64_t count, const char *what,
+static cp_status take(byte_reader *reader, int64_t count, const char *what,
                       const unsigned char **bytes) {
     const int64_t left = reader->length - reader->at;
     if (count < 0 || count > left)
@@ -110,7 +110,7 @@ static uint64_t little_endian(const unsigned char *bytes, int width) {
     return value;
 }
 
-static cp_status read_number(reader *reader, int width, const char *what,
+static cp_status read_number(byte_reader *reader, int width, const char *what,
                              uint64_t *value) {
     const unsigned char *bytes = NULL;
     CP_TRY(take(reader, width, what, &bytes));
@@ -118,8 +118,8 @@ static cp_status read_number(reader *reader, int width, const char *what,
     return CP_OK;
 }
 
-static cp_status read_count(reader *reader, int64_t least, const char *what,
-                            int64_t *count) {
+static cp_status read_count(byte_reader *reader, int64_t least,
+                            const char *what, int64_t *count) {
     uint64_t value = 0;
     CP_TRY(read_number(reader, 8, what, &value));
     const int64_t left = reader->length - reader->at;
@@ -131,7 +131,7 @@ static cp_status read_count(reader *reader, int64_t least, const char *what,
     return CP_OK;
 }
 
-static cp_status read_string(reader *reader, const char *what,
+static cp_status read_string(byte_reader *reader, const char *what,
                              cp_gguf_string *string) {
     const unsigned char *bytes = NULL;
     CP_TRY(read_count(reader, 1, what, &string->length));
@@ -158,7 +158,7 @@ bool cp_gguf_is(cp_gguf_string string, const char *text) {
     return cp_gguf_same(string, cp_gguf_string_of(text));
 }
 
-static cp_status read_kind(reader *reader, int *kind) {
+static cp_status read_kind(byte_reader *reader, int *kind) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a type", &number));
     if (number >= VALUE_KINDS)
@@ -167,7 +167,7 @@ static cp_status read_kind(reader *reader, int *kind) {
     return CP_OK;
 }
 
-static cp_status read_value(reader *reader, entry *entry) {
+static cp_status read_value(byte_reader *reader, key_entry *entry) {
     cp_gguf_string string;
     entry->count = 1;
     CP_TRY(read_kind(reader, &entry->kind));
@@ -189,7 +189,7 @@ static cp_status read_value(reader *reader, entry *entry) {
     return CP_OK;
 }
 
-static cp_status read_entry(reader *reader, entry *entry) {
+static cp_status read_entry(byte_reader *reader, key_entry *entry) {
     CP_TRY(read_string(reader, "a key", &entry->key));
     const cp_status status = read_value(reader, entry);
     if (status != CP_OK)
@@ -226,7 +226,7 @@ static inline bool floats_finite(const char *at, int64_t count, int64_t apart,
 }
 
 bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
-    const format *format = &formats[tensor->type];
+    const block_format *format = &formats[tensor->type];
     const int64_t bytes = format->bytes, blocks = tensor->bytes / bytes;
     const char *floats = (const char *)tensor->data + format->floats;
     if (bytes == 2) /* a constant stride lets the compiler vectorize */
@@ -238,7 +238,7 @@ bool cp_gguf_finite(const cp_gguf_tensor *tensor) {
     return finite;
 }
 
-static cp_status read_name(reader *reader, cp_gguf_string *name) {
+static cp_status read_name(byte_reader *reader, cp_gguf_string *name) {
     CP_TRY(read_string(reader, "a tensor's name", name));
     if (name->length < 1 || name->length > 64 ||
         memchr(name->bytes, '\0', (size_t)name->length) != NULL)
@@ -248,7 +248,7 @@ static cp_status read_name(reader *reader, cp_gguf_string *name) {
     return CP_OK;
 }
 
-static cp_status read_extents(reader *reader, cp_gguf_tensor *tensor) {
+static cp_status read_extents(byte_reader *reader, cp_gguf_tensor *tensor) {
     uint64_t number = 0;
     CP_TRY(read_number(reader, 4, "a rank", &number));
     if (number < 1 || number > 4)
@@ -284,7 +284,7 @@ static cp_status count_bytes(cp_gguf_tensor *tensor) {
     return CP_OK;
 }
 
-static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
+static cp_status read_shape(byte_reader *reader, cp_gguf_tensor *tensor) {
     uint64_t type = 0, offset = 0;
     CP_TRY(read_extents(reader, tensor));
     CP_TRY(read_number(reader, 4, "a type", &type));
@@ -297,7 +297,7 @@ static cp_status read_shape(reader *reader, cp_gguf_tensor *tensor) {
     return CP_OK;
 }
 
-static cp_status read_tensor(reader *reader, cp_gguf_tensor *tensor) {
+static cp_status read_tensor(byte_reader *reader, cp_gguf_tensor *tensor) {
     CP_TRY(read_name(reader, &tensor->name));
     const cp_status status = read_shape(reader, tensor);
     if (status != CP_OK)
@@ -372,7 +372,7 @@ static cp_status check_overlap(cp_gguf *file) {
     return CP_OK;
 }
 
-static cp_status read_version(reader *reader) {
+static cp_status read_version(byte_reader *reader) {
     const unsigned char *magic = NULL;
     uint64_t version = 0;
     CP_TRY(take(reader, 4, "the magic word", &magic));
@@ -415,13 +415,13 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
 enum { LEAST_ENTRY = 8 + 4 + 1, LEAST_TENSOR = 9 + 4 + 8 + 4 + 8 };
 
 static cp_status parse(cp_gguf *file) {
-    reader reader = {file->bytes, file->length, 0};
+    byte_reader reader = {file->bytes, file->length, 0};
     CP_TRY(read_version(&reader));
     CP_TRY(read_count(&reader, LEAST_TENSOR, "the tensor count",
                       &file->tensor_count));
     CP_TRY(
         read_count(&reader, LEAST_ENTRY, "the key count", &file->entry_count));
-    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(entry),
+    CP_TRY(cp_allocate(&file->entries, file->entry_count, sizeof(key_entry),
                        "the metadata"));
     CP_TRY(cp_allocate(&file->tensors, file->tensor_count,
                        sizeof(cp_gguf_tensor), "the tensors"));
@@ -429,7 +429,7 @@ static cp_status parse(cp_gguf *file) {
         CP_TRY(read_entry(&reader, &file->entries[i]));
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(read_tensor(&reader, &file->tensors[i]));
-    CP_TRY(sort(file->entries, file->entry_count, sizeof(entry), "keys"));
+    CP_TRY(sort(file->entries, file->entry_count, sizeof(key_entry), "keys"));
     return place_tensors(file, reader.at);
 }
 
@@ -518,13 +518,14 @@ static cp_status open_parts(const char *path, int64_t count, cp_gguf **out) {
 
 /* Move the tensors of all parts to the first. */
 static cp_status join_parts(cp_gguf *first) {
-    int64_t due, count = 0, room = 0;
+    int64_t expected, count = 0, room = 0;
     cp_gguf_tensor *all = NULL;
     for (const cp_gguf *part = first; part != NULL; part = part->next)
         room += part->tensor_count;
-    CP_TRY(cp_gguf_integer(first, "split.tensors.count", &due));
-    if (room != due)
-        return cp_refuse("its parts have %ld tensors; expected %ld", room, due);
+    CP_TRY(cp_gguf_integer(first, "split.tensors.count", &expected));
+    if (room != expected)
+        return cp_refuse("its parts have %ld tensors; expected %ld", room,
+                         expected);
     CP_TRY(cp_allocate(&all, room, sizeof(*all), "the tensors"));
     for (const cp_gguf *part = first; part != NULL; part = part->next)
         for (int64_t n = 0; n < part->tensor_count; n++)
@@ -561,8 +562,8 @@ void cp_gguf_close(cp_gguf *file) {
     }
 }
 
-static const entry *find_entry(const cp_gguf *file, const char *key) {
-    return find(file->entries, file->entry_count, sizeof(entry), key);
+static const key_entry *find_entry(const cp_gguf *file, const char *key) {
+    return find(file->entries, file->entry_count, sizeof(key_entry), key);
 }
 
 /* Four words of 8 bytes at a time, each in its own lane, so that products need
@@ -596,7 +597,7 @@ bool cp_gguf_has(const cp_gguf *file, const char *key) {
     return find_entry(file, key) != NULL;
 }
 
-static cp_status wrong_type(const entry *entry, bool array, family wanted) {
+static cp_status wrong_type(const key_entry *entry, bool array, family wanted) {
     static const char *const names[][2] = {
         [INTEGER] = {"an integer below 2^63",
                      "an array of integers below 2^63"},
@@ -611,7 +612,7 @@ static cp_status wrong_type(const entry *entry, bool array, family wanted) {
 }
 
 static cp_status find_value(const cp_gguf *file, const char *key, bool array,
-                            family wanted, const entry **found) {
+                            family wanted, const key_entry **found) {
     *found = find_entry(file, key);
     if (*found == NULL)
         return cp_refuse("the file has no key '%s'", key);
@@ -620,7 +621,8 @@ static cp_status find_value(const cp_gguf *file, const char *key, bool array,
     return CP_OK;
 }
 
-static cp_status integer_at(const entry *entry, int64_t index, int64_t *value) {
+static cp_status integer_at(const key_entry *entry, int64_t index,
+                            int64_t *value) {
     const int width = kinds[entry->kind].least;
     const uint64_t top = (uint64_t)1 << (8 * width - 1);
     uint64_t bits = little_endian(entry->at + index * width, width);
@@ -642,13 +644,13 @@ static const unsigned char *string_at(const unsigned char *at,
 
 cp_status cp_gguf_integer(const cp_gguf *file, const char *key,
                           int64_t *value) {
-    const entry *entry;
+    const key_entry *entry;
     CP_TRY(find_value(file, key, false, INTEGER, &entry));
     return integer_at(entry, 0, value);
 }
 
 cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
-    const entry *entry;
+    const key_entry *entry;
     float narrow;
     CP_TRY(find_value(file, key, false, FLOAT, &entry));
     if (kinds[entry->kind].least == sizeof(*value)) {
@@ -661,7 +663,7 @@ cp_status cp_gguf_float(const cp_gguf *file, const char *key, double *value) {
 }
 
 cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
-    const entry *entry;
+    const key_entry *entry;
     CP_TRY(find_value(file, key, false, BOOL, &entry));
     if (entry->at[0] > 1)
         return wrong_type(entry, false, BOOL);
@@ -671,7 +673,7 @@ cp_status cp_gguf_bool(const cp_gguf *file, const char *key, bool *value) {
 
 cp_status cp_gguf_text(const cp_gguf *file, const char *key,
                        cp_gguf_string *value) {
-    const entry *entry;
+    const key_entry *entry;
     CP_TRY(find_value(file, key, false, STRING, &entry));
     string_at(entry->at, value);
     return CP_OK;
@@ -679,7 +681,7 @@ cp_status cp_gguf_text(const cp_gguf *file, const char *key,
 
 cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
                            int64_t **values, int64_t *count) {
-    const entry *entry;
+    const key_entry *entry;
     *values = NULL;
     *count = 0;
     CP_TRY(find_value(file, key, true, INTEGER, &entry));
@@ -691,7 +693,7 @@ cp_status cp_gguf_integers(const cp_gguf *file, const char *key,
 
 cp_status cp_gguf_texts(const cp_gguf *file, const char *key,
                         cp_gguf_string **values, int64_t *count) {
-    const entry *entry;
+    const key_entry *entry;
     *values = NULL;
     *count = 0;
     CP_TRY(find_value(file, key, true, STRING, &entry));

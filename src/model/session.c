@@ -25,11 +25,11 @@ typedef struct {
     cp_choice choice;
     cp_plan_report counted;
     double seconds;
-    outcome made;
-} making;
+    call_outcome made;
+} call_draft;
 
 static cp_status enter(const cp_session *session, int64_t s, int64_t length,
-                       making *call) {
+                       call_draft *call) {
     const int64_t most = session->options.capacity;
     const int64_t held = session->cache->length[s];
     if (length < 0)
@@ -47,7 +47,7 @@ static cp_status enter(const cp_session *session, int64_t s, int64_t length,
 }
 
 static cp_status enter_all(const cp_session *session, const request *asked,
-                           making *call) {
+                           call_draft *call) {
     const int64_t sequences = session->options.sequences;
     CP_TRY(cp_allocate(&call->lengths, 2 * sequences, sizeof(int64_t),
                        "lengths of a call"));
@@ -79,7 +79,7 @@ static cp_status check_tokens(const cp_session *session, int64_t count,
 }
 
 static cp_status prepare(const cp_session *session, const request *asked,
-                         making *call) {
+                         call_draft *call) {
     const cp_session_options *options = &session->options;
     call->choice = (cp_choice){options->variant, "as asked"};
     if (asked->decode)
@@ -93,7 +93,8 @@ static cp_status prepare(const cp_session *session, const request *asked,
                        "figures of a call");
 }
 
-static cp_status run(cp_session *session, const request *asked, making *call) {
+static cp_status run(cp_session *session, const request *asked,
+                     call_draft *call) {
     const cp_forward forward = {.plan = call->made.plan,
                                 .layout = call->made.layout,
                                 .count = call->count,
@@ -109,8 +110,8 @@ static cp_status run(cp_session *session, const request *asked, making *call) {
     return status;
 }
 
-static cp_status adopt(cp_session *session, making *call) {
-    const outcome before = session->last;
+static cp_status adopt(cp_session *session, call_draft *call) {
+    const call_outcome before = session->last;
     session->last.rows = 0;
     CP_TRY(cp_cache_commit(session->cache, call->made.layout));
     session->last = call->made;
@@ -118,7 +119,7 @@ static cp_status adopt(cp_session *session, making *call) {
     return CP_OK;
 }
 
-static void fill_report(const cp_session *session, const making *call,
+static void fill_report(const cp_session *session, const call_draft *call,
                         cp_turn_report *report) {
     const int ranks = session->options.ranks;
     const cp_layout *layout = session->last.layout;
@@ -145,7 +146,7 @@ static void fill_report(const cp_session *session, const making *call,
 }
 
 static cp_status make_call(cp_session *session, const request *asked,
-                           making *call, cp_turn_report *report) {
+                           call_draft *call, cp_turn_report *report) {
     CP_TRY(enter_all(session, asked, call));
     CP_TRY(check_tokens(session, call->count, asked->tokens));
     CP_TRY(prepare(session, asked, call));
@@ -158,7 +159,7 @@ static cp_status make_call(cp_session *session, const request *asked,
     return CP_OK;
 }
 
-static void free_outcome(const outcome *left) {
+static void free_outcome(const call_outcome *left) {
     cp_plan_free(left->plan);
     cp_layout_free(left->layout);
     free(left->figures);
@@ -166,7 +167,7 @@ static void free_outcome(const outcome *left) {
 
 static cp_status answer(cp_session *session, const request *asked,
                         cp_turn_report *report) {
-    making call = {.count = 0};
+    call_draft call = {.count = 0};
     const cp_status status = make_call(session, asked, &call, report);
     cp_plan_report_free(&call.counted);
     free_outcome(&call.made);
@@ -341,10 +342,10 @@ void cp_session_close(cp_session *session) {
 }
 
 static cp_status check_elastic(const cp_session *session) {
-    const cp_engine_place *place = &session->engine->place;
-    if (place->crew != NULL && place->crew->ranks > 1)
+    const cp_local_ranks *local = &session->engine->local;
+    if (local->group != NULL && local->group->ranks > 1)
         return cp_refuse("ranks are %d processes; their number cannot change",
-                         place->crew->ranks);
+                         local->group->ranks);
     if (session->options.dealing.weights != NULL)
         return cp_refuse("shares are for %d ranks", session->options.ranks);
     if (session->options.trace)
@@ -355,7 +356,7 @@ static cp_status check_elastic(const cp_session *session) {
 
 static cp_status move_to(cp_session *session, cp_session *next,
                          cp_ranks_report *report) {
-    CP_TRY(cp_cache_settle_near(next->cache, session->cache));
+    CP_TRY(cp_cache_assign_near(next->cache, session->cache));
     CP_TRY(cp_elastic_move(session->cache, session->engine, next->cache,
                            next->engine, report));
     const cp_session before = *session;
@@ -384,8 +385,8 @@ cp_status cp_session_ranks(cp_session *session, int ranks,
     return status;
 }
 
-cp_status cp_session_settle(cp_session *session, const int64_t *lengths) {
-    return cp_cache_settle(session->cache, lengths);
+cp_status cp_session_assign(cp_session *session, const int64_t *lengths) {
+    return cp_cache_assign(session->cache, lengths);
 }
 
 cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy) {

@@ -99,8 +99,8 @@ cp_status cp_session_ranks(cp_session *session, int ranks,
                            cp_ranks_report *report);
 
 /* Assign lengths[s] tokens to each sequence of an empty session; their keys and
- * values are to be written afterwards. Fails as cp_cache_settle does. */
-cp_status cp_session_settle(cp_session *session, const int64_t *lengths);
+ * values are to be written afterwards. Fails as cp_cache_assign does. */
+cp_status cp_session_assign(cp_session *session, const int64_t *lengths);
 
 /* Read or write a layer's keys and values from token copy->row on, counted over
  * all sequences in order, wherever it lies. All processes call it, and all get

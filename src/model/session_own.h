@@ -11,16 +11,16 @@ typedef struct {
     cp_plan *plan;
     int64_t rows;
     int64_t *figures; /* [4][ranks]: queries, keys, bytes, pairs */
-} outcome;
+} call_outcome;
 
 struct cp_session {
     const cp_model *model;
     cp_session_options options;
     cp_cache *cache;
     cp_engine *engine;
-    outcome last;     /* of the successful calls */
-    int64_t rows;     /* as the options asked, 0 included */
-    int64_t *weights; /* of the surviving ranks, after a loss */
+    call_outcome last; /* of the successful calls */
+    int64_t rows;      /* as the options asked, 0 included */
+    int64_t *weights;  /* of the surviving ranks, after a loss */
 };
 
 #endif

@@ -66,7 +66,7 @@ static const splitter splitters[] = {
 /* The two tokens of a merge, and the merged one. */
 typedef struct {
     int32_t left, right, joined;
-} merge;
+} pair_merge;
 
 enum { LONGEST_WHOLE = 256, ENDS = 7 };
 
@@ -84,7 +84,7 @@ struct cp_tokenizer {
     table ids;             /* tokens, by their bytes */
     cp_gguf_string *lines; /* merges, as in the file */
     char *joined;          /* buffer for the bytes of one */
-    merge *merges;         /* by rank */
+    pair_merge *merges;    /* by rank */
     int64_t merge_count;
     table ranks;           /* merges, by their pairs */
     int32_t byte_ids[256]; /* -1: this vocabulary has no such byte */
@@ -145,7 +145,7 @@ static int32_t *rank_place(const cp_tokenizer *tokenizer, int32_t left,
     at ^= at >> 31;
     for (;; at++) {
         int32_t *place = &tokenizer->ranks.places[at & tokenizer->ranks.mask];
-        const merge *merge = &tokenizer->merges[*place < 0 ? 0 : *place];
+        const pair_merge *merge = &tokenizer->merges[*place < 0 ? 0 : *place];
         if (*place < 0 || (merge->left == left && merge->right == right))
             return place;
     }
@@ -261,7 +261,7 @@ static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank) {
     const cp_gguf_string line = tokenizer->lines[rank];
     char *joined = tokenizer->joined;
     const char *gap = memchr(line.bytes, ' ', (size_t)line.length);
-    merge made = {-1, -1, -1};
+    pair_merge made = {-1, -1, -1};
     if (gap != NULL) {
         const cp_gguf_string one = {line.bytes, gap - line.bytes};
         const cp_gguf_string two = {gap + 1, line.length - one.length - 1};
@@ -290,7 +290,7 @@ static cp_status load_merges(const cp_gguf *file, cp_tokenizer *tokenizer) {
         return cp_refuse("%ld merges", count);
     for (int64_t i = 0; i < count; i++)
         longest = cp_max(longest, tokenizer->lines[i].length);
-    CP_TRY(cp_allocate(&tokenizer->merges, cp_max(count, 1), sizeof(merge),
+    CP_TRY(cp_allocate(&tokenizer->merges, cp_max(count, 1), sizeof(pair_merge),
                        "the merges"));
     CP_TRY(make_table(count, "the table of merges", &tokenizer->ranks));
     CP_TRY(cp_allocate(&tokenizer->joined, longest, 1, "a merge"));
@@ -463,7 +463,7 @@ static void offer_pair(encoder *encoder, int32_t left) {
 }
 
 static void join_pair(encoder *encoder, uint64_t pair) {
-    const merge *merge = &encoder->tokenizer->merges[pair >> 32];
+    const pair_merge *merge = &encoder->tokenizer->merges[pair >> 32];
     const int32_t at = (int32_t)(pair & INT32_MAX);
     symbol *left = &encoder->symbols[at];
     if (left->id != merge->left || left->next < 0)

@@ -25,24 +25,27 @@ static cp_status sizes_check(const char *name, const cp_counts *sizes,
     return CP_OK;
 }
 
-cp_status cp_calibration_check(const cp_calibration *it) {
-    CP_TRY(cp_shape_check(&it->shape));
-    if (it->shape.query_heads > MOST_HEADS)
+cp_status cp_calibration_check(const cp_calibration *calibration) {
+    CP_TRY(cp_shape_check(&calibration->shape));
+    if (calibration->shape.query_heads > MOST_HEADS)
         return cp_refuse("--heads: %ld query heads; at most %d can be measured",
-                         it->shape.query_heads, MOST_HEADS);
-    CP_TRY(sizes_check("rows", &it->rows, CP_SURFACE_ROWS, 1, MOST_ROWS));
-    CP_TRY(sizes_check("keys", &it->keys, CP_CURVE_POINTS, 1, MOST_KEYS));
-    return sizes_check("bytes", &it->bytes, CP_CURVE_POINTS, 8, MOST_BYTES);
+                         calibration->shape.query_heads, MOST_HEADS);
+    CP_TRY(
+        sizes_check("rows", &calibration->rows, CP_SURFACE_ROWS, 1, MOST_ROWS));
+    CP_TRY(
+        sizes_check("keys", &calibration->keys, CP_CURVE_POINTS, 1, MOST_KEYS));
+    return sizes_check("bytes", &calibration->bytes, CP_CURVE_POINTS, 8,
+                       MOST_BYTES);
 }
 
 /* A subject and its times. */
 typedef struct {
-    cp_subject subject;
+    cp_timed_work timed;
     double seconds[CP_CALIBRATE_ROUNDS];
 } measured;
 
 typedef struct {
-    const cp_laboratory *laboratory;
+    const cp_timing_backend *timing;
     const cp_calibration *wanted;
     cp_hardware *hardware; /* to fill in */
     measured *subjects;    /* [count] */
@@ -51,25 +54,26 @@ typedef struct {
 
 /* The times of a subject, round by round. A subject asked for the first time is
  * added to those to be measured. */
-static double *rounds_of(calibration *it, cp_subject_kind kind, int64_t rows,
-                         int64_t keys, int64_t bytes) {
-    for (int n = 0; n < it->count; n++) {
-        const cp_subject *known = &it->subjects[n].subject;
+static double *rounds_of(calibration *calibration, cp_timed_work_kind kind,
+                         int64_t rows, int64_t keys, int64_t bytes) {
+    for (int n = 0; n < calibration->count; n++) {
+        const cp_timed_work *known = &calibration->subjects[n].timed;
         if (known->kind == kind && known->rows == rows && known->keys == keys &&
             known->bytes == bytes)
-            return it->subjects[n].seconds;
+            return calibration->subjects[n].seconds;
     }
-    measured *another = &it->subjects[it->count++];
-    another->subject = (cp_subject){kind, rows, keys, bytes};
+    measured *another = &calibration->subjects[calibration->count++];
+    another->timed = (cp_timed_work){kind, rows, keys, bytes};
     return another->seconds;
 }
 
 /* The median time of a subject. */
-static double seconds_of(calibration *it, cp_subject_kind kind, int64_t rows,
-                         int64_t keys, int64_t bytes) {
+static double seconds_of(calibration *calibration, cp_timed_work_kind kind,
+                         int64_t rows, int64_t keys, int64_t bytes) {
     double seconds[CP_CALIBRATE_ROUNDS];
-    memcpy(seconds, rounds_of(it, kind, rows, keys, bytes), sizeof(seconds));
-    return cp_median(seconds, it->wanted->rounds);
+    memcpy(seconds, rounds_of(calibration, kind, rows, keys, bytes),
+           sizeof(seconds));
+    return cp_median(seconds, calibration->wanted->rounds);
 }
 
 /* Round to four digits; no clock here is good for more. */
@@ -80,10 +84,11 @@ static double rounded(double value) {
 }
 
 /* Find a field of the description, and note how it was measured. */
-static void *field(const calibration *it, const char *name) {
-    const cp_description all = cp_hardware_description(it->hardware);
+static void *field(const calibration *calibration, const char *name) {
+    const cp_description all = cp_hardware_description(calibration->hardware);
     const int n = cp_description_field(&all, name);
-    const int64_t rounds = it->wanted->rounds, ranks = it->wanted->ranks;
+    const int64_t rounds = calibration->wanted->rounds,
+                  ranks = calibration->wanted->ranks;
     all.origins[n].source = CP_SOURCE_MEASURED;
     snprintf(all.origins[n].note, sizeof(all.origins[n].note),
              "%s%ld round%s, %ld rank%s at once",
@@ -92,8 +97,9 @@ static void *field(const calibration *it, const char *name) {
     return (char *)all.values + all.fields[n].offset;
 }
 
-static double constant(const calibration *it, const char *name, double value) {
-    double *place = field(it, name);
+static double constant(const calibration *calibration, const char *name,
+                       double value) {
+    double *place = field(calibration, name);
     *place = rounded(value);
     return *place;
 }
@@ -109,118 +115,126 @@ static int keys_of(const cp_calibration *wanted, int64_t rows) {
 }
 
 /* Operations per second and core, without a fixed cost. */
-static double rate_of(calibration *it, cp_subject_kind kind, int64_t rows,
-                      int64_t keys, double fixed) {
-    const double seconds = seconds_of(it, kind, rows, keys, 0);
-    return cp_calibration_work(it->wanted, rows, keys) /
-           fmax(seconds - fixed, seconds / 10) / it->laboratory->speed;
+static double rate_of(calibration *calibration, cp_timed_work_kind kind,
+                      int64_t rows, int64_t keys, double fixed) {
+    const double seconds = seconds_of(calibration, kind, rows, keys, 0);
+    return cp_calibration_work(calibration->wanted, rows, keys) /
+           fmax(seconds - fixed, seconds / 10) / calibration->timing->speed;
 }
 
-static void take_attention(calibration *it) {
-    const cp_counts *rows = &it->wanted->rows, *keys = &it->wanted->keys;
+static void take_attention(calibration *calibration) {
+    const cp_counts *rows = &calibration->wanted->rows,
+                    *keys = &calibration->wanted->keys;
     const double launch =
-        constant(it, "launch", seconds_of(it, CP_TIME_ATTEND, 1, 1, 0));
+        constant(calibration, "launch",
+                 seconds_of(calibration, CP_TIME_ATTEND, 1, 1, 0));
     double rate = 0;
-    cp_surface *by = field(it, "attention_by");
+    cp_surface *by = field(calibration, "attention_by");
     by->count = (int)rows->count;
     for (int r = 0; r < by->count; r++) {
         cp_curve *along = &by->along[r];
         by->row[r] = (double)rows->items[r];
-        along->count = keys_of(it->wanted, rows->items[r]);
+        along->count = keys_of(calibration->wanted, rows->items[r]);
         for (int k = 0; k < along->count; k++) {
-            rate = rate_of(it, CP_TIME_ATTEND, rows->items[r], keys->items[k],
-                           launch);
+            rate = rate_of(calibration, CP_TIME_ATTEND, rows->items[r],
+                           keys->items[k], launch);
             along->size[k] = (double)keys->items[k];
             along->value[k] = rounded(rate);
         }
     }
-    constant(it, "attention_rate", rate);
+    constant(calibration, "attention_rate", rate);
 }
 
-static void take_memory(calibration *it) {
-    const cp_laboratory *laboratory = it->laboratory;
-    const cp_calibration *wanted = it->wanted;
+static void take_memory(calibration *calibration) {
+    const cp_timing_backend *timing = calibration->timing;
+    const cp_calibration *wanted = calibration->wanted;
     const int64_t *keys = wanted->keys.items, fewest = wanted->rows.items[0];
     const int64_t moved = cp_largest(&wanted->bytes);
     const double own =
-        2 * (double)moved / seconds_of(it, CP_TIME_COPY, 0, 0, moved);
-    constant(it, "memory", laboratory->memory);
-    constant(it, "memory_rate",
-             own * (double)(laboratory->cores > 0 ? wanted->ranks : 1));
-    if (laboratory->cores > 0)
-        *(int64_t *)field(it, "cores") = laboratory->cores;
+        2 * (double)moved / seconds_of(calibration, CP_TIME_COPY, 0, 0, moved);
+    constant(calibration, "memory", timing->memory);
+    constant(calibration, "memory_rate",
+             own * (double)(timing->cores > 0 ? wanted->ranks : 1));
+    if (timing->cores > 0)
+        *(int64_t *)field(calibration, "cores") = timing->cores;
     /* Draw the line of decode. */
     const int last = keys_of(wanted, fewest) - 1;
-    const double first = seconds_of(it, CP_TIME_ATTEND, fewest, keys[0], 0);
+    const double first =
+        seconds_of(calibration, CP_TIME_ATTEND, fewest, keys[0], 0);
     const double more =
-        seconds_of(it, CP_TIME_ATTEND, fewest, keys[last], 0) - first;
+        seconds_of(calibration, CP_TIME_ATTEND, fewest, keys[last], 0) - first;
     if (fewest != 1 || more <= 0)
         return;
     const double wide =
-        2 * (double)(laboratory->element_bytes * wanted->shape.kv_heads *
+        2 * (double)(timing->element_bytes * wanted->shape.kv_heads *
                      wanted->shape.head_dim);
     const double rate = wide * (double)(keys[last] - keys[0]) / more;
-    constant(it, "decode_key_fraction", fmin(1, rate / own));
-    constant(it, "decode_attend",
+    constant(calibration, "decode_key_fraction", fmin(1, rate / own));
+    constant(calibration, "decode_attend",
              fmax(0, first - wide * (double)keys[0] / rate));
 }
 
-static void take_linear(calibration *it) {
-    const cp_counts *rows = &it->wanted->rows;
-    cp_curve *at = field(it, "linear_at");
+static void take_linear(calibration *calibration) {
+    const cp_counts *rows = &calibration->wanted->rows;
+    cp_curve *at = field(calibration, "linear_at");
     at->count = (int)rows->count;
     for (int r = 0; r < at->count; r++) {
         at->size[r] = (double)rows->items[r];
         at->value[r] =
-            rounded(rate_of(it, CP_TIME_LINEAR, rows->items[r], 0, 0));
+            rounded(rate_of(calibration, CP_TIME_LINEAR, rows->items[r], 0, 0));
     }
     const double peak =
-        constant(it, "peak", rate_of(it, CP_TIME_PEAK, cp_largest(rows), 0, 0));
-    constant(it, "linear_fraction", fmin(1, at->value[at->count - 1] / peak));
+        constant(calibration, "peak",
+                 rate_of(calibration, CP_TIME_PEAK, cp_largest(rows), 0, 0));
+    constant(calibration, "linear_fraction",
+             fmin(1, at->value[at->count - 1] / peak));
 }
 
-static void take_messages(calibration *it, cp_subject_kind kind,
+static void take_messages(calibration *calibration, cp_timed_work_kind kind,
                           const char *curve, const char *latency,
                           const char *rate) {
-    const cp_counts *bytes = &it->wanted->bytes;
-    cp_curve *at = field(it, curve);
+    const cp_counts *bytes = &calibration->wanted->bytes;
+    cp_curve *at = field(calibration, curve);
     at->count = (int)bytes->count;
     for (int b = 0; b < at->count; b++) {
-        const double seconds = seconds_of(it, kind, 0, 0, bytes->items[b]);
+        const double seconds =
+            seconds_of(calibration, kind, 0, 0, bytes->items[b]);
         at->size[b] = (double)bytes->items[b];
-        at->value[b] = rounded(seconds * fmin(1, it->laboratory->speed));
+        at->value[b] = rounded(seconds * fmin(1, calibration->timing->speed));
     }
     const double last = at->value[at->count - 1];
-    constant(it, latency, at->value[0]);
-    constant(it, rate,
+    constant(calibration, latency, at->value[0]);
+    constant(calibration, rate,
              (double)cp_largest(bytes) / fmax(last - at->value[0], last / 10));
 }
 
-static void take_overlap(calibration *it) {
-    const cp_calibration *wanted = it->wanted;
+static void take_overlap(calibration *calibration) {
+    const cp_calibration *wanted = calibration->wanted;
     const int64_t rows = wanted->rows.items[wanted->rows.count / 2];
     const int64_t keys = wanted->keys.items[0];
     const int64_t bytes = cp_largest(&wanted->bytes);
-    const double *both = rounds_of(it, CP_TIME_OVERLAP, rows, keys, bytes);
-    const double *attend = rounds_of(it, CP_TIME_ATTEND, rows, keys, 0);
-    const double *message = rounds_of(it, CP_TIME_EXCHANGE, 0, 0, bytes);
+    const double *both =
+        rounds_of(calibration, CP_TIME_OVERLAP, rows, keys, bytes);
+    const double *attend =
+        rounds_of(calibration, CP_TIME_ATTEND, rows, keys, 0);
+    const double *message =
+        rounds_of(calibration, CP_TIME_EXCHANGE, 0, 0, bytes);
     double shares[CP_CALIBRATE_ROUNDS];
     for (int n = 0; n < wanted->rounds; n++)
         shares[n] =
             (attend[n] + message[n] - both[n]) / fmin(attend[n], message[n]);
     const double share = cp_median(shares, wanted->rounds);
-    constant(it, "overlap", shares[0] <= 0 ? 0 : fmin(1, share));
+    constant(calibration, "overlap", shares[0] <= 0 ? 0 : fmin(1, share));
 }
 
-static cp_status measure(calibration *it) {
-    const cp_laboratory *laboratory = it->laboratory;
-    const cp_calibration *wanted = it->wanted;
+static cp_status measure(calibration *calibration) {
+    const cp_timing_backend *timing = calibration->timing;
+    const cp_calibration *wanted = calibration->wanted;
     for (int64_t round = -1; round < wanted->rounds; round++) {
-        for (measured *one = it->subjects; one < it->subjects + it->count;
-             one++) {
+        for (measured *one = calibration->subjects;
+             one < calibration->subjects + calibration->count; one++) {
             double seconds = 0;
-            CP_TRY(
-                laboratory->time(laboratory->context, &one->subject, &seconds));
+            CP_TRY(timing->time(timing->context, &one->timed, &seconds));
             one->seconds[cp_max(0, round)] = fmax(seconds, 1e-9);
         }
         if (round >= 0 && wanted->between != NULL)
@@ -230,32 +244,33 @@ static cp_status measure(calibration *it) {
 }
 
 /* Compute the description; a single rank has no all-to-all and no overlap. */
-static void describe(calibration *it) {
-    take_memory(it);
-    take_attention(it);
-    take_linear(it);
-    take_messages(it, CP_TIME_EXCHANGE, "exchange_at", "link_latency",
+static void describe(calibration *calibration) {
+    take_memory(calibration);
+    take_attention(calibration);
+    take_linear(calibration);
+    take_messages(calibration, CP_TIME_EXCHANGE, "exchange_at", "link_latency",
                   "link_rate");
-    if (it->wanted->ranks == 1)
+    if (calibration->wanted->ranks == 1)
         return;
-    take_messages(it, CP_TIME_ALL_TO_ALL, "all_to_all_at", "all_to_all_latency",
-                  "all_to_all_rate");
-    take_overlap(it);
+    take_messages(calibration, CP_TIME_ALL_TO_ALL, "all_to_all_at",
+                  "all_to_all_latency", "all_to_all_rate");
+    take_overlap(calibration);
 }
 
-cp_status cp_calibrate(const cp_laboratory *laboratory,
+cp_status cp_calibrate(const cp_timing_backend *timing,
                        const cp_calibration *wanted) {
     const int64_t rows = wanted->rows.count, keys = wanted->keys.count;
     const int64_t most = 4 + rows * keys + rows + 2 * wanted->bytes.count;
     cp_hardware draft = *wanted->hardware;
-    calibration it = {
-        .laboratory = laboratory, .wanted = wanted, .hardware = &draft};
-    CP_TRY(cp_allocate(&it.subjects, most, sizeof(measured), "measurements"));
-    describe(&it);
-    it.hardware = wanted->hardware;
-    const cp_status status = measure(&it);
+    calibration calibration = {
+        .timing = timing, .wanted = wanted, .hardware = &draft};
+    CP_TRY(cp_allocate(&calibration.subjects, most, sizeof(measured),
+                       "measurements"));
+    describe(&calibration);
+    calibration.hardware = wanted->hardware;
+    const cp_status status = measure(&calibration);
     if (status == CP_OK)
-        describe(&it);
-    free(it.subjects);
+        describe(&calibration);
+    free(calibration.subjects);
     return status;
 }

@@ -19,24 +19,24 @@ typedef enum {
                            and all after it send messages */
     CP_TIME_ALL_TO_ALL, /* bytes, in equal parts, to all others */
     CP_TIME_OVERLAP,    /* post an exchange, attend, wait for the exchange */
-} cp_subject_kind;
+} cp_timed_work_kind;
 
 typedef struct {
-    cp_subject_kind kind;
+    cp_timed_work_kind kind;
     int64_t rows, keys, bytes; /* those that the kind uses */
-} cp_subject;
+} cp_timed_work;
 
 /* Where subjects are timed. */
 typedef struct {
     /* Time the subject once, until the last rank is done. */
-    cp_status (*time)(void *context, const cp_subject *subject,
+    cp_status (*time)(void *context, const cp_timed_work *timed,
                       double *seconds);
     void *context;
     int cores;     /* that the ranks share, with memory; 0: not shared */
     double speed;  /* of a rank, in cores; 1 where they are not shared */
     double memory; /* bytes of the shared machine, or of a rank's own */
     int64_t element_bytes; /* of a number in keys and values */
-} cp_laboratory;
+} cp_timing_backend;
 
 enum { CP_CALIBRATE_RANKS = 1024, CP_CALIBRATE_ROUNDS = 99 }; /* at most */
 
@@ -81,7 +81,7 @@ cp_status cp_calibration_check(const cp_calibration *calibration);
 
 /* Measure in a laboratory what the calibration asks for, and fill in its
  * description. Fails as the laboratory does, or with CP_MEMORY. */
-cp_status cp_calibrate(const cp_laboratory *laboratory,
+cp_status cp_calibrate(const cp_timing_backend *timing,
                        const cp_calibration *wanted);
 
 #endif

@@ -90,7 +90,7 @@ refuse(const reading *r, const char *format, ...) {
 static const struct {
     bool zero;
     double most;
-    const char *due;
+    const char *expected;
 } ranges[] = {
     [CP_FIELD_POSITIVE] = {false, 1e99, "it must be above 0, at most 1e99"},
     [CP_FIELD_TIME] = {true, 1e99, "it must be 0 or more, at most 1e99"},
@@ -107,7 +107,7 @@ static cp_status number(reading *r, cp_field_kind kind, double *value) {
                       word[0] == '\0' ? "no value" : word);
     if (!(*value > 0 || (ranges[kind].zero && *value == 0)) ||
         *value > ranges[kind].most)
-        return refuse(r, "%s: %s", word, ranges[kind].due);
+        return refuse(r, "%s: %s", word, ranges[kind].expected);
     return CP_OK;
 }
 

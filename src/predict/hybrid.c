@@ -25,15 +25,15 @@ typedef struct {
 } timed;
 
 static double seconds_of(void *context, int rank, const cp_op *op) {
-    const timed *it = context;
-    return cp_pace_of(it->pace, it->plan, rank, op);
+    const timed *timed = context;
+    return cp_pace_of(timed->pace, timed->plan, rank, op);
 }
 
 static cp_status time_scan(const cp_pace *pace, const cp_plan *plan,
                            double *seconds) {
-    timed it = {pace, plan};
+    timed timed = {pace, plan};
     const cp_timeline line = {
-        .plan = plan, .seconds = seconds_of, .context = &it, .layers = 1};
+        .plan = plan, .seconds = seconds_of, .context = &timed, .layers = 1};
     cp_hours hours;
     CP_TRY(cp_timeline_run(&line, &hours));
     *seconds = hours.now;

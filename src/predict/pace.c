@@ -331,9 +331,9 @@ static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
     const cp_touch sent = {op->in.slot, false};
     const int messages = cp_op_messages(plan, op);
     const int written = op->kind == CP_OP_ALL_GATHER ? 1 : messages;
-    if (cp_slot_writing(plan, op->in.slot) == CP_WRITING_NONE)
+    if (cp_slot_encoding(plan, op->in.slot) == CP_ENCODING_NONE)
         return 0;
-    return (messages + (cp_op_rewrites(plan, rank, op, sent) ? written : 0)) *
+    return (messages + (cp_op_encodes(plan, rank, op, sent) ? written : 0)) *
            moving(pace, (double)(slot->held + slot->bytes)) /
            device_speed(pace, rank);
 }

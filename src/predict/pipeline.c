@@ -24,26 +24,27 @@ typedef struct {
     cp_forecast *sum;
 } pipe;
 
-static double message(const pipe *it, int s, double tokens) {
-    const cp_model_sizes *model = it->call->model;
-    return cp_pace_message(&it->pace, s, (s + 1) % it->stages,
+static double message(const pipe *pipe, int s, double tokens) {
+    const cp_model_sizes *model = pipe->call->model;
+    return cp_pace_message(&pipe->pace, s, (s + 1) % pipe->stages,
                            tokens * (double)model->width *
                                (double)model->cache_bytes);
 }
 
-static void walk(pipe *it, double tokens, double seconds) {
+static void walk(pipe *pipe, double tokens, double seconds) {
     double arrived = 0;
-    for (int s = 0; s < it->stages; s++) {
-        stage *at = &it->at[s];
-        const double start = fmax(at->free, arrived) + it->step;
+    for (int s = 0; s < pipe->stages; s++) {
+        stage *at = &pipe->at[s];
+        const double start = fmax(at->free, arrived) + pipe->step;
         const double works = seconds * at->part;
-        const double takes = s + 1 < it->stages ? message(it, s, tokens) : 0;
+        const double takes =
+            s + 1 < pipe->stages ? message(pipe, s, tokens) : 0;
         at->busy += works;
-        at->free = start + works + (1 - it->hidden) * takes;
+        at->free = start + works + (1 - pipe->hidden) * takes;
         at->sent = fmax(at->sent, start + works) + takes;
         arrived = at->sent;
     }
-    it->done = arrived;
+    pipe->done = arrived;
 }
 
 static double speed_of(const cp_scenario *call, int s) {
@@ -52,30 +53,30 @@ static double speed_of(const cp_scenario *call, int s) {
     return speeds->count > 0 ? cp_curve_at(speeds, 1 + device) : 1;
 }
 
-static void divide(pipe *it) {
-    const cp_hardware *hardware = it->call->hardware;
-    const double layers = (double)it->call->model->layers;
-    const double sharing = hardware->cores > 0 ? it->stages : 1;
+static void divide(pipe *pipe) {
+    const cp_hardware *hardware = pipe->call->hardware;
+    const double layers = (double)pipe->call->model->layers;
+    const double sharing = hardware->cores > 0 ? pipe->stages : 1;
     double all = 0, sum = 0, last = 0;
-    for (int s = 0; s < it->stages; s++)
-        all += speed_of(it->call, s);
-    it->layers = 0;
-    for (int s = 0; s < it->stages; s++) {
-        sum += speed_of(it->call, s);
+    for (int s = 0; s < pipe->stages; s++)
+        all += speed_of(pipe->call, s);
+    pipe->layers = 0;
+    for (int s = 0; s < pipe->stages; s++) {
+        sum += speed_of(pipe->call, s);
         const double until = round(layers * sum / all);
-        it->layers = cp_max(it->layers, (int64_t)(until - last));
-        it->at[s] =
+        pipe->layers = cp_max(pipe->layers, (int64_t)(until - last));
+        pipe->at[s] =
             (stage){.part = sharing * (until - last) / layers *
-                            speed_of(it->call, 0) / speed_of(it->call, s)};
+                            speed_of(pipe->call, 0) / speed_of(pipe->call, s)};
         last = until;
     }
 }
 
 /* Simulate sequences on one stage, as if it had all layers. */
-static cp_status one(const pipe *it, int64_t sequences, const int64_t *fresh,
+static cp_status one(const pipe *pipe, int64_t sequences, const int64_t *fresh,
                      const int64_t *past, cp_forecast *forecast) {
-    const int first = it->call->devices != NULL ? it->call->devices[0] : 0;
-    cp_scenario call = *it->call;
+    const int first = pipe->call->devices != NULL ? pipe->call->devices[0] : 0;
+    cp_scenario call = *pipe->call;
     call.ranks = 1;
     call.devices = &first;
     call.dealing = (cp_dealing){.placement = CP_ZIGZAG};
@@ -88,11 +89,11 @@ static cp_status one(const pipe *it, int64_t sequences, const int64_t *fresh,
 }
 
 /* Send a piece through; its costs lie between a and b, at the given share. */
-static void send(pipe *it, double tokens, const cp_forecast *a,
+static void send(pipe *pipe, double tokens, const cp_forecast *a,
                  const cp_forecast *b, double share) {
-    cp_forecast *sum = it->sum;
+    cp_forecast *sum = pipe->sum;
     const double seconds = a->seconds + share * (b->seconds - a->seconds);
-    it->tokens += tokens;
+    pipe->tokens += tokens;
     sum->pieces++;
     sum->linear += a->linear;
     sum->reducing += a->reducing;
@@ -102,137 +103,140 @@ static void send(pipe *it, double tokens, const cp_forecast *a,
     sum->buffers = fmax(sum->buffers, b->buffers);
     sum->head = a->head;
     sum->weights = a->weights;
-    walk(it, tokens, seconds - a->head);
+    walk(pipe, tokens, seconds - a->head);
 }
 
-static cp_status idle(pipe *it, int64_t past) {
+static cp_status idle(pipe *pipe, int64_t past) {
     const int64_t token = 1, before = past - 1;
     cp_forecast f;
     if (past == 0)
         return CP_OK;
-    CP_TRY(one(it, 1, &token, &before, &f));
-    it->sum->cache += f.cache;
+    CP_TRY(one(pipe, 1, &token, &before, &f));
+    pipe->sum->cache += f.cache;
     return CP_OK;
 }
 
-static cp_status prompt(pipe *it, int64_t piece, int64_t fresh, int64_t past) {
+static cp_status prompt(pipe *pipe, int64_t piece, int64_t fresh,
+                        int64_t past) {
     const int64_t whole = fresh / piece, rest = fresh % piece;
     const int64_t last = past + (whole - 1) * piece, end = past + fresh - rest;
     cp_forecast a, b;
     if (fresh == 0)
-        return idle(it, past);
+        return idle(pipe, past);
     if (whole > 0) {
-        CP_TRY(one(it, 1, &piece, &past, &a));
-        CP_TRY(one(it, 1, &piece, &last, &b));
+        CP_TRY(one(pipe, 1, &piece, &past, &a));
+        CP_TRY(one(pipe, 1, &piece, &last, &b));
     }
     for (int64_t n = 0; n < whole; n++)
-        send(it, (double)piece, &a, &b,
+        send(pipe, (double)piece, &a, &b,
              whole > 1 ? (double)n / (double)(whole - 1) : 0);
     if (rest > 0) {
-        CP_TRY(one(it, 1, &rest, &end, &b));
-        send(it, (double)rest, &b, &b, 0);
+        CP_TRY(one(pipe, 1, &rest, &end, &b));
+        send(pipe, (double)rest, &b, &b, 0);
     }
-    it->sum->cache += b.cache;
+    pipe->sum->cache += b.cache;
     return CP_OK;
 }
 
-static cp_status prompts(pipe *it, int64_t piece) {
-    const cp_scenario *call = it->call;
+static cp_status prompts(pipe *pipe, int64_t piece) {
+    const cp_scenario *call = pipe->call;
     for (int64_t i = 0; i < call->sequences; i++)
-        CP_TRY(prompt(it, piece, call->new_tokens[i], call->cached_tokens[i]));
-    it->sum->seconds = it->done + it->sum->head;
+        CP_TRY(
+            prompt(pipe, piece, call->new_tokens[i], call->cached_tokens[i]));
+    pipe->sum->seconds = pipe->done + pipe->sum->head;
     return CP_OK;
 }
 
-static double step_seconds(const pipe *it) {
+static double step_seconds(const pipe *pipe) {
     double slowest = 0;
-    for (int s = 0; s < it->stages; s++)
-        slowest = fmax(slowest, it->at[s].busy);
-    return fmax(slowest, it->longest);
+    for (int s = 0; s < pipe->stages; s++)
+        slowest = fmax(slowest, pipe->at[s].busy);
+    return fmax(slowest, pipe->longest);
 }
 
-static cp_status group(pipe *it, int64_t first, int64_t end) {
-    const cp_scenario *call = it->call;
-    const int last = it->stages - 1;
+static cp_status group(pipe *pipe, int64_t first, int64_t end) {
+    const cp_scenario *call = pipe->call;
+    const int last = pipe->stages - 1;
     int64_t tokens = 0;
     cp_forecast f;
     for (int64_t i = first; i < end; i++)
         tokens += call->new_tokens[i];
     for (int64_t i = first; i < end && tokens == 0; i++)
-        CP_TRY(idle(it, call->cached_tokens[i]));
+        CP_TRY(idle(pipe, call->cached_tokens[i]));
     if (tokens == 0)
         return CP_OK;
-    CP_TRY(one(it, end - first, call->new_tokens + first,
+    CP_TRY(one(pipe, end - first, call->new_tokens + first,
                call->cached_tokens + first, &f));
     for (int s = 0; s <= last; s++)
-        it->at[s].free = it->at[s].sent = 0;
-    send(it, (double)tokens, &f, &f, 0);
-    it->at[last].busy += f.head;
-    const double back = last > 0 ? message(it, last, 0) : 0;
-    it->longest = fmax(it->longest, it->done + f.head + back);
-    it->sum->cache += f.cache;
+        pipe->at[s].free = pipe->at[s].sent = 0;
+    send(pipe, (double)tokens, &f, &f, 0);
+    pipe->at[last].busy += f.head;
+    const double back = last > 0 ? message(pipe, last, 0) : 0;
+    pipe->longest = fmax(pipe->longest, pipe->done + f.head + back);
+    pipe->sum->cache += f.cache;
     return CP_OK;
 }
 
-static cp_status groups(pipe *it) {
-    const int64_t all = it->call->sequences, count = cp_min(it->stages, all);
+static cp_status groups(pipe *pipe) {
+    const int64_t all = pipe->call->sequences,
+                  count = cp_min(pipe->stages, all);
     for (int64_t g = 0; g < count; g++)
-        CP_TRY(group(it, g * all / count, (g + 1) * all / count));
-    it->sum->seconds = step_seconds(it);
+        CP_TRY(group(pipe, g * all / count, (g + 1) * all / count));
+    pipe->sum->seconds = step_seconds(pipe);
     return CP_OK;
 }
-static void hold(const pipe *it) {
-    const cp_model_sizes *model = it->call->model;
-    cp_forecast *sum = it->sum;
-    const double part = (double)it->layers / (double)model->layers;
-    const double table = it->pace.table * model->head_bits / 8;
+static void hold(const pipe *pipe) {
+    const cp_model_sizes *model = pipe->call->model;
+    cp_forecast *sum = pipe->sum;
+    const double part = (double)pipe->layers / (double)model->layers;
+    const double table = pipe->pace.table * model->head_bits / 8;
     const double tables = (double)model->tables * table;
     sum->weights =
-        part * (sum->weights - tables) + (it->stages > 1 ? table : tables);
+        part * (sum->weights - tables) + (pipe->stages > 1 ? table : tables);
     sum->cache *= part;
 }
 
-static void sum_up(const pipe *it) {
-    const cp_model_sizes *model = it->call->model;
-    cp_forecast *sum = it->sum;
+static void sum_up(const pipe *pipe) {
+    const cp_model_sizes *model = pipe->call->model;
+    cp_forecast *sum = pipe->sum;
     double busy = 0;
-    for (int s = 0; s < it->stages; s++)
-        busy += it->at[s].busy;
-    if (it->call->kept)
-        sum->seconds += it->call->hardware->call;
-    sum->busy = busy / (it->stages * sum->seconds);
-    sum->idle =
-        (sum->seconds - busy / it->stages) * it->stages / (double)model->layers;
+    for (int s = 0; s < pipe->stages; s++)
+        busy += pipe->at[s].busy;
+    if (pipe->call->kept)
+        sum->seconds += pipe->call->hardware->call;
+    sum->busy = busy / (pipe->stages * sum->seconds);
+    sum->idle = (sum->seconds - busy / pipe->stages) * pipe->stages /
+                (double)model->layers;
     sum->ring = sum->attending;
     sum->flops_per_second =
-        sum->flops / sum->seconds / (double)(it->stages * it->call->tensor);
-    if (it->stages > 1)
+        sum->flops / sum->seconds / (double)(pipe->stages * pipe->call->tensor);
+    if (pipe->stages > 1)
         sum->sent =
-            it->tokens * (double)model->width * (double)model->cache_bytes;
-    hold(it);
+            pipe->tokens * (double)model->width * (double)model->cache_bytes;
+    hold(pipe);
 }
 
-static cp_status run(pipe *it, int64_t piece) {
-    *it->sum = (cp_forecast){0};
-    divide(it);
-    it->done = it->longest = it->tokens = 0;
-    CP_TRY(it->pace.decode ? groups(it) : prompts(it, piece));
-    sum_up(it);
+static cp_status run(pipe *pipe, int64_t piece) {
+    *pipe->sum = (cp_forecast){0};
+    divide(pipe);
+    pipe->done = pipe->longest = pipe->tokens = 0;
+    CP_TRY(pipe->pace.decode ? groups(pipe) : prompts(pipe, piece));
+    sum_up(pipe);
     return CP_OK;
 }
 
 /* Try pieces of 1/stages of all tokens, then half of that, and so on. */
-static cp_status fastest(pipe *it, cp_forecast *forecast) {
+static cp_status fastest(pipe *pipe, cp_forecast *forecast) {
     cp_forecast now;
     int64_t all = 0;
-    for (int64_t i = 0; i < it->call->sequences; i++)
-        all += it->call->new_tokens[i];
-    it->sum = &now;
-    int64_t piece = cp_ceil_divide(cp_max(all, 1), it->stages);
+    for (int64_t i = 0; i < pipe->call->sequences; i++)
+        all += pipe->call->new_tokens[i];
+    pipe->sum = &now;
+    int64_t piece = cp_ceil_divide(cp_max(all, 1), pipe->stages);
     for (int n = 0; n < 7; n++, piece = cp_ceil_divide(piece, 2)) {
         if (n > 0 && piece < CP_PIECE_LEAST)
             break;
-        CP_TRY(run(it, cp_max(piece, CP_PIECE_LEAST)));
+        CP_TRY(run(pipe, cp_max(piece, CP_PIECE_LEAST)));
         if (n == 0 || now.seconds < forecast->seconds)
             *forecast = now;
     }
@@ -241,18 +245,20 @@ static cp_status fastest(pipe *it, cp_forecast *forecast) {
 
 cp_status cp_pipeline(const cp_scenario *call, int64_t piece,
                       cp_forecast *forecast) {
-    pipe it = {.call = call, .stages = call->ranks, .sum = forecast};
+    pipe pipe = {.call = call, .stages = call->ranks, .sum = forecast};
     const cp_hardware *hardware = call->hardware;
     if (call->ranks > call->model->layers)
         return cp_refuse("a pipeline of %d stages for %ld layers; each stage "
                          "needs at least one layer",
                          call->ranks, call->model->layers);
-    CP_TRY(cp_pace_new(call, &it.pace));
-    CP_TRY(cp_allocate(&it.at, it.stages, sizeof(stage), "stages"));
-    it.hidden = it.pace.decode ? hardware->decode_overlap : hardware->overlap;
-    it.step = it.pace.decode || it.stages == 1 ? 0 : hardware->step;
-    const cp_status status =
-        piece > 0 || it.pace.decode ? run(&it, piece) : fastest(&it, forecast);
-    free(it.at);
+    CP_TRY(cp_pace_new(call, &pipe.pace));
+    CP_TRY(cp_allocate(&pipe.at, pipe.stages, sizeof(stage), "stages"));
+    pipe.hidden =
+        pipe.pace.decode ? hardware->decode_overlap : hardware->overlap;
+    pipe.step = pipe.pace.decode || pipe.stages == 1 ? 0 : hardware->step;
+    const cp_status status = piece > 0 || pipe.pace.decode
+                                 ? run(&pipe, piece)
+                                 : fastest(&pipe, forecast);
+    free(pipe.at);
     return status;
 }

@@ -15,7 +15,7 @@ typedef struct {
     const double *seconds;
     int *order, *found; /* the one being tried, and the best so far */
     length best;
-} search;
+} order_search;
 
 static length longer(length all, double leg) {
     return (length){fmax(all.worst, leg), all.sum + leg};
@@ -25,14 +25,15 @@ static bool shorter(length a, length b) {
     return a.worst < b.worst || (a.worst == b.worst && a.sum < b.sum);
 }
 
-static double leg(const search *it, int from, int to) {
-    return it->seconds[it->order[from] * it->ranks + it->order[to]];
+static double leg(const order_search *search, int from, int to) {
+    return search
+        ->seconds[search->order[from] * search->ranks + search->order[to]];
 }
 
-static length around(const search *it) {
+static length around(const order_search *search) {
     length all = {0};
-    for (int n = 0; n < it->ranks && it->ranks > 1; n++)
-        all = longer(all, leg(it, n, (n + 1) % it->ranks));
+    for (int n = 0; n < search->ranks && search->ranks > 1; n++)
+        all = longer(all, leg(search, n, (n + 1) % search->ranks));
     return all;
 }
 
@@ -47,33 +48,35 @@ static void reverse(int *order, int a, int b) {
         swap(order, a++, b--);
 }
 
-static void extend(search *it, int placed, length so_far) {
-    if (placed == it->ranks)
-        so_far = longer(so_far, leg(it, placed - 1, 0));
-    if (!shorter(so_far, it->best))
+static void extend(order_search *search, int placed, length so_far) {
+    if (placed == search->ranks)
+        so_far = longer(so_far, leg(search, placed - 1, 0));
+    if (!shorter(so_far, search->best))
         return;
-    if (placed == it->ranks) {
-        it->best = so_far;
-        memcpy(it->found, it->order, (size_t)it->ranks * sizeof(int));
+    if (placed == search->ranks) {
+        search->best = so_far;
+        memcpy(search->found, search->order,
+               (size_t)search->ranks * sizeof(int));
     }
-    for (int n = placed; n < it->ranks; n++) {
-        swap(it->order, placed, n);
-        extend(it, placed + 1, longer(so_far, leg(it, placed - 1, placed)));
-        swap(it->order, placed, n);
+    for (int n = placed; n < search->ranks; n++) {
+        swap(search->order, placed, n);
+        extend(search, placed + 1,
+               longer(so_far, leg(search, placed - 1, placed)));
+        swap(search->order, placed, n);
     }
 }
 
-static bool improve(search *it) {
+static bool improve(order_search *search) {
     bool better = false;
-    for (int a = 1; a < it->ranks; a++)
-        for (int b = a + 1; b < it->ranks; b++) {
-            reverse(it->order, a, b);
-            const length now = around(it);
-            if (shorter(now, it->best)) {
-                it->best = now;
+    for (int a = 1; a < search->ranks; a++)
+        for (int b = a + 1; b < search->ranks; b++) {
+            reverse(search->order, a, b);
+            const length now = around(search);
+            if (shorter(now, search->best)) {
+                search->best = now;
                 better = true;
             } else {
-                reverse(it->order, a, b);
+                reverse(search->order, a, b);
             }
         }
     return better;
@@ -81,19 +84,19 @@ static bool improve(search *it) {
 
 void cp_ring_order(int ranks, const double *seconds, int *order) {
     int trial[CP_ORDER_EXACT];
-    search it = {ranks, seconds, order, order, {INFINITY, INFINITY}};
+    order_search search = {ranks, seconds, order, order, {INFINITY, INFINITY}};
     for (int n = 0; n < ranks; n++)
         order[n] = n;
     if (ranks > CP_ORDER_EXACT) {
-        it.best = around(&it);
-        while (improve(&it))
+        search.best = around(&search);
+        while (improve(&search))
             continue;
         return;
     }
     memcpy(trial, order, (size_t)ranks * sizeof(int));
-    it.order = trial;
+    search.order = trial;
     if (ranks > 1)
-        extend(&it, 1, (length){0});
+        extend(&search, 1, (length){0});
 }
 
 double cp_ring_slowest(int ranks, const double *seconds, const int *order) {

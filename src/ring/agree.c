@@ -59,33 +59,36 @@ typedef struct {
     int64_t fresh, cached, ranks, variant;
     uint64_t plan, about;
     int64_t status; /* of the sender; not compared */
-} wish;
+} fingerprint;
 
-static wish wish_of(const cp_plan *plan, uint64_t about, cp_status status) {
-    return (wish){plan->layout->new_tokens,
-                  plan->layout->cached_tokens,
-                  plan->layout->ranks,
-                  plan->variant,
-                  plan_fingerprint(plan),
-                  about,
-                  status};
+static fingerprint fingerprint_of(const cp_plan *plan, uint64_t about,
+                                  cp_status status) {
+    return (fingerprint){plan->layout->new_tokens,
+                         plan->layout->cached_tokens,
+                         plan->layout->ranks,
+                         plan->variant,
+                         plan_fingerprint(plan),
+                         about,
+                         status};
 }
 
-static void write_wish(char *text, size_t room, const wish *it) {
+static void write_fingerprint(char *text, size_t room,
+                              const fingerprint *own_print) {
     snprintf(
         text, room,
         "%ld new tokens over %ld by %s on %ld ranks (plan %08lx, tokens %08lx)",
-        it->fresh, it->cached, cp_variant_name((cp_variant)it->variant),
-        it->ranks, it->plan & 0xFFFFFFFF, it->about & 0xFFFFFFFF);
+        own_print->fresh, own_print->cached,
+        cp_variant_name((cp_variant)own_print->variant), own_print->ranks,
+        own_print->plan & 0xFFFFFFFF, own_print->about & 0xFFFFFFFF);
 }
 
-static cp_status compare(const wish *all, int ranks) {
+static cp_status compare(const fingerprint *all, int ranks) {
     for (int r = 1; r < ranks; r++) {
         char theirs[160], ours[160];
-        if (memcmp(&all[r], &all[0], offsetof(wish, status)) == 0)
+        if (memcmp(&all[r], &all[0], offsetof(fingerprint, status)) == 0)
             continue;
-        write_wish(ours, sizeof(ours), &all[0]);
-        write_wish(theirs, sizeof(theirs), &all[r]);
+        write_fingerprint(ours, sizeof(ours), &all[0]);
+        write_fingerprint(theirs, sizeof(theirs), &all[r]);
         return cp_fail(CP_BROKEN,
                        "the ranks disagree: rank 0 has %s; rank %d has %s",
                        ours, r, theirs);
@@ -93,7 +96,7 @@ static cp_status compare(const wish *all, int ranks) {
     return CP_OK;
 }
 
-static cp_status judge(const wish *all, int ranks) {
+static cp_status judge(const fingerprint *all, int ranks) {
     CP_TRY(compare(all, ranks));
     for (int r = 0; r < ranks; r++)
         if (all[r].status == CP_INTERRUPTED)
@@ -104,55 +107,59 @@ static cp_status judge(const wish *all, int ranks) {
     return CP_OK;
 }
 
-static cp_status meet(const cp_crew *crew, wish mine) {
-    wish *all;
+static cp_status meet(const cp_process_group *group, fingerprint own_print) {
+    fingerprint *all;
     char why[512];
     snprintf(why, sizeof(why), "%s", cp_message());
-    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "what the ranks want"));
-    all[crew->rank] = mine;
-    cp_status status = crew->collect(all, sizeof(*all));
+    CP_TRY(
+        cp_allocate(&all, group->ranks, sizeof(*all), "what the ranks want"));
+    all[group->rank] = own_print;
+    cp_status status = group->all_gather(all, sizeof(*all));
     if (status == CP_OK)
-        status = judge(all, crew->ranks);
+        status = judge(all, group->ranks);
     free(all);
-    return status == CP_ABORTED && mine.status != CP_OK
-               ? cp_fail((cp_status)mine.status, "%s", why)
+    return status == CP_ABORTED && own_print.status != CP_OK
+               ? cp_fail((cp_status)own_print.status, "%s", why)
                : status;
 }
 
-cp_status cp_crew_all_ready(const cp_crew *crew, cp_status mine) {
-    return crew == NULL ? mine : meet(crew, (wish){.status = mine});
+cp_status cp_agree_to_start(const cp_process_group *group,
+                            cp_status own_status) {
+    return group == NULL ? own_status
+                         : meet(group, (fingerprint){.status = own_status});
 }
 
-cp_status cp_crew_agree(const cp_crew *crew, const cp_plan *plan,
-                        uint64_t about, cp_status mine) {
-    return crew == NULL || crew->ranks == 1
-               ? mine
-               : meet(crew, wish_of(plan, about, mine));
+cp_status cp_agree_on_plan(const cp_process_group *group, const cp_plan *plan,
+                           uint64_t about, cp_status own_status) {
+    return group == NULL || group->ranks == 1
+               ? own_status
+               : meet(group, fingerprint_of(plan, about, own_status));
 }
 
 /* The first rank whose number differs from rank 0's, or 0. */
-static cp_status find_other(const cp_crew *crew, uint64_t number, int *other) {
+static cp_status find_other(const cp_process_group *group, uint64_t number,
+                            int *other) {
     uint64_t *all;
     *other = 0;
-    CP_TRY(cp_allocate(&all, crew->ranks, sizeof(*all), "what ranks have"));
-    all[crew->rank] = number;
-    const cp_status status = crew->collect(all, sizeof(*all));
-    for (int r = crew->ranks - 1; r > 0 && status == CP_OK; r--)
+    CP_TRY(cp_allocate(&all, group->ranks, sizeof(*all), "what ranks have"));
+    all[group->rank] = number;
+    const cp_status status = group->all_gather(all, sizeof(*all));
+    for (int r = group->ranks - 1; r > 0 && status == CP_OK; r--)
         if (all[r] != all[0])
             *other = r;
     free(all);
     return status;
 }
 
-cp_status cp_crew_agree_words(int count, char *const *arguments) {
-    const cp_crew *crew = cp_crew_mine();
+cp_status cp_agree_on_arguments(int count, char *const *arguments) {
+    const cp_process_group *group = cp_process_group_own();
     uint64_t words = cp_hash(1, CP_COMMIT, sizeof(CP_COMMIT));
     int other;
     for (int i = 1; i < count; i++)
         words = cp_hash(words, arguments[i], (int64_t)strlen(arguments[i]) + 1);
-    if (crew->ranks == 1)
+    if (group->ranks == 1)
         return CP_OK;
-    CP_TRY(find_other(crew, words, &other));
+    CP_TRY(find_other(group, words, &other));
     return other == 0
                ? CP_OK
                : cp_refuse("the ranks disagree: rank %d was started with "
@@ -160,14 +167,14 @@ cp_status cp_crew_agree_words(int count, char *const *arguments) {
                            other);
 }
 
-cp_status cp_crew_agree_file(const char *name, uint64_t fingerprint,
-                             cp_status mine) {
-    const cp_crew *crew = cp_crew_mine();
+cp_status cp_agree_on_file(const char *name, uint64_t fingerprint,
+                           cp_status own_status) {
+    const cp_process_group *group = cp_process_group_own();
     int other;
-    if (crew->ranks == 1)
-        return mine;
-    CP_TRY(cp_crew_all_ready(crew, mine));
-    CP_TRY(find_other(crew, fingerprint, &other));
+    if (group->ranks == 1)
+        return own_status;
+    CP_TRY(cp_agree_to_start(group, own_status));
+    CP_TRY(find_other(group, fingerprint, &other));
     return other == 0
                ? CP_OK
                : cp_refuse("rank %d has another %s than rank 0", other, name);

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "ring/forest.h"
+#include "ring/node_lists.h"
 
 /* Bytes that a whole query carries: its label, and the keys it has chosen. */
 static int64_t carried(const cp_plan *plan) {
@@ -237,7 +237,7 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
     cp_status status =
         plan->status == CP_OK ? cp_plan_link(plan) : plan->status;
     if (status == CP_OK && layout->leaves)
-        status = cp_forest_fit(plan);
+        status = cp_node_lists_fit(plan);
     if (status == CP_OK)
         *out = plan;
     else

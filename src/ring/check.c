@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/forest.h"
+#include "ring/node_lists.h"
 #include "ring/migrate.h"
 #include "ring/order.h"
 
@@ -103,12 +103,12 @@ static cp_status refuse_open(const cp_layout *layout, const owned *list,
         for (int64_t n = 0; n < count; n++)
             if (list[n].span.sequence == i)
                 tokens += cp_span_before(list[n].span, end);
-        const int64_t due = keys ? end : layout->fresh[i];
-        if (tokens != due)
+        const int64_t expected = keys ? end : layout->fresh[i];
+        if (tokens != expected)
             return cp_fail(CP_BROKEN,
                            "of %ld %s positions before %ld of sequence %ld, "
                            "%ld are held by no rank",
-                           due, what, end, i, due - tokens);
+                           expected, what, end, i, expected - tokens);
     }
     for (int64_t n = 0; n < count && !keys; n++)
         CP_TRY(refuse_no_hole(layout, list[n]));
@@ -273,8 +273,9 @@ static cp_status check_everybody(const cp_layout *layout) {
         const int64_t past = layout->past[i], fresh = layout->fresh[i];
         if (fresh == 0)
             continue;
-        const cp_piece due = {{i, past, fresh, 1}, row};
-        if (n >= all->count || memcmp(&all->items[n++], &due, sizeof(due)) != 0)
+        const cp_piece expected = {{i, past, fresh, 1}, row};
+        if (n >= all->count ||
+            memcmp(&all->items[n++], &expected, sizeof(expected)) != 0)
             return cp_fail(CP_BROKEN,
                            "the queries of all ranks are not tokens %ld to %ld "
                            "of sequence %ld, from row %ld on",
@@ -328,24 +329,25 @@ typedef struct {
     cp_slot_kind kind : 8;
     bool full;   /* has contents */
     bool chosen; /* queries: they carry their list of chosen keys */
-} content;
+} slot_content;
 
 enum { ALL = -1 }; /* the keys of all ranks, each once */
 
 typedef struct {
-    content holds;
+    slot_content holds;
     int16_t sending; /* exchanges it is lent to, not waited for yet */
     bool receiving;  /* one of them fills it; its contents are unknown */
-} place;
+} slot_state;
 
 typedef struct {
     int32_t left, right; /* what the two partials had met */
-} merge;
+} merge_record;
 
 typedef struct {
     const cp_plan *plan;
-    place *places;  /* [ranks][slots] */
-    merge *merges;  /* in the order in which they happen; the first is ranks */
+    slot_state *places; /* [ranks][slots] */
+    merge_record
+        *merges;    /* in the order in which they happen; the first is ranks */
     int32_t merged; /* how many have happened */
     int64_t *pairs; /* [ranks + 1][ranks] of a query and a key block; the last
                        queries are all ranks'. In a migration: how often a
@@ -354,18 +356,18 @@ typedef struct {
     cp_plan_report *report;
 } proof;
 
-static place *place_of(const proof *proof, int rank, int slot) {
+static slot_state *state_of_slot(const proof *proof, int rank, int slot) {
     return &proof->places[rank * (int64_t)proof->plan->slot_count + slot];
 }
 static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
                             int slot, bool writes) {
-    const place *it = place_of(proof, rank, slot);
+    const slot_state *state = state_of_slot(proof, rank, slot);
     const char *problem = NULL;
-    if (it->receiving)
+    if (state->receiving)
         problem = "which a receive is still filling";
-    else if (writes && it->sending)
+    else if (writes && state->sending)
         problem = "which a send is still reading";
-    else if (!writes && !it->holds.full)
+    else if (!writes && !state->holds.full)
         problem = "which holds nothing";
     if (writes && slot == proof->plan->cache && op->kind != CP_OP_APPEND)
         problem = "which is the cache";
@@ -385,40 +387,40 @@ static cp_status check_slots(const proof *proof, int rank, const cp_op *op) {
 
 static cp_status check_use(const proof *proof, int rank, const cp_op *op,
                            cp_use use, cp_slot_kind kind) {
-    const content *it = &place_of(proof, rank, use.slot)->holds;
+    const slot_content *content = &state_of_slot(proof, rank, use.slot)->holds;
     const bool cache = kind == CP_SLOT_KEYS && use.slot == proof->plan->cache;
-    if (it->kind != kind && !cache)
+    if (content->kind != kind && !cache)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s takes slot %d for another kind of "
                        "slot",
                        rank, op->hop, cp_op_name(op->kind), use.slot);
     if (kind == CP_SLOT_RUN &&
-        (it->origin != use.origin || it->part != use.part))
+        (content->origin != use.origin || content->part != use.part))
         return cp_fail(
             CP_BROKEN,
             "rank %d, hop %d: %s expects chunks %d to %d in slot %d, "
             "which holds %d to %d",
             rank, op->hop, cp_op_name(op->kind), use.origin, use.part, use.slot,
-            it->origin, it->part);
-    if (it->origin != use.origin)
+            content->origin, content->part);
+    if (content->origin != use.origin)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s expects the block of rank %d in "
                        "slot %d, which holds that of rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
-                       use.slot, it->origin);
-    if (proof->plan->migration != NULL && it->part != use.part)
+                       use.slot, content->origin);
+    if (proof->plan->migration != NULL && content->part != use.part)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s expects the transfer from rank %d "
                        "to rank %d in slot %d, which holds that to rank %d",
                        rank, op->hop, cp_op_name(op->kind), use.origin,
-                       use.part, use.slot, it->part);
+                       use.part, use.slot, content->part);
     const int parts = proof->plan->slots[use.slot].parts;
-    if (!cache && (it->part != use.part || it->parts != parts))
+    if (!cache && (content->part != use.part || content->parts != parts))
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s expects part %d of %d of the heads "
                        "in slot %d, which holds part %d of %d",
                        rank, op->hop, cp_op_name(op->kind), use.part, parts,
-                       use.slot, it->part, it->parts);
+                       use.slot, content->part, content->parts);
     return CP_OK;
 }
 
@@ -476,22 +478,24 @@ static cp_status check_met(const proof *proof, int origin, int32_t met,
 }
 
 static cp_status check_due(const proof *proof, int rank, int half) {
-    const cp_use due = cp_plan_due_run(proof->plan, rank, half);
-    const content *it = &place_of(proof, rank, due.slot)->holds;
-    if (due.part < 0 || (it->full && it->kind == CP_SLOT_RUN &&
-                         it->origin == due.origin && it->part == due.part))
+    const cp_use expected = cp_plan_due_run(proof->plan, rank, half);
+    const slot_content *content =
+        &state_of_slot(proof, rank, expected.slot)->holds;
+    if (expected.part < 0 ||
+        (content->full && content->kind == CP_SLOT_RUN &&
+         content->origin == expected.origin && content->part == expected.part))
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "rank %d ends without the state of chunks 0 to %d, before "
                    "its chunk %d",
-                   rank, due.part, due.part + 1);
+                   rank, expected.part, expected.part + 1);
 }
 
-static cp_status check_parcels(const proof *proof, int rank) {
-    const cp_migration *it = proof->plan->migration;
-    for (int from = 0; from < it->ranks; from++)
-        if (cp_parcel_of(it, from, rank)->rows > 0 &&
-            proof->pairs[from * it->ranks + rank] == 0)
+static cp_status check_transfers(const proof *proof, int rank) {
+    const cp_migration *migration = proof->plan->migration;
+    for (int from = 0; from < migration->ranks; from++)
+        if (cp_transfer_of(migration, from, rank)->rows > 0 &&
+            proof->pairs[from * migration->ranks + rank] == 0)
             return cp_fail(CP_BROKEN,
                            "rank %d ends without the transfer from rank %d",
                            rank, from);
@@ -500,30 +504,32 @@ static cp_status check_parcels(const proof *proof, int rank) {
 
 static cp_status check_result(const proof *proof, int rank) {
     const cp_plan *plan = proof->plan;
-    const content *it = &place_of(proof, rank, plan->result)->holds;
-    const cp_use due = cp_plan_ends(plan, rank);
+    const slot_content *content =
+        &state_of_slot(proof, rank, plan->result)->holds;
+    const cp_use expected = cp_plan_ends(plan, rank);
     if (cp_plan_scans(plan)) {
         CP_TRY(check_due(proof, rank, 0));
         return check_due(proof, rank, 1);
     }
     if (plan->migration != NULL)
-        return check_parcels(proof, rank);
-    if (!it->full || it->kind != CP_SLOT_PARTIAL || it->origin != due.origin ||
-        it->part != due.part || it->parts != plan->slots[due.slot].parts)
+        return check_transfers(proof, rank);
+    if (!content->full || content->kind != CP_SLOT_PARTIAL ||
+        content->origin != expected.origin || content->part != expected.part ||
+        content->parts != plan->slots[expected.slot].parts)
         return cp_fail(CP_BROKEN, "rank %d ends without its result", rank);
-    return check_met(proof, it->origin, it->met, false);
+    return check_met(proof, content->origin, content->met, false);
 }
 
 static cp_status note_split(proof *proof, int rank, const cp_op *op) {
     const cp_slot *out = &proof->plan->slots[op->out.slot];
-    content holds = place_of(proof, rank, op->in.slot)->holds;
+    slot_content holds = state_of_slot(proof, rank, op->in.slot)->holds;
     CP_TRY(check_use(proof, rank, op, op->in,
                      proof->plan->slots[op->in.slot].kind));
     holds.parts = (int16_t)out->parts;
     for (int p = 0; p < out->parts; p++) {
         const cp_use part = cp_use_part(op->out.slot + p, op->in.origin, p);
         holds.part = (int16_t)p;
-        place_of(proof, rank, part.slot)->holds = holds;
+        state_of_slot(proof, rank, part.slot)->holds = holds;
         CP_TRY(check_use(proof, rank, op, part, out->kind));
     }
     return CP_OK;
@@ -535,14 +541,15 @@ static cp_status note_join(proof *proof, int rank, const cp_op *op) {
         const cp_use part = cp_use_part(op->in.slot + p, op->in.origin, p);
         CP_TRY(check_use(proof, rank, op, part, CP_SLOT_PARTIAL));
         CP_TRY(check_met(proof, part.origin,
-                         place_of(proof, rank, part.slot)->holds.met, false));
+                         state_of_slot(proof, rank, part.slot)->holds.met,
+                         false));
     }
-    place_of(proof, rank, op->out.slot)->holds =
-        (content){.met = ALL,
-                  .origin = op->in.origin,
-                  .parts = 1,
-                  .kind = CP_SLOT_PARTIAL,
-                  .full = true};
+    state_of_slot(proof, rank, op->out.slot)->holds =
+        (slot_content){.met = ALL,
+                       .origin = op->in.origin,
+                       .parts = 1,
+                       .kind = CP_SLOT_PARTIAL,
+                       .full = true};
     return check_use(proof, rank, op, op->out, CP_SLOT_PARTIAL);
 }
 
@@ -559,10 +566,10 @@ static cp_status check_heads(const proof *proof, int rank, const cp_op *op) {
 }
 
 static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
-    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    slot_content *out = &state_of_slot(proof, rank, op->out.slot)->holds;
     CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_RUN));
     if (op->kind == CP_OP_PACK)
-        *out = place_of(proof, rank, op->in.slot)->holds;
+        *out = state_of_slot(proof, rank, op->in.slot)->holds;
     else if (out->kind != CP_SLOT_RUN || out->origin != op->in.part + 1)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: chunks %d to %d do not come before "
@@ -574,22 +581,22 @@ static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
                      proof->plan->slots[op->out.slot].kind);
 }
 
-static cp_status note_parcel(proof *proof, int rank, const cp_op *op) {
+static cp_status note_migration(proof *proof, int rank, const cp_op *op) {
     const cp_plan *plan = proof->plan;
     const int ranks = plan->layout->ranks;
     const bool packs = op->kind == CP_OP_PACK;
     const cp_use use = packs ? op->out : op->in;
-    content *it = &place_of(proof, rank, use.slot)->holds;
+    slot_content *content = &state_of_slot(proof, rank, use.slot)->holds;
     if (packs)
-        *it = (content){.origin = (int16_t)rank,
-                        .part = use.part,
-                        .parts = 1,
-                        .kind = CP_SLOT_KEYS,
-                        .full = true};
+        *content = (slot_content){.origin = (int16_t)rank,
+                                  .part = use.part,
+                                  .parts = 1,
+                                  .kind = CP_SLOT_KEYS,
+                                  .full = true};
     CP_TRY(check_use(proof, rank, op, use, plan->slots[use.slot].kind));
-    if (it->kind != CP_SLOT_KEYS || use.part < 0 || use.part >= ranks ||
+    if (content->kind != CP_SLOT_KEYS || use.part < 0 || use.part >= ranks ||
         plan->slots[use.slot].rows !=
-            cp_parcel_of(plan->migration, use.origin, use.part)->rows ||
+            cp_transfer_of(plan->migration, use.origin, use.part)->rows ||
         (packs ? op->in.slot != plan->cache : op->out.slot != plan->result))
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: %s takes slot %d for another kind of "
@@ -606,7 +613,7 @@ static cp_status note_parcel(proof *proof, int rank, const cp_op *op) {
 }
 
 static cp_status note_chosen(proof *proof, int rank, const cp_op *op) {
-    const content *list = &place_of(proof, rank, op->in.slot)->holds;
+    const slot_content *list = &state_of_slot(proof, rank, op->in.slot)->holds;
     CP_TRY(check_use(proof, rank, op, op->in, CP_SLOT_LIST));
     CP_TRY(check_use(proof, rank, op, op->out, CP_SLOT_QUERIES));
     if (op->in.origin != op->out.origin)
@@ -614,13 +621,13 @@ static cp_status note_chosen(proof *proof, int rank, const cp_op *op) {
                        "rank %d, hop %d: queries of rank %d get the list of "
                        "those of rank %d",
                        rank, op->hop, op->out.origin, op->in.origin);
-    place_of(proof, rank, op->out.slot)->holds.chosen = true;
+    state_of_slot(proof, rank, op->out.slot)->holds.chosen = true;
     return check_met(proof, list->origin, list->met, true);
 }
 
 static cp_status check_chosen(const proof *proof, int rank, const cp_op *op) {
     if (proof->plan->indexer.top_k == 0 ||
-        place_of(proof, rank, op->in.slot)->holds.chosen)
+        state_of_slot(proof, rank, op->in.slot)->holds.chosen)
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "rank %d, hop %d: queries of rank %d attend to the keys of "
@@ -648,7 +655,7 @@ static cp_use subject(const cp_op *op, int rank) {
 /* Note which keys the tokens of the output have met. */
 static cp_status note_met(proof *proof, int rank, const cp_op *op,
                           cp_slot_kind kind) {
-    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    slot_content *out = &state_of_slot(proof, rank, op->out.slot)->holds;
     if (op->kind == CP_OP_ATTEND) {
         CP_TRY(check_use(proof, rank, op, op->keys, CP_SLOT_KEYS));
         CP_TRY(check_heads(proof, rank, op));
@@ -659,8 +666,8 @@ static cp_status note_met(proof *proof, int rank, const cp_op *op,
         out->met = op->keys.origin;
     } else if (op->kind == CP_OP_MERGE) {
         CP_TRY(check_use(proof, rank, op, op->out, kind));
-        proof->merges[proof->merged] =
-            (merge){out->met, place_of(proof, rank, op->in.slot)->holds.met};
+        proof->merges[proof->merged] = (merge_record){
+            out->met, state_of_slot(proof, rank, op->in.slot)->holds.met};
         out->met = proof->plan->layout->ranks + proof->merged++;
     }
     return CP_OK;
@@ -669,7 +676,7 @@ static cp_status note_met(proof *proof, int rank, const cp_op *op,
 static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank;
-    content *out = &place_of(proof, rank, op->out.slot)->holds;
+    slot_content *out = &state_of_slot(proof, rank, op->out.slot)->holds;
     const cp_use of = subject(op, rank);
     CP_TRY(check_slots(proof, rank, op));
     /* Note heads that are cut, or runs. */
@@ -680,7 +687,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
     if (proof->plan->slots[op->in.slot].kind == CP_SLOT_RUN)
         return note_runs(proof, rank, op);
     if (proof->plan->migration != NULL)
-        return note_parcel(proof, rank, op);
+        return note_migration(proof, rank, op);
     const bool list = proof->plan->slots[op->in.slot].kind == CP_SLOT_LIST;
     if (op->kind == CP_OP_PACK && list)
         return note_chosen(proof, rank, op);
@@ -689,12 +696,13 @@ static cp_status note_local(proof *proof, const cp_event *event) {
                      list ? CP_SLOT_LIST : kinds[op->kind].in));
     const cp_slot_kind made = list ? CP_SLOT_LIST : kinds[op->kind].out;
     CP_TRY(note_met(proof, rank, op, made));
-    *out = (content){.met = out->met,
-                     .origin = of.origin,
-                     .part = of.part,
-                     .parts = (int16_t)proof->plan->slots[op->in.slot].parts,
-                     .kind = made,
-                     .full = true};
+    *out =
+        (slot_content){.met = out->met,
+                       .origin = of.origin,
+                       .part = of.part,
+                       .parts = (int16_t)proof->plan->slots[op->in.slot].parts,
+                       .kind = made,
+                       .full = true};
     return check_use(proof, rank, op,
                      cp_use_part(op->out.slot, of.origin, of.part),
                      proof->plan->slots[op->out.slot].kind);
@@ -707,11 +715,12 @@ static cp_status deliver(proof *proof, const cp_event *event, int from,
     const cp_op *take = &programs[to].ops[event->all[to]];
     const bool gather = give->kind == CP_OP_ALL_GATHER;
     const int slot = give->in.slot + (gather ? 0 : to);
-    place_of(proof, to, take->out.slot + from)->holds =
-        place_of(proof, from, slot)->holds;
-    cp_use due = gather ? give->in : cp_plan_ends(proof->plan, to);
-    due.slot = (int16_t)slot;
-    return check_use(proof, from, give, due, proof->plan->slots[slot].kind);
+    state_of_slot(proof, to, take->out.slot + from)->holds =
+        state_of_slot(proof, from, slot)->holds;
+    cp_use expected = gather ? give->in : cp_plan_ends(proof->plan, to);
+    expected.slot = (int16_t)slot;
+    return check_use(proof, from, give, expected,
+                     proof->plan->slots[slot].kind);
 }
 
 static cp_status note_start(proof *proof, const cp_event *event) {
@@ -724,11 +733,11 @@ static cp_status note_start(proof *proof, const cp_event *event) {
                            "rank %d, hop %d: exchange writes slot %d, which "
                            "its own send is still reading",
                            event->rank, op->hop, op->out.slot);
-        place_of(proof, event->rank, op->out.slot)->receiving = true;
+        state_of_slot(proof, event->rank, op->out.slot)->receiving = true;
     }
     if (op->to == CP_NOBODY)
         return CP_OK;
-    place_of(proof, event->rank, op->in.slot)->sending++;
+    state_of_slot(proof, event->rank, op->in.slot)->sending++;
     return check_use(proof, event->rank, op, op->in,
                      proof->plan->slots[op->in.slot].kind);
 }
@@ -736,8 +745,8 @@ static cp_status note_start(proof *proof, const cp_event *event) {
 static cp_status note_transfer(proof *proof, const cp_event *event) {
     const cp_op *send = event->op;
     const cp_op *receive = &proof->plan->programs[send->to].ops[send->sent_to];
-    place_of(proof, send->to, receive->out.slot)->holds =
-        place_of(proof, event->rank, send->in.slot)->holds;
+    state_of_slot(proof, send->to, receive->out.slot)->holds =
+        state_of_slot(proof, event->rank, send->in.slot)->holds;
     return CP_OK;
 }
 
@@ -745,10 +754,10 @@ static cp_status note_wait(proof *proof, const cp_event *event) {
     const cp_program *program = &proof->plan->programs[event->rank];
     const cp_op *op = &program->ops[event->op->ends];
     if (op->to != CP_NOBODY)
-        place_of(proof, event->rank, op->in.slot)->sending--;
+        state_of_slot(proof, event->rank, op->in.slot)->sending--;
     if (op->from == CP_NOBODY)
         return CP_OK;
-    place_of(proof, event->rank, op->out.slot)->receiving = false;
+    state_of_slot(proof, event->rank, op->out.slot)->receiving = false;
     return check_use(proof, event->rank, op, op->out,
                      proof->plan->slots[op->out.slot].kind);
 }
@@ -777,12 +786,12 @@ static cp_status visit(void *context, const cp_event *event) {
 
 static void fill_in(const proof *proof, int rank, cp_use use) {
     const cp_slot *slot = &proof->plan->slots[use.slot];
-    place_of(proof, rank, use.slot)->holds =
-        (content){.full = true,
-                  .origin = use.origin,
-                  .part = use.part,
-                  .parts = (int16_t)slot->parts,
-                  .kind = slot->kind};
+    state_of_slot(proof, rank, use.slot)->holds =
+        (slot_content){.full = true,
+                       .origin = use.origin,
+                       .part = use.part,
+                       .parts = (int16_t)slot->parts,
+                       .kind = slot->kind};
 }
 
 static cp_status begin(proof *proof) {
@@ -792,9 +801,10 @@ static cp_status begin(proof *proof) {
     int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
         merges += plan->programs[k].count;
-    CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count, sizeof(place),
-                       "a proof"));
-    CP_TRY(cp_allocate(&proof->merges, merges, sizeof(merge), "a proof"));
+    CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count,
+                       sizeof(slot_state), "a proof"));
+    CP_TRY(
+        cp_allocate(&proof->merges, merges, sizeof(merge_record), "a proof"));
     CP_TRY(cp_allocate(&proof->pairs, (ranks + 1) * ranks, 8, "pairs"));
     CP_TRY(cp_allocate(&proof->times, ranks, 1, "a proof"));
     for (int k = 0; k < ranks; k++) {
@@ -902,7 +912,7 @@ static cp_status prove(proof *proof) {
     for (int k = 0; k < proof->plan->layout->ranks; k++)
         CP_TRY(check_result(proof, k));
     if (proof->plan->layout->leaves)
-        CP_TRY(cp_forest_check(proof->plan));
+        CP_TRY(cp_node_lists_check(proof->plan));
     return make_report(proof);
 }
 

@@ -115,7 +115,8 @@ cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
     return CP_OK;
 }
 
-cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes) {
+cp_status cp_comm_all_gather_in_place(cp_comm *comm, void *items,
+                                      int64_t bytes) {
     void **places;
     CP_TRY(cp_allocate(&places, comm->ranks, sizeof(*places), "pointers"));
     for (int r = 0; r < comm->ranks; r++)
@@ -126,7 +127,7 @@ cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes) {
     return status;
 }
 
-cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes) {
+cp_status cp_comm_broadcast(cp_comm *comm, void *data, int64_t bytes) {
     if (comm->rank != 0)
         CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes));
     for (int r = 1; comm->rank == 0 && r < comm->ranks; r++)
@@ -147,9 +148,9 @@ void cp_comm_abort(cp_comm *comm, const char *why) {
     comm->ops->fail(comm, CP_ABORTED);
 }
 
-void cp_comm_poke(cp_comm *comm) {
-    if (comm->ops->poke != NULL)
-        comm->ops->poke(comm);
+void cp_comm_progress(cp_comm *comm) {
+    if (comm->ops->progress != NULL)
+        comm->ops->progress(comm);
 }
 
 void cp_exchange_append(cp_comm *comm, cp_exchange *exchange) {

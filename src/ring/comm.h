@@ -67,7 +67,7 @@ typedef struct {
     /* This rank fails with cp_message(), unless the communicator has failed
      * before. Cancel all that it has posted; return the status to report. */
     cp_status (*fail)(cp_comm *, cp_status);
-    void (*poke)(cp_comm *); /* NULL: messages need no help */
+    void (*progress)(cp_comm *); /* NULL: messages need no help */
 } cp_comm_ops;
 
 /* One rank's end; only that rank's thread may use it. */
@@ -119,10 +119,11 @@ cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
 cp_status cp_comm_barrier(cp_comm *comm);
 
 /* Broadcast rank 0's data; bytes is the same on all ranks. */
-cp_status cp_comm_share(cp_comm *comm, void *data, int64_t bytes);
+cp_status cp_comm_broadcast(cp_comm *comm, void *data, int64_t bytes);
 
 /* All-gather items [ranks], bytes each; each rank fills in its own. */
-cp_status cp_comm_collect(cp_comm *comm, void *items, int64_t bytes);
+cp_status cp_comm_all_gather_in_place(cp_comm *comm, void *items,
+                                      int64_t bytes);
 
 /* Report that this rank cannot continue. Call it before freeing a
  * buffer that an outstanding exchange names; on return all buffers
@@ -132,7 +133,7 @@ void cp_comm_abort(cp_comm *comm, const char *why);
 /* Progress outstanding messages, and return at once. A rank that
  * computes between an exchange and its wait calls it now and then:
  * some communicators overlap nothing otherwise. */
-void cp_comm_poke(cp_comm *comm);
+void cp_comm_progress(cp_comm *comm);
 
 /* For implementations: the list of outstanding exchanges. */
 void cp_exchange_append(cp_comm *comm, cp_exchange *exchange);

@@ -10,21 +10,21 @@
 typedef struct {
     uint64_t next;     /* operation to issue */
     uint64_t received; /* one bit for each operation: its bytes are here */
-} place;
+} rank_state;
 
 enum { MOST_OPERATIONS = 64 };
 
 typedef struct {
     const cp_plan *plan;
     int ranks;
-    size_t size;    /* bytes of a state, for all ranks */
-    place *visited; /* [used][ranks]: states found, in order */
-    int64_t *table; /* hash table of state numbers from 1 on; 0 = free */
-    int64_t room;   /* states that fit; the table has twice as many entries */
+    size_t size;         /* bytes of a state, for all ranks */
+    rank_state *visited; /* [used][ranks]: states found, in order */
+    int64_t *table;      /* hash table of state numbers from 1 on; 0 = free */
+    int64_t room; /* states that fit; the table has twice as many entries */
     int64_t used, most;
-} search;
+} state_search;
 
-static int64_t *find(const search *search, const place *state) {
+static int64_t *find(const state_search *search, const rank_state *state) {
     const uint64_t mask = 2 * (uint64_t)search->room - 1;
     const uint64_t hash = cp_hash(0, state, (int64_t)search->size);
     uint64_t at = (hash ^ hash >> 29) & mask;
@@ -35,7 +35,7 @@ static int64_t *find(const search *search, const place *state) {
     return &search->table[at];
 }
 
-static cp_status grow(search *search) {
+static cp_status grow(state_search *search) {
     CP_TRY(cp_grow(&search->visited, &search->room,
                    cp_max(1024, search->used + 1), (int64_t)search->size,
                    "states"));
@@ -46,7 +46,7 @@ static cp_status grow(search *search) {
     return CP_OK;
 }
 
-static cp_status discover(search *search, const place *state) {
+static cp_status discover(state_search *search, const rank_state *state) {
     if (*find(search, state) > 0)
         return CP_OK;
     if (search->used == search->most)
@@ -59,25 +59,26 @@ static cp_status discover(search *search, const place *state) {
     return CP_OK;
 }
 
-static bool is_received(const place *state, int rank, const cp_op *ops,
+static bool is_received(const rank_state *state, int rank, const cp_op *ops,
                         int64_t n) {
     return ops[n].from == CP_NOBODY || (state[rank].received >> n & 1) != 0;
 }
 
-static bool is_sent(const place *state, const cp_op *op) {
+static bool is_sent(const rank_state *state, const cp_op *op) {
     return op->to == CP_NOBODY ||
            (state[op->to].received >> op->sent_to & 1) != 0;
 }
 
-static const cp_op *next_op(const search *search, const place *state,
+static const cp_op *next_op(const state_search *search, const rank_state *state,
                             int rank) {
     const cp_program *program = &search->plan->programs[rank];
     const int64_t next = (int64_t)state[rank].next;
     return next < program->count ? &program->ops[next] : NULL;
 }
 
-static cp_status check_flight(const search *search, const place *state,
-                              int rank, const cp_op *op) {
+static cp_status check_flight(const state_search *search,
+                              const rank_state *state, int rank,
+                              const cp_op *op) {
     const cp_op *ops = search->plan->programs[rank].ops;
     cp_touch touch;
     for (int i = 0; cp_op_touch(search->plan, rank, op, i, &touch); i++)
@@ -98,7 +99,8 @@ static cp_status check_flight(const search *search, const place *state,
         }
     return CP_OK;
 }
-static cp_status issue(search *search, place *state, int rank, bool *moved) {
+static cp_status issue(state_search *search, rank_state *state, int rank,
+                       bool *moved) {
     const cp_op *ops = search->plan->programs[rank].ops;
     const cp_op *op = next_op(search, state, rank);
     if (op == NULL || cp_op_is_collective(op) ||
@@ -112,8 +114,8 @@ static cp_status issue(search *search, place *state, int rank, bool *moved) {
     state[rank].next--;
     return status;
 }
-static cp_status move_bytes(search *search, place *state, int from, int to,
-                            bool *moved) {
+static cp_status move_bytes(state_search *search, rank_state *state, int from,
+                            int to, bool *moved) {
     const cp_op *op = search->plan->programs[from].ops;
     const cp_op *end = op + state[from].next;
     while (op < end &&
@@ -129,7 +131,7 @@ static cp_status move_bytes(search *search, place *state, int from, int to,
     return status;
 }
 
-static cp_status meet(search *search, place *state, bool *moved) {
+static cp_status meet(state_search *search, rank_state *state, bool *moved) {
     for (int k = 0; k < search->ranks; k++) {
         const cp_op *op = next_op(search, state, k);
         if (op == NULL || !cp_op_is_collective(op))
@@ -142,7 +144,7 @@ static cp_status meet(search *search, place *state, bool *moved) {
     }
     return discover(search, state);
 }
-static cp_status explore(search *search, place *state) {
+static cp_status explore(state_search *search, rank_state *state) {
     bool moved = false;
     for (int k = 0; k < search->ranks; k++) {
         CP_TRY(issue(search, state, k, &moved));
@@ -160,7 +162,7 @@ static cp_status explore(search *search, place *state) {
     }
     return CP_OK;
 }
-static cp_status explore_all(search *search, place *state) {
+static cp_status explore_all(state_search *search, rank_state *state) {
     /* Refuse more operations than there are bits. */
     for (int k = 0; k < search->ranks; k++)
         if (search->plan->programs[k].count > MOST_OPERATIONS)
@@ -179,12 +181,12 @@ static cp_status explore_all(search *search, place *state) {
 
 cp_status cp_plan_explore(const cp_plan *plan, int64_t most, int64_t *states) {
     const int ranks = plan->layout->ranks;
-    search search = {.plan = plan,
-                     .ranks = ranks,
-                     .size = (size_t)ranks * sizeof(place),
-                     .most = most};
-    place *state;
-    CP_TRY(cp_allocate(&state, ranks, sizeof(place), "a state"));
+    state_search search = {.plan = plan,
+                           .ranks = ranks,
+                           .size = (size_t)ranks * sizeof(rank_state),
+                           .most = most};
+    rank_state *state;
+    CP_TRY(cp_allocate(&state, ranks, sizeof(rank_state), "a state"));
     const cp_status status = explore_all(&search, state);
     /* Free what the search used. */
     if (states != NULL)

@@ -27,13 +27,13 @@ static lane *find_lane(cp_history *history, int rank, int queue) {
 
 void cp_history_note(cp_history *history, int rank, int queue,
                      cp_stretch stretch) {
-    lane *mine = find_lane(history, rank, queue);
-    if (mine->count < history->most &&
-        cp_grow(&mine->stretches, &mine->room, mine->count + 1,
+    lane *lane = find_lane(history, rank, queue);
+    if (lane->count < history->most &&
+        cp_grow(&lane->stretches, &lane->room, lane->count + 1,
                 sizeof(cp_stretch), "a trace") == CP_OK)
-        mine->stretches[mine->count++] = stretch;
+        lane->stretches[lane->count++] = stretch;
     else
-        mine->lost++;
+        lane->lost++;
 }
 
 void cp_history_lose(cp_history *history, int rank, int queue) {
@@ -41,16 +41,16 @@ void cp_history_lose(cp_history *history, int rank, int queue) {
 }
 
 static void print_lane(FILE *file, const cp_history *history, int number) {
-    const lane *mine = &history->lanes[number];
+    const lane *lane = &history->lanes[number];
     const char *name =
         history->names != NULL ? history->names[number % history->queues] : "";
     fprintf(file,
             "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%d,"
             "\"args\":{\"name\":\"rank %d%s%s (%ld operations left out)\"}}",
             number == 0 ? "" : ",\n", number, number / history->queues,
-            name[0] == '\0' ? "" : " ", name, mine->lost);
-    for (int64_t n = 0; n < mine->count; n++) {
-        const cp_stretch *s = &mine->stretches[n];
+            name[0] == '\0' ? "" : " ", name, lane->lost);
+    for (int64_t n = 0; n < lane->count; n++) {
+        const cp_stretch *s = &lane->stretches[n];
         fprintf(file,
                 ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,"
                 "\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"layer\":%ld,\"hop\":%d,"

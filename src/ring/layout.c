@@ -31,17 +31,17 @@ typedef struct {
     int64_t total; /* held, plus the new tokens that it gets */
     int64_t piece; /* its first new piece, among all that are appended */
     int rank, place;
-} seat;
+} dealt_rank;
 
 static int by_order(const void *a, const void *b) {
-    const seat *one = a, *other = b;
+    const dealt_rank *one = a, *other = b;
     if (one->order == other->order)
         return one->place - other->place;
     return one->order < other->order ? -1 : 1;
 }
 
 static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
-                      const seat *seats, int64_t *counts) {
+                      const dealt_rank *seats, int64_t *counts) {
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     int64_t least = INT64_MAX, before = 0;
@@ -88,7 +88,7 @@ static int64_t first_seat(const cp_call *call, int64_t sequence,
 }
 
 static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
-                       seat *seats, int64_t *counts) {
+                       dealt_rank *seats, int64_t *counts) {
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     const bool fewer_first = call->new_tokens[sequence] < ranks;
@@ -97,7 +97,8 @@ static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
         const int rank = (int)((first + n) % ranks);
         const int64_t held =
             cp_pieces_tokens(pieces_held(call, rank, sequence));
-        seats[n] = (seat){held, fewer_first ? held : -held, held, 0, rank, n};
+        seats[n] =
+            (dealt_rank){held, fewer_first ? held : -held, held, 0, rank, n};
         counts[rank] = held;
     }
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
@@ -152,9 +153,9 @@ static cp_status deal_part(const cp_call *call, const cp_dealing *how, int part,
 }
 
 static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
-                            cp_run run, seat *seats, cp_layout *layout) {
+                            cp_run run, dealt_rank *seats, cp_layout *layout) {
     for (int part = 0; part < call->ranks; part++) {
-        seat *seat = &seats[part];
+        dealt_rank *seat = &seats[part];
         cp_block *queries = &layout->queries[seat->rank];
         cp_pieces *appended = &layout->appended[seat->rank].pieces;
         const int64_t row = run.sequence * call->room + seat->held;
@@ -176,9 +177,10 @@ static cp_status add_token(cp_pieces *pieces, cp_span token, int64_t row) {
 }
 
 static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
-                            seat *seats, int64_t *counts, cp_layout *layout) {
+                            dealt_rank *seats, int64_t *counts,
+                            cp_layout *layout) {
     for (int64_t n = 0; n < run.count; n++) {
-        seat *owner = &seats[owner_seat(call, turn, n, seats, counts)];
+        dealt_rank *owner = &seats[owner_seat(call, turn, n, seats, counts)];
         cp_block *queries = &layout->queries[owner->rank];
         const cp_span token = {run.sequence, run.first + n, 1, 1};
         const int64_t row = queries->rows + owner->total - owner->held;
@@ -191,7 +193,7 @@ static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
 }
 
 static cp_status list_keys(const cp_call *call, int64_t sequence,
-                           const seat *seat, cp_layout *layout) {
+                           const dealt_rank *seat, cp_layout *layout) {
     const int rank = seat->rank;
     const cp_pieces *held = pieces_held(call, rank, sequence);
     cp_block *appended = &layout->appended[rank];
@@ -229,7 +231,8 @@ static cp_status add_everybody(const cp_call *call, cp_run run,
 }
 
 static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
-                         seat *seats, int64_t *counts, cp_layout *layout) {
+                         dealt_rank *seats, int64_t *counts,
+                         cp_layout *layout) {
     const int ranks = call->ranks;
     cp_dealing how = call->dealing;
     const int64_t fresh = call->new_tokens[sequence];
@@ -346,7 +349,7 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
 }
 
 static cp_status fill(const cp_call *call, cp_layout *layout) {
-    seat *seats = NULL;
+    dealt_rank *seats = NULL;
     int64_t *counts; /* two for each rank */
     CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "seats"));
     cp_status status =

@@ -31,21 +31,21 @@ static uint32_t leaves_of(cp_node node) {
 
 /* If the lost rank has all leaves of a node, the first rank that lacks at least
  * that many inherits them. */
-static void inherit(cp_owners *owners, cp_node node, int lost, int *due,
+static void inherit(cp_owners *owners, cp_node node, int lost, int *open_nodes,
                     int ranks) {
-    int heir = 0;
+    int successor = 0;
     if ((leaves_of(node) & ~cp_rank_leaves(owners, lost)) != 0)
         return;
-    while (heir < ranks && due[heir] < node.count)
-        heir++;
-    if (heir == ranks)
+    while (successor < ranks && open_nodes[successor] < node.count)
+        successor++;
+    if (successor == ranks)
         return;
-    memset(&owners->rank[node.first], heir, (size_t)node.count);
-    due[heir] -= node.count;
+    memset(&owners->rank[node.first], successor, (size_t)node.count);
+    open_nodes[successor] -= node.count;
 }
 
 cp_owners cp_owners_without(cp_owners owners, int lost, int ranks) {
-    int has[CP_LEAVES] = {0}, due[CP_LEAVES] = {0};
+    int has[CP_LEAVES] = {0}, open_nodes[CP_LEAVES] = {0};
     for (int leaf = 0; leaf < CP_LEAVES; leaf++)
         has[owners.rank[leaf]]++;
     for (int n = has[lost]; n > 0; n--) {
@@ -54,11 +54,11 @@ cp_owners cp_owners_without(cp_owners owners, int lost, int ranks) {
             if (rank != lost && has[rank] < has[least])
                 least = rank;
         has[least]++;
-        due[least]++;
+        open_nodes[least]++;
     }
     for (int size = CP_LEAVES / 2; size > 0; size /= 2)
         for (int first = 0; first < CP_LEAVES; first += size)
-            inherit(&owners, (cp_node){first, size}, lost, due, ranks);
+            inherit(&owners, (cp_node){first, size}, lost, open_nodes, ranks);
     for (int leaf = 0; leaf < CP_LEAVES; leaf++)
         if (owners.rank[leaf] > lost)
             owners.rank[leaf]--;

@@ -61,33 +61,33 @@ static int32_t next_collective(const cp_program *program, int32_t n) {
 
 static cp_status link_collectives(const cp_plan *plan, int rank) {
     const cp_program *first = &plan->programs[0];
-    const cp_program *mine = &plan->programs[rank];
-    int32_t m = next_collective(first, 0), n = next_collective(mine, 0);
-    while (m < first->count && n < mine->count &&
-           first->ops[m].kind == mine->ops[n].kind) {
-        mine->ops[n].sent_to = m;
+    const cp_program *program = &plan->programs[rank];
+    int32_t m = next_collective(first, 0), n = next_collective(program, 0);
+    while (m < first->count && n < program->count &&
+           first->ops[m].kind == program->ops[n].kind) {
+        program->ops[n].sent_to = m;
         m = next_collective(first, m + 1);
-        n = next_collective(mine, n + 1);
+        n = next_collective(program, n + 1);
     }
-    if (m == first->count && n == mine->count)
+    if (m == first->count && n == program->count)
         return CP_OK;
-    return cp_fail(CP_BROKEN, "rank 0 is at an %s, rank %d at an %s",
-                   m < first->count ? cp_op_name(first->ops[m].kind) : "end",
-                   rank,
-                   n < mine->count ? cp_op_name(mine->ops[n].kind) : "end");
+    return cp_fail(
+        CP_BROKEN, "rank 0 is at an %s, rank %d at an %s",
+        m < first->count ? cp_op_name(first->ops[m].kind) : "end", rank,
+        n < program->count ? cp_op_name(program->ops[n].kind) : "end");
 }
 
 /* The computation that last read or wrote a slot; -1 = none. */
 typedef struct {
     int32_t touched, written;
-} mark;
+} link_mark;
 
-static void link_queues(const cp_plan *plan, int rank, mark *marks) {
+static void link_queues(const cp_plan *plan, int rank, link_mark *marks) {
     const cp_program *program = &plan->programs[rank];
     int32_t waited = -1;
     cp_touch touch;
     for (int slot = 0; slot < plan->slot_count; slot++)
-        marks[slot] = (mark){-1, -1};
+        marks[slot] = (link_mark){-1, -1};
     for (int32_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
         const bool talks = cp_op_talks(op);
@@ -95,7 +95,7 @@ static void link_queues(const cp_plan *plan, int rank, mark *marks) {
         op->merged = false;
         /* Leave marks on the slots, or read them. */
         for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
-            mark *slot = &marks[touch.slot];
+            link_mark *slot = &marks[touch.slot];
             const int32_t last = touch.writes ? slot->touched : slot->written;
             if (talks && last > waited)
                 op->after = waited = last;
@@ -130,7 +130,8 @@ static void link_merges(const cp_plan *plan, int rank) {
     }
 }
 
-static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
+static cp_status link_all(const cp_plan *plan, link_mark *marks,
+                          int32_t *looked) {
     const int ranks = plan->layout->ranks;
     for (int k = 0; k < ranks; k++) {
         link_queues(plan, k, marks);
@@ -151,9 +152,9 @@ static cp_status link_all(const cp_plan *plan, mark *marks, int32_t *looked) {
 }
 
 cp_status cp_plan_link(cp_plan *plan) {
-    mark *marks;
+    link_mark *marks;
     int32_t *looked = NULL;
-    CP_TRY(cp_allocate(&marks, plan->slot_count, sizeof(mark), "links"));
+    CP_TRY(cp_allocate(&marks, plan->slot_count, sizeof(link_mark), "links"));
     cp_status status =
         cp_allocate(&looked, plan->layout->ranks, sizeof(int32_t), "links");
     if (status == CP_OK)

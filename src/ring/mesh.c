@@ -15,11 +15,11 @@ typedef struct {
 
 /* Part r of rank k's own tokens, and rank k's part of the tokens of rank r of
  * its host. */
-static cp_use mine(int slot, int k, int r) {
+static cp_use own_part(int slot, int k, int r) {
     return cp_use_part(slot + r, k, r);
 }
 
-static cp_use theirs(const mesh *m, int slot, int k, int r) {
+static cp_use other_part(const mesh *m, int slot, int k, int r) {
     const int base = k / m->members * m->members;
     return cp_use_part(slot + r, base + r, k - base);
 }
@@ -31,8 +31,10 @@ static void trade(cp_plan *plan, const mesh *m, int k, int give, int take,
     for (int d = 1; d < a; d++) {
         const int to = (j + d) % a, from = (j + a - d) % a;
         cp_emit_exchange(
-            plan, k, hop, home ? theirs(m, give, k, to) : mine(give, k, to),
-            k - j + to, home ? mine(take, k, from) : theirs(m, take, k, from),
+            plan, k, hop,
+            home ? other_part(m, give, k, to) : own_part(give, k, to),
+            k - j + to,
+            home ? own_part(take, k, from) : other_part(m, take, k, from),
             k - j + from);
     }
 }
@@ -43,15 +45,15 @@ static void wait_for(cp_plan *plan, int k, int hop, int count) {
 }
 
 static cp_use asked_at(const mesh *m, int k, int r) {
-    return r == k % m->members ? mine(m->queries, k, r)
-                               : theirs(m, m->asked, k, r);
+    return r == k % m->members ? own_part(m->queries, k, r)
+                               : other_part(m, m->asked, k, r);
 }
 
 static cp_use block_at(const mesh *m, int k, int hop, int s) {
     const int a = m->members, j = k % a;
     const int host = (k / a + m->hosts - hop) % m->hosts;
     if (hop == 0 && s == j)
-        return mine(m->keys, k, j);
+        return own_part(m->keys, k, j);
     return cp_use_part(m->blocks + hop % 2 * a + s, host * a + s, j);
 }
 
@@ -59,7 +61,7 @@ static void attend(cp_plan *plan, const mesh *m, int k, int hop) {
     for (int r = 0; r < m->members; r++) {
         const cp_use queries = asked_at(m, k, r);
         const bool own = r == k % m->members;
-        const cp_use out = theirs(m, own ? m->home : m->partials, k, r);
+        const cp_use out = other_part(m, own ? m->home : m->partials, k, r);
         const cp_use added = cp_use_part(m->scratch, out.origin, out.part);
         for (int s = 0; s < m->members; s++) {
             const bool first = hop == 0 && s == 0;

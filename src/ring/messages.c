@@ -10,23 +10,25 @@ cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int number) {
     const bool keys = slot->kind == CP_SLOT_KEYS;
     const bool partial = slot->kind == CP_SLOT_PARTIAL;
     const int64_t value_dim = cp_value_dim(&shape);
-    cp_slot_tensors it = {
-        .writing = cp_slot_writing(plan, number),
+    cp_slot_tensors tensors = {
+        .encoding = cp_slot_encoding(plan, number),
         .rows = slot->rows * (keys ? shape.kv_heads : shape.query_heads),
         .dims = {partial ? value_dim : shape.head_dim,
                  keys && !shape.latent ? value_dim : 0},
         .number = partial ? CP_PARTIAL_BYTES : plan->element_bytes};
-    it.rest = slot->held - it.rows * (it.dims[0] + it.dims[1]) * it.number;
-    return it;
+    tensors.rest = slot->held - tensors.rows *
+                                    (tensors.dims[0] + tensors.dims[1]) *
+                                    tensors.number;
+    return tensors;
 }
 
-bool cp_op_rewrites(const cp_plan *plan, int rank, const cp_op *op,
-                    cp_touch touch) {
+bool cp_op_encodes(const cp_plan *plan, int rank, const cp_op *op,
+                   cp_touch touch) {
     const bool passed = op->kind == CP_OP_EXCHANGE && !touch.writes &&
                         plan->slots[touch.slot].kind != CP_SLOT_PARTIAL &&
                         op->in.origin != rank;
     return cp_op_talks(op) && !passed &&
-           cp_slot_writing(plan, touch.slot) != CP_WRITING_NONE;
+           cp_slot_encoding(plan, touch.slot) != CP_ENCODING_NONE;
 }
 
 bool cp_slot_is_read_back(const cp_plan *plan, int slot) {
@@ -34,7 +36,7 @@ bool cp_slot_is_read_back(const cp_plan *plan, int slot) {
            plan->ends == CP_OWN_ALL;
 }
 
-void cp_plan_slots_rewritten(const cp_plan *plan, int rank, bool *rewritten) {
+void cp_plan_slots_encoded(const cp_plan *plan, int rank, bool *rewritten) {
     const cp_program *program = &plan->programs[rank];
     cp_touch touch;
     memset(rewritten, 0, (size_t)plan->slot_count * sizeof(*rewritten));
@@ -42,5 +44,5 @@ void cp_plan_slots_rewritten(const cp_plan *plan, int rank, bool *rewritten) {
         for (int i = 0; cp_op_touch(plan, rank, &program->ops[n], i, &touch);
              i++)
             rewritten[touch.slot] |=
-                cp_op_rewrites(plan, rank, &program->ops[n], touch);
+                cp_op_encodes(plan, rank, &program->ops[n], touch);
 }

@@ -10,7 +10,7 @@
 typedef struct {
     int rank;
     int64_t row;
-} cp_spot;
+} cp_location;
 
 /* A transfer from one rank to another, or to itself: rows of the sender's old
  * cache that become rows of the receiver's new one, in this order. */
@@ -18,7 +18,7 @@ typedef struct {
     cp_moves moves;
     int64_t rows;
     int place; /* its index among the transfers that are not empty */
-} cp_parcel;
+} cp_transfer;
 
 typedef struct cp_migration {
     int ranks; /* the larger of both numbers: some ranks have no old cache, or
@@ -26,7 +26,7 @@ typedef struct cp_migration {
     int64_t sequences, tokens;
     int64_t *first;            /* [sequences + 1] each one's first token */
     cp_pieces *before, *after; /* [ranks] tokens and their rows in the caches */
-    cp_parcel *parcels;        /* [ranks][ranks] from, to */
+    cp_transfer *transfers;    /* [ranks][ranks] from, to */
     int count;                 /* transfers that are not empty */
     int64_t moved;             /* tokens that leave their rank */
     cp_layout *layout;         /* of these ranks and tokens, for the plan */
@@ -41,12 +41,13 @@ void cp_migration_free(cp_migration *migration);
 /* Where every token lies, according to these lists: spots [tokens], in the
  * order of sequences and positions. Fails with CP_BROKEN, naming the token, if
  * it is in no list or in two. */
-cp_status cp_migration_spots(const cp_migration *migration,
-                             const cp_pieces *lists, cp_spot *spots);
+cp_status cp_migration_locations(const cp_migration *migration,
+                                 const cp_pieces *lists,
+                                 cp_location *locations);
 
 /* Fill the transfers. Fails as the function above does, and with CP_MEMORY. */
 cp_status cp_migration_match(cp_migration *migration);
-cp_parcel *cp_parcel_of(const cp_migration *migration, int from, int to);
+cp_transfer *cp_transfer_of(const cp_migration *migration, int from, int to);
 
 /* Prove that the transfers bring each token from where it was to where it
  * belongs, once. cp_plan_check calls this. Fails with CP_BROKEN, naming the

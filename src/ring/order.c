@@ -11,28 +11,29 @@ typedef struct {
     cp_event_visitor visit;
     void *context;
     bool moved; /* something happened in this round */
-} run;
+} order_run;
 
-static const cp_op *op_of(const run *run, int rank, int64_t number) {
+static const cp_op *op_of(const order_run *run, int rank, int64_t number) {
     return &run->plan->programs[rank].ops[number];
 }
 
-static bool is_sent(const run *run, const cp_op *op) {
+static bool is_sent(const order_run *run, const cp_op *op) {
     return op->to == CP_NOBODY || run->next[op->to] > op->sent_to;
 }
 
-static bool is_received(const run *run, const cp_op *op) {
+static bool is_received(const order_run *run, const cp_op *op) {
     return op->from == CP_NOBODY || run->next[op->from] > op->got_from;
 }
 
-static cp_status tell(run *run, cp_event_kind kind, int rank, int64_t number) {
+static cp_status tell(order_run *run, cp_event_kind kind, int rank,
+                      int64_t number) {
     const cp_event event = {kind, rank, number, op_of(run, rank, number),
                             run->next};
     run->moved = true;
     return run->visit(run->context, &event);
 }
 
-static cp_status transfer(run *run, int from, int64_t number) {
+static cp_status transfer(order_run *run, int from, int64_t number) {
     const cp_op *send = op_of(run, from, number);
     const cp_op *receive = op_of(run, send->to, send->sent_to);
     const int64_t sent = run->plan->slots[send->in.slot].bytes;
@@ -44,7 +45,7 @@ static cp_status transfer(run *run, int from, int64_t number) {
     return tell(run, CP_EVENT_TRANSFER, from, number);
 }
 
-static cp_status post(run *run, int rank, int64_t number) {
+static cp_status post(order_run *run, int rank, int64_t number) {
     const cp_op *op = op_of(run, rank, number);
     const bool own = op->from == rank && op->got_from == number;
     run->open[rank]++;
@@ -56,7 +57,7 @@ static cp_status post(run *run, int rank, int64_t number) {
     return CP_OK;
 }
 
-static bool can_go_on(const run *run, int rank) {
+static bool can_go_on(const order_run *run, int rank) {
     const cp_op *op = op_of(run, rank, run->next[rank]);
     if (op->kind != CP_OP_WAIT)
         return !cp_op_is_collective(op);
@@ -64,7 +65,7 @@ static bool can_go_on(const run *run, int rank) {
     return is_sent(run, ended) && is_received(run, ended);
 }
 
-static cp_status advance(run *run, int rank) {
+static cp_status advance(order_run *run, int rank) {
     const cp_program *program = &run->plan->programs[rank];
     while (run->next[rank] < program->count && can_go_on(run, rank)) {
         const int64_t number = run->next[rank]++;
@@ -80,7 +81,7 @@ static cp_status advance(run *run, int rank) {
     return CP_OK;
 }
 
-static cp_status collective(run *run) {
+static cp_status collective(order_run *run) {
     const int ranks = run->plan->layout->ranks;
     for (int rank = 0; rank < ranks; rank++)
         if (run->next[rank] >= run->plan->programs[rank].count ||
@@ -92,7 +93,7 @@ static cp_status collective(run *run) {
     return status;
 }
 
-static cp_status ended(const run *run, int rank) {
+static cp_status ended(const order_run *run, int rank) {
     const bool over = run->next[rank] == run->plan->programs[rank].count;
     if (over && run->open[rank] == 0)
         return CP_OK;
@@ -113,7 +114,7 @@ static cp_status ended(const run *run, int rank) {
         rank, sent ? "to receive from" : "for its send to",
         sent ? exchange->from : exchange->to, sent ? "send" : "receive");
 }
-static cp_status run_all(run *run) {
+static cp_status run_all(order_run *run) {
     const int ranks = run->plan->layout->ranks;
     do {
         run->moved = false;
@@ -128,7 +129,7 @@ static cp_status run_all(run *run) {
 cp_status cp_plan_order(const cp_plan *plan, cp_event_visitor visit,
                         void *context) {
     const int ranks = plan->layout->ranks;
-    run run = {.plan = plan, .visit = visit, .context = context};
+    order_run run = {.plan = plan, .visit = visit, .context = context};
     CP_TRY(cp_allocate(&run.next, 2 * (int64_t)ranks, 8, "a run"));
     run.open = run.next + ranks;
     const cp_status status = run_all(&run);

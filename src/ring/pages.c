@@ -251,9 +251,9 @@ typedef struct {
     int64_t *whose; /* [blocks] the block in a slot; -1: none */
     int64_t hole;
     cp_moves *moves;
-} moving;
+} move_state;
 
-static cp_status move_block(moving *m, int64_t block, int64_t to) {
+static cp_status move_block(move_state *m, int64_t block, int64_t to) {
     const int64_t from = m->place[block];
     m->place[block] = to;
     m->whose[to] = block;
@@ -263,7 +263,7 @@ static cp_status move_block(moving *m, int64_t block, int64_t to) {
                            (cp_move){from * m->size, to * m->size, m->size});
 }
 
-static cp_status bring(moving *m, int64_t block, int64_t to) {
+static cp_status bring(move_state *m, int64_t block, int64_t to) {
     if (m->place[block] == to)
         return CP_OK;
     const int64_t hole = m->hole;
@@ -276,28 +276,29 @@ static cp_status bring(moving *m, int64_t block, int64_t to) {
     return CP_OK;
 }
 
-static cp_status bring_all(const cp_pages *pages, moving *m, int64_t *due) {
+static cp_status bring_all(const cp_pages *pages, move_state *m,
+                           int64_t *target) {
     int64_t next = 0;
     for (int64_t s = 0; s < pages->sequences; s++)
         for (int64_t n = 0; n < pages->tables[s].count; n++) {
             const int64_t block = pages->tables[s].blocks[n];
-            if (due[block] >= 0)
+            if (target[block] >= 0)
                 continue;
-            due[block] = next++;
-            CP_TRY(bring(m, block, due[block]));
+            target[block] = next++;
+            CP_TRY(bring(m, block, target[block]));
         }
     return CP_OK;
 }
 
-static void rename_blocks(cp_pages *pages, const int64_t *due,
+static void rename_blocks(cp_pages *pages, const int64_t *target,
                           int64_t *scratch) {
     const int64_t used = pages->blocks - pages->left;
     for (int64_t b = 0; b < pages->blocks; b++)
-        if (due[b] >= 0)
-            scratch[due[b]] = pages->users[b];
+        if (target[b] >= 0)
+            scratch[target[b]] = pages->users[b];
     for (int64_t s = 0; s < pages->sequences; s++)
         for (int64_t n = 0; n < pages->tables[s].count; n++)
-            pages->tables[s].blocks[n] = due[pages->tables[s].blocks[n]];
+            pages->tables[s].blocks[n] = target[pages->tables[s].blocks[n]];
     for (int64_t b = 0; b < pages->blocks; b++)
         pages->users[b] = b < used ? scratch[b] : 0;
     for (int64_t n = 0; n < pages->left; n++)
@@ -312,17 +313,17 @@ cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves) {
                        "all %ld blocks are in use; moving needs a free one",
                        blocks);
     CP_TRY(cp_allocate(&lists, 3 * blocks, 8, "block slots"));
-    moving m = {pages->block, lists, lists + blocks,
-                pages->unused[pages->left - 1], moves};
-    int64_t *due = lists + 2 * blocks;
+    move_state m = {pages->block, lists, lists + blocks,
+                    pages->unused[pages->left - 1], moves};
+    int64_t *target = lists + 2 * blocks;
     for (int64_t b = 0; b < blocks; b++) {
         m.place[b] = b;
         m.whose[b] = pages->users[b] > 0 ? b : -1;
-        due[b] = -1;
+        target[b] = -1;
     }
-    const cp_status status = bring_all(pages, &m, due);
+    const cp_status status = bring_all(pages, &m, target);
     if (status == CP_OK)
-        rename_blocks(pages, due, m.place);
+        rename_blocks(pages, target, m.place);
     else
         moves->count = before;
     free(lists);

@@ -83,17 +83,19 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
     *touch = list[n < count ? n : 0];
     return n < count;
 }
-cp_writing cp_slot_writing(const cp_plan *plan, int slot) {
+cp_encoding cp_slot_encoding(const cp_plan *plan, int slot) {
     switch (plan->slots[slot].kind) {
     case CP_SLOT_KEYS:
-        return cp_wire_writing(plan->wire, CP_CARGO_KEYS, plan->element_bytes);
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_KEYS,
+                                plan->element_bytes);
     case CP_SLOT_QUERIES:
-        return cp_wire_writing(plan->wire, CP_CARGO_QUERIES,
-                               plan->element_bytes);
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_QUERIES,
+                                plan->element_bytes);
     case CP_SLOT_PARTIAL:
-        return cp_wire_writing(plan->wire, CP_CARGO_PARTIALS, CP_PARTIAL_BYTES);
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_PARTIALS,
+                                CP_PARTIAL_BYTES);
     default:
-        return CP_WRITING_NONE;
+        return CP_ENCODING_NONE;
     }
 }
 

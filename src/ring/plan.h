@@ -209,7 +209,7 @@ static inline cp_shape cp_plan_shape(const cp_plan *plan, int slot) {
 }
 
 /* The encoding in which its contents are sent. */
-cp_writing cp_slot_writing(const cp_plan *plan, int slot);
+cp_encoding cp_slot_encoding(const cp_plan *plan, int slot);
 
 /* The key head with which an attend's part of the queries begins, if they are
  * cut and the keys are not. */

@@ -56,16 +56,16 @@ void cp_plan_state_ring(cp_plan *plan) {
             const int up = k + 1 < ranks ? k + 1 : CP_NOBODY;
             const int from = half == 0 ? k - 1 : up;
             const int to = half == 0 ? up : k - 1;
-            const cp_use due = cp_plan_due_run(plan, k, half);
+            const cp_use expected = cp_plan_due_run(plan, k, half);
             cp_use own = cp_plan_own_run(plan, k, half);
             const cp_use done = cp_use_run(own.slot, 0, hop);
             if (hop == ranks)
                 cp_emit(plan, k, hop, CP_OP_PACK, cp_use_run(plan->fresh, 0, k),
-                        due);
+                        expected);
             else if (hop > 0)
-                receive(plan, k, hop, due, from);
+                receive(plan, k, hop, expected, from);
             if (hop > 0 && hop < 2 * ranks - 1)
-                cp_emit(plan, k, hop, CP_OP_MERGE, due, done);
+                cp_emit(plan, k, hop, CP_OP_MERGE, expected, done);
             if (to != CP_NOBODY)
                 give(plan, k, hop + 1, done, to);
         }
@@ -80,8 +80,9 @@ static int other(const cp_plan *plan, int k, int c) {
 
 /* The composition of the last reach chunks before the chunk of this half. */
 static cp_use known(const cp_plan *plan, int k, int half, int reach) {
-    const cp_use due = cp_plan_due_run(plan, k, half);
-    return cp_use_run(due.slot, (int)cp_max(0, due.part + 1 - reach), due.part);
+    const cp_use expected = cp_plan_due_run(plan, k, half);
+    return cp_use_run(expected.slot, (int)cp_max(0, expected.part + 1 - reach),
+                      expected.part);
 }
 /* Each chunk from first on sends to the chunk far after it. Returns whether
  * there is something to wait for. */
@@ -109,10 +110,10 @@ static void doubling(cp_plan *plan, int k, int hop, int far, int arriving) {
         cp_emit_wait(plan, k, hop);
     for (int half = 1; half >= 0; half--) {
         const int from = cp_plan_chunk(plan, k, half) - far;
-        const bool here = from >= 1 && other(plan, k, from) == CP_NOBODY;
+        const bool is_local = from >= 1 && other(plan, k, from) == CP_NOBODY;
         if (from >= 1)
             cp_emit(plan, k, hop, CP_OP_MERGE,
-                    here ? known(plan, k, 0, far) : come[half],
+                    is_local ? known(plan, k, 0, far) : come[half],
                     known(plan, k, half, 2 * far));
     }
 }

@@ -55,8 +55,8 @@ cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
         low += cp_ceil_divide(scale * weights[n], 2);
         high -= scale * weights[n] / 2;
     }
-    const int64_t mine = scale * weights[part], second = mine / 2;
-    const cp_span spans[] = {{run.sequence, low, mine - second, 1},
+    const int64_t own_count = scale * weights[part], second = own_count / 2;
+    const cp_span spans[] = {{run.sequence, low, own_count - second, 1},
                              {run.sequence, high - second, second, 1}};
     for (int n = 0; n < 2; row += spans[n++].count)
         if (spans[n].count > 0)

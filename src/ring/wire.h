@@ -17,31 +17,31 @@ typedef enum {
 } cp_wire;
 
 typedef enum {
-    CP_CARGO_KEYS, /* and values */
-    CP_CARGO_QUERIES,
-    CP_CARGO_PARTIALS, /* their outputs; the LSE is sent as held */
-} cp_cargo;
+    CP_PAYLOAD_KEYS, /* and values */
+    CP_PAYLOAD_QUERIES,
+    CP_PAYLOAD_PARTIALS, /* their outputs; the LSE is sent as held */
+} cp_payload;
 
 /* How the numbers of a head are encoded. All but the first two encodings begin
  * with a scale, a float. */
 typedef enum {
-    CP_WRITING_NONE,
-    CP_WRITING_BF16,
-    CP_WRITING_FP8,   /* e4m3, of which 448 is the largest */
-    CP_WRITING_INT8,  /* integers up to 127 */
-    CP_WRITING_BLOCK, /* integers up to 32,767; the scale is a power of
+    CP_ENCODING_NONE,
+    CP_ENCODING_BF16,
+    CP_ENCODING_FP8,   /* e4m3, of which 448 is the largest */
+    CP_ENCODING_INT8,  /* integers up to 127 */
+    CP_ENCODING_BLOCK, /* integers up to 32,767; the scale is a power of
                          two: D numbers have one exponent */
-} cp_writing;
+} cp_encoding;
 
 /* "fp32|bf16|fp8|int8". */
 const char *cp_wire_names(void);
 
 /* The encoding of a payload that is held with this many bytes per number. */
-cp_writing cp_wire_writing(cp_wire wire, cp_cargo cargo, int64_t held);
+cp_encoding cp_wire_encoding(cp_wire wire, cp_payload payload, int64_t held);
 
 /* The bytes of dim numbers of a head; a multiple of 4 in every encoding but
- * CP_WRITING_NONE. */
-int64_t cp_writing_bytes(cp_writing writing, int64_t dim, int64_t held);
+ * CP_ENCODING_NONE. */
+int64_t cp_encoding_bytes(cp_encoding encoding, int64_t dim, int64_t held);
 
 /* The bytes of a head in a message: the key and value of a token, a query, and
  * a partial with its LSE. */

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "ground/random.h"
-#include "model/keep.h"
+#include "model/saved_conversation.h"
 #include "tests/harness/tiny_gguf.h"
 
 enum { CONVERSATIONS = 2, CONVERSATION_TOKENS = 64 };
@@ -18,12 +18,12 @@ enum { CONVERSATIONS = 2, CONVERSATION_TOKENS = 64 };
 typedef struct {
     cp_model *model;
     cp_session *session;
-    cp_keep wanted;
+    cp_saved_conversation wanted;
 } conversations;
 
 /* Open the smallest model over three ranks, once. */
 static conversations *conversations_open(void) {
-    static conversations it;
+    static conversations conversations;
     static const tiny_gguf_options options = {.blocks = 1,
                                               .width = 8,
                                               .feed_forward = 8,
@@ -36,18 +36,21 @@ static conversations *conversations_open(void) {
                                        .capacity = CONVERSATION_TOKENS};
     tiny_bytes bytes = {0};
     cp_gguf *file;
-    if (it.session != NULL)
-        return &it;
+    if (conversations.session != NULL)
+        return &conversations;
     tiny_gguf_build(&options, &bytes);
     if (cp_gguf_parse(bytes.bytes, bytes.length, &file) != CP_OK ||
-        cp_model_open(&cp_backend_threads, file, &it.model) != CP_OK ||
-        cp_session_open(it.model, &wanted, &it.session) != CP_OK ||
-        cp_keep_new(it.model, file, "tiny", CONVERSATIONS, 0, &it.wanted) !=
-            CP_OK)
+        cp_model_open(&cp_backend_threads, file, &conversations.model) !=
+            CP_OK ||
+        cp_session_open(conversations.model, &wanted, &conversations.session) !=
+            CP_OK ||
+        cp_saved_conversation_new(conversations.model, file, "tiny",
+                                  CONVERSATIONS, 0,
+                                  &conversations.wanted) != CP_OK)
         abort();
     cp_gguf_close(file);
     free(bytes.bytes);
-    return &it;
+    return &conversations;
 }
 
 /* Write the checksum of the bytes from `from` to `at`, if they are all
@@ -61,7 +64,7 @@ static void conversations_sign(char *bytes, int64_t count, int64_t from,
 }
 
 static void conversations_sign_all(char *bytes, int64_t count) {
-    cp_keep_head head;
+    cp_saved_conversation_head head;
     if (count < (int64_t)sizeof(head))
         return;
     memcpy(&head, bytes, sizeof(head));
@@ -77,22 +80,22 @@ static void conversations_sign_all(char *bytes, int64_t count) {
 }
 
 static void fuzz_conversations(const char *bytes, int64_t count) {
-    conversations *it = conversations_open();
+    conversations *conversations = conversations_open();
     char *own = malloc((size_t)count + 1);
-    cp_keep keep;
+    cp_saved_conversation saved;
     memcpy(own, bytes, (size_t)count);
     conversations_sign_all(own, count);
     FILE *file = fmemopen(own, (size_t)cp_max(count, 1), "rb");
-    const cp_status status =
-        cp_keep_read(file, "fuzz", &it->wanted, it->session, &keep);
+    const cp_status status = cp_saved_conversation_read(
+        file, "fuzz", &conversations->wanted, conversations->session, &saved);
     for (int64_t s = 0; s < CONVERSATIONS; s++) {
-        const int64_t length = cp_session_length(it->session, s);
-        assert(length == (status == CP_OK ? keep.lengths[s] : 0));
+        const int64_t length = cp_session_length(conversations->session, s);
+        assert(length == (status == CP_OK ? saved.lengths[s] : 0));
         assert(status != CP_OK ||
-               cp_session_truncate(it->session, s, 0) == CP_OK);
+               cp_session_truncate(conversations->session, s, 0) == CP_OK);
         (void)length;
     }
-    cp_keep_free(&keep);
+    cp_saved_conversation_free(&saved);
     fclose(file);
     free(own);
 }

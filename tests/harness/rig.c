@@ -92,9 +92,9 @@ static float *filled(const rig *rig, int what, const cp_pieces *pieces) {
 typedef struct {
     double *output, *lse;
     float *queries, *keys, *values;
-} answer;
+} rig_answer;
 
-static void answer_free(answer *truth) {
+static void answer_free(rig_answer *truth) {
     free(truth->output);
     free(truth->lse);
     free(truth->queries);
@@ -102,7 +102,7 @@ static void answer_free(answer *truth) {
     free(truth->values);
 }
 
-static float *values_of(const rig *rig, const answer *truth) {
+static float *values_of(const rig *rig, const rig_answer *truth) {
     return rig->shape.latent ? truth->keys : truth->values;
 }
 
@@ -158,7 +158,7 @@ static void chosen_of(const rig *rig, cp_span query, const cp_pieces *keys,
 
 /* Ask the oracle for each query alone, over the keys that it chooses. */
 static cp_status ask_for_each(const rig *rig, const cp_pieces *queries,
-                              const cp_pieces *keys, answer *truth) {
+                              const cp_pieces *keys, rig_answer *truth) {
     const int64_t width = width_of(rig, QUERY);
     const int64_t outputs = rig->shape.query_heads * cp_value_dim(&rig->shape);
     for (int64_t n = 0; n < queries->count; n++)
@@ -178,11 +178,11 @@ static cp_status ask_for_each(const rig *rig, const cp_pieces *queries,
 }
 
 static cp_status ask_oracle(rig *rig, const cp_pieces *queries,
-                            const cp_pieces *keys, answer *truth) {
+                            const cp_pieces *keys, rig_answer *truth) {
     const int64_t heads = rig->shape.query_heads;
     const size_t q_rows = (size_t)rows_needed(queries) + 1;
     const size_t outputs = q_rows * (size_t)(heads * cp_value_dim(&rig->shape));
-    *truth = (answer){
+    *truth = (rig_answer){
         .output = calloc(outputs, sizeof(double)),
         .lse = calloc(q_rows * (size_t)heads, sizeof(double)),
         .queries = filled(rig, QUERY, queries),
@@ -203,7 +203,7 @@ typedef struct {
 
 /* Compare one row of the truth with one row of an answer that has that part of
  * the heads. */
-static void compare_row(const rig *rig, const answer *truth, int64_t row,
+static void compare_row(const rig *rig, const rig_answer *truth, int64_t row,
                         const cp_partial *answer, int part, int64_t there,
                         errors *sum) {
     const int64_t heads = answer->heads, width = heads * answer->dim;
@@ -249,7 +249,7 @@ static cp_status same_bits(const rig *rig, cp_span token,
 }
 
 /* Compare the rows in the pieces. */
-static void compare_rows(const rig *rig, const answer *truth,
+static void compare_rows(const rig *rig, const rig_answer *truth,
                          const cp_pieces *pieces, const cp_partial *answer,
                          int part, errors *sum) {
     for (int64_t n = 0; n < pieces->count; n++)
@@ -277,7 +277,7 @@ typedef struct {
     cp_walker **walkers; /* [ranks] */
     pthread_mutex_t lock;
     char failure[300]; /* of a partial; "" if all are right */
-} job;
+} rig_job;
 
 /* Every partial must equal the truth for exactly its queries and keys: two
  * errors could cancel in the merged result. */
@@ -286,11 +286,11 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
     (void)start, (void)end;
     if (op->kind != CP_OP_ATTEND)
         return;
-    job *job = context;
+    rig_job *job = context;
     const cp_partial partial = cp_walker_partial(walker, op->out.slot);
     const cp_pieces *queries =
         &cp_plan_queries(job->plan, op->in.origin)->pieces;
-    answer truth;
+    rig_answer truth;
     errors sum = {0};
     ask_oracle(job->rig, queries, &job->layout->keys[op->keys.origin].pieces,
                &truth);
@@ -310,10 +310,10 @@ static void watch(void *context, const cp_walker *walker, const cp_op *op,
 }
 
 static cp_status rank_main(cp_comm *comm, void *context) {
-    job *job = context;
+    rig_job *job = context;
     rig *rig = job->rig;
     const int rank = comm->rank;
-    const cp_block *mine = &job->layout->queries[rank];
+    const cp_block *own_block = &job->layout->queries[rank];
     const cp_walk_options options = {
         .kernel = rig->kernel,
         .threads = 1,
@@ -329,11 +329,11 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     const cp_use asked = cp_plan_begins(job->plan, rank);
     fill_block(rig, QUERY, cp_plan_queries(job->plan, asked.origin), asked.part,
                job->plan->slots[asked.slot].parts, walker->queries);
-    fill_block(rig, KEY, mine, 0, 1, walker->new_keys);
-    fill_block(rig, VALUE, mine, 0, 1, walker->new_values);
+    fill_block(rig, KEY, own_block, 0, 1, walker->new_keys);
+    fill_block(rig, VALUE, own_block, 0, 1, walker->new_values);
     if (rig->indexer.top_k > 0) {
-        fill_block(rig, INDEX_QUERY, mine, 0, 1, walker->index_queries);
-        fill_block(rig, INDEX_WEIGHT, mine, 0, 1, walker->index_weights);
+        fill_block(rig, INDEX_QUERY, own_block, 0, 1, walker->index_queries);
+        fill_block(rig, INDEX_WEIGHT, own_block, 0, 1, walker->index_weights);
         fill_block(rig, INDEX_KEY, &job->layout->keys[rank], 0, 1,
                    walker->index_keys);
     }
@@ -406,7 +406,7 @@ cp_status rig_assume(rig *rig, const int64_t *new_tokens, cp_variant variant) {
 }
 
 /* Plan a call, check the plan, and run it. */
-static cp_status begin(job *job, const int64_t *new_tokens,
+static cp_status begin(rig_job *job, const int64_t *new_tokens,
                        cp_variant variant) {
     rig *rig = job->rig;
     const cp_plan_options options = {.element_bytes = 4,
@@ -427,7 +427,7 @@ static cp_status begin(job *job, const int64_t *new_tokens,
                                    : cp_fail(CP_BROKEN, "%s", job->failure);
 }
 
-static void end(job *job) {
+static void end(rig_job *job) {
     for (int rank = 0; rank < job->rig->ranks; rank++)
         cp_walker_free(job->walkers[rank]);
     free(job->walkers);
@@ -469,22 +469,24 @@ static bool is_empty(const cp_partial *partial, int64_t row) {
 }
 
 /* One rank's rows against the truth of all; the others must be empty. */
-static cp_status compare_rank(const rig *rig, const job *job, int rank,
-                              const cp_pieces *queries, const answer *truth,
+static cp_status compare_rank(const rig *rig, const rig_job *job, int rank,
+                              const cp_pieces *queries, const rig_answer *truth,
                               errors *sum) {
-    const cp_use due = cp_plan_ends(job->plan, rank);
-    const cp_pieces *mine = &cp_plan_queries(job->plan, due.origin)->pieces;
+    const cp_use expected = cp_plan_ends(job->plan, rank);
+    const cp_pieces *own_pieces =
+        &cp_plan_queries(job->plan, expected.origin)->pieces;
     const cp_partial *result = &job->walkers[rank]->result;
     int64_t named = 0, filled = 0;
-    for (int64_t n = 0; n < mine->count; n++) {
-        const cp_span span = mine->items[n].span;
+    for (int64_t n = 0; n < own_pieces->count; n++) {
+        const cp_span span = own_pieces->items[n].span;
         const int64_t row = row_of(queries, span.sequence, span.start);
         named += span.count;
         for (int64_t i = 0; i < span.count; i++) {
-            compare_row(rig, truth, row + i * span.step, result, due.part,
-                        mine->items[n].row + i, sum);
-            CP_TRY(same_bits(rig, cp_piece_part(mine->items[n], i, 1).span,
-                             result, due.part, mine->items[n].row + i));
+            compare_row(rig, truth, row + i * span.step, result, expected.part,
+                        own_pieces->items[n].row + i, sum);
+            CP_TRY(
+                same_bits(rig, cp_piece_part(own_pieces->items[n], i, 1).span,
+                          result, expected.part, own_pieces->items[n].row + i));
         }
     }
     /* A named row is not empty: it sees at least its own key. */
@@ -514,7 +516,7 @@ static void one_rank_sparse(const rig *rig, const cp_attention *call,
 
 /* The error of a single rank with the same fp32 kernel, as a second oracle. */
 static double one_rank(const rig *rig, const cp_pieces *queries,
-                       const cp_pieces *keys, const answer *truth) {
+                       const cp_pieces *keys, const rig_answer *truth) {
     const int64_t heads = rig->shape.query_heads;
     const int64_t dim = cp_value_dim(&rig->shape);
     const int64_t rows = rows_needed(queries);
@@ -582,7 +584,7 @@ static cp_status judge(rig *rig, const errors *sum, rig_bound bound) {
 }
 
 /* Compare all answers with the truth, and their bits with those seen before. */
-static cp_status compare_rows_of(const rig *rig, const answer *truth,
+static cp_status compare_rows_of(const rig *rig, const rig_answer *truth,
                                  const cp_pieces *queries,
                                  const rig_rows *rows) {
     const cp_partial partial = {rows_needed(queries),
@@ -607,7 +609,7 @@ static cp_status compare_rows_of(const rig *rig, const answer *truth,
 /* The call, answered in another way; *bound holds for any way. */
 static cp_status compare_also(const rig *rig, const int64_t *new_tokens,
                               cp_variant variant, const cp_pieces *queries,
-                              const answer *truth, rig_bound *bound) {
+                              const rig_answer *truth, rig_bound *bound) {
     const bool sparse = rig->indexer.top_k > 0;
     const size_t answers =
         (size_t)(rows_needed(queries) * rig->shape.query_heads) * sizeof(float);
@@ -647,10 +649,10 @@ static cp_status compare_also(const rig *rig, const int64_t *new_tokens,
     return status;
 }
 
-static cp_status compare_all(rig *rig, const job *job,
+static cp_status compare_all(rig *rig, const rig_job *job,
                              const int64_t *new_tokens, cp_variant variant) {
     cp_pieces queries, keys;
-    answer truth;
+    rig_answer truth;
     rig_bound bound = {0, 0};
     errors sum = {0};
     whole(rig, new_tokens, &queries, &keys);
@@ -683,18 +685,19 @@ static cp_status compare_traffic(const rig *rig) {
 }
 
 /* A rank's lists must be, bit for bit, what its queries choose of all keys. */
-static cp_status compare_lists(const rig *rig, const job *job, int rank) {
+static cp_status compare_lists(const rig *rig, const rig_job *job, int rank) {
     const cp_plan *plan = job->plan;
-    const cp_pieces *mine = &job->layout->queries[rank].pieces;
+    const cp_pieces *own_pieces = &job->layout->queries[rank].pieces;
     const int64_t room = plan->indexer.top_k; /* of the longest sequence */
     const cp_candidate *lists = job->walkers[rank]->slots[plan->list];
-    for (int64_t n = 0; n < mine->count; n++)
-        for (int64_t i = 0; i < mine->items[n].span.count; i++) {
-            const cp_piece one = cp_piece_part(mine->items[n], i, 1);
-            cp_candidate *due = choose(rig, one.span.sequence, one.span.start);
-            const int differ = memcmp(lists + one.row * room, due,
-                                      (size_t)room * sizeof(*due));
-            free(due);
+    for (int64_t n = 0; n < own_pieces->count; n++)
+        for (int64_t i = 0; i < own_pieces->items[n].span.count; i++) {
+            const cp_piece one = cp_piece_part(own_pieces->items[n], i, 1);
+            cp_candidate *expected =
+                choose(rig, one.span.sequence, one.span.start);
+            const int differ = memcmp(lists + one.row * room, expected,
+                                      (size_t)room * sizeof(*expected));
+            free(expected);
             if (differ != 0)
                 return cp_fail(CP_BROKEN,
                                "rank %d: the list of token %ld of sequence %ld",
@@ -703,7 +706,8 @@ static cp_status compare_lists(const rig *rig, const job *job, int rank) {
     return CP_OK;
 }
 
-static cp_status call(job *job, const int64_t *new_tokens, cp_variant variant) {
+static cp_status call(rig_job *job, const int64_t *new_tokens,
+                      cp_variant variant) {
     CP_TRY(begin(job, new_tokens, variant));
     for (int rank = 0; job->plan->indexer.top_k > 0 && rank < job->rig->ranks;
          rank++)
@@ -714,7 +718,7 @@ static cp_status call(job *job, const int64_t *new_tokens, cp_variant variant) {
 }
 
 cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
-    job job = {.rig = rig, .lock = PTHREAD_MUTEX_INITIALIZER};
+    rig_job job = {.rig = rig, .lock = PTHREAD_MUTEX_INITIALIZER};
     const cp_status status = call(&job, new_tokens, variant);
     end(&job);
     return status;
@@ -771,7 +775,7 @@ static cp_status check_pair(const rig *rig, const int64_t *new_tokens,
 }
 
 cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
-    job job = {.rig = rig};
+    rig_job job = {.rig = rig};
     for (int64_t i = 0; i < rig->sequences; i++)
         rig->longest =
             cp_max(rig->longest, rig->cache->length[i] + new_tokens[i]);

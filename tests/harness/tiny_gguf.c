@@ -336,10 +336,10 @@ typedef struct {
     bool repeats;
     int part, parts, all; /* only the tensors of one part are written */
     tiny_bytes elsewhere; /* data of the others */
-} tensors;
+} tiny_tensors;
 
-static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
-                          int64_t rows) {
+static tiny_bytes *tensor(tiny_tensors *out, const char *name, int type,
+                          int64_t row, int64_t rows) {
     if (out->all++ % out->parts != out->part)
         return &out->elsewhere;
     align(&out->data);
@@ -355,7 +355,7 @@ static tiny_bytes *tensor(tensors *out, const char *name, int type, int64_t row,
 }
 
 /* A matrix with standard deviation gain / sqrt(row); without rows: a norm. */
-static void put_tensor(tensors *out, const char *name, int type, int row,
+static void put_tensor(tiny_tensors *out, const char *name, int type, int row,
                        int rows, double gain) {
     tiny_bytes *data = tensor(out, name, type, row, rows);
     if (rows > 0)
@@ -365,7 +365,8 @@ static void put_tensor(tensors *out, const char *name, int type, int row,
         put_f32(data, (float)(1.0 + 0.2 * uniform(&out->state)));
 }
 
-static void put_block_tensors(const tiny_gguf_options *o, tensors *out, int b) {
+static void put_block_tensors(const tiny_gguf_options *o, tiny_tensors *out,
+                              int b) {
     const int queries = o->heads * o->head_dim;
     const int keys = o->kv_heads * o->head_dim;
     const struct {
@@ -391,7 +392,7 @@ static void put_block_tensors(const tiny_gguf_options *o, tensors *out, int b) {
     }
 }
 
-static void put_tensors(const tiny_gguf_options *o, tensors *out) {
+static void put_tensors(const tiny_gguf_options *o, tiny_tensors *out) {
     const int words = tiny_gguf_vocabulary_size(o), factors = o->rope_dim / 2;
     put_tensor(out, "token_embd.weight", o->embedding, o->width, words, 4.0);
     for (int b = 0; b < o->blocks; b++)
@@ -459,10 +460,10 @@ static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
 void tiny_gguf_build(const tiny_gguf_options *options, tiny_bytes *out) {
     const tiny_gguf_options o = with_defaults(options);
     metadata keys = {0};
-    tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1,
-                       .repeats = o.repeats,
-                       .part = o.part,
-                       .parts = o.parts};
+    tiny_tensors weights = {.state = o.seed * 0x9E3779B97F4A7C15ULL + 1,
+                            .repeats = o.repeats,
+                            .part = o.part,
+                            .parts = o.parts};
     if (o.part == 0) {
         put_hyperparameters(&o, &keys);
         put_vocabulary(&o, &keys);

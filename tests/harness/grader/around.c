@@ -174,10 +174,10 @@ static cp_status walk_rank(cp_comm *comm, void *context) {
     const cp_walk_options options = {.threads = 1, .poison = true};
     CP_TRY(cp_walker_new(all->plan, r, &options, &all->walkers[r]));
     cp_walker *walker = all->walkers[r];
-    const cp_pieces *mine = &layout->queries[r].pieces;
-    grade_fill(GRADE_QUERY, shape, mine, walker->queries);
-    grade_fill(GRADE_KEY, shape, mine, walker->new_keys);
-    grade_fill(GRADE_VALUE, shape, mine, walker->new_values);
+    const cp_pieces *own_pieces = &layout->queries[r].pieces;
+    grade_fill(GRADE_QUERY, shape, own_pieces, walker->queries);
+    grade_fill(GRADE_KEY, shape, own_pieces, walker->new_keys);
+    grade_fill(GRADE_VALUE, shape, own_pieces, walker->new_values);
     return cp_walk(walker, comm, all->caches[2 * r], all->caches[2 * r + 1]);
 }
 
@@ -222,18 +222,19 @@ typedef struct {
 
 static double pace_of(void *context, int rank, const cp_op *op) {
     (void)rank;
-    const paces *it = context;
-    const cp_layout *layout = it->plan->layout;
+    const paces *paces = context;
+    const cp_layout *layout = paces->plan->layout;
     if (op->kind == CP_OP_ATTEND)
-        return it->pair *
+        return paces->pair *
                (double)cp_block_pairs(&layout->queries[op->in.origin],
                                       &layout->keys[op->keys.origin]);
     if (!cp_op_talks(op))
         return 0;
     const int slot =
-        op->kind == CP_OP_ALL_TO_ALL ? it->plan->result : op->in.slot;
-    return cp_op_messages(it->plan, op) *
-           (it->message + it->byte * (double)it->plan->slots[slot].bytes);
+        op->kind == CP_OP_ALL_TO_ALL ? paces->plan->result : op->in.slot;
+    return cp_op_messages(paces->plan, op) *
+           (paces->message +
+            paces->byte * (double)paces->plan->slots[slot].bytes);
 }
 
 double grade_makespan(const cp_plan *plan, double pair, double message,
@@ -250,14 +251,14 @@ double grade_makespan(const cp_plan *plan, double pair, double message,
 }
 
 static void stroke_bar(void *context, const cp_bar *bar) {
-    const paces *it = context;
+    const paces *paces = context;
     const cp_op *op = bar->op;
     if (op == NULL || bar->end <= bar->start)
         return;
-    const bool travels = op->keys.slot != it->plan->cache;
+    const bool sent_kinds = op->keys.slot != paces->plan->cache;
     grade_stroke(bar->rank, cp_op_talks(op),
                  cp_op_talks(op) ? op->out.origin
-                 : travels       ? op->keys.origin
+                 : sent_kinds    ? op->keys.origin
                                  : op->in.origin,
                  bar->name, bar->start, bar->end);
 }

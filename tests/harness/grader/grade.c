@@ -336,27 +336,28 @@ static void show_drawing(void) {
            grade_this.name, now);
 }
 
-static void report(const grade_case *it, const char *why, bool ran) {
+static void report(const grade_case *graded, const char *why, bool ran) {
     const char *book = *board->section ? board->section : grade_this.section;
     if (environment("CSV")) {
         printf("%s,%s,%d,\"%s\",%d,%d\n",
                environment("GRADE_WHO") ? environment("GRADE_WHO") : "",
-               grade_this.name, now, it->name, why == NULL ? it->points : 0,
-               it->points);
+               grade_this.name, now, graded->name,
+               why == NULL ? graded->points : 0, graded->points);
         return;
     }
     char number[12] = " "; /* time.txt is not a case */
-    if (it->run != NULL)
+    if (graded->run != NULL)
         snprintf(number, sizeof(number), "%d", now);
     printf("  %-5s %3d/%-3d  %s %s\n", why == NULL ? "ok" : "FAIL",
-           why == NULL ? it->points : 0, it->points, number, it->name);
+           why == NULL ? graded->points : 0, graded->points, number,
+           graded->name);
     if (why != NULL) {
         show_lines("ran", ran ? board->ran : "");
         show_lines(ran ? "found" : "", why);
         if (ran)
             show_printed();
-        if (ran && it->hint != NULL)
-            show_lines("hint", it->hint);
+        if (ran && graded->hint != NULL)
+            show_lines("hint", graded->hint);
         if (ran) {
             printf("           book   section %s\n", book);
             printf("           again  make grade LAB=%.2s CASE=%d "
@@ -370,8 +371,8 @@ static void report(const grade_case *it, const char *why, bool ran) {
 
 /* The hours that the lab took, in its folder: one point. */
 static bool grade_time(void) {
-    const grade_case it = {.name = "time.txt: the hours that it took you",
-                           .points = 1};
+    const grade_case graded = {.name = "time.txt: the hours that it took you",
+                               .points = 1};
     const char *path = environment("GRADE_TIME");
     FILE *file = path != NULL ? fopen(path, "r") : NULL;
     double hours = 0;
@@ -381,7 +382,8 @@ static bool grade_time(void) {
         fclose(file);
     board->ran[0] = '\0';
     now++;
-    report(&it, told ? NULL : "write a number, as 1.5, into time.txt", false);
+    report(&graded, told ? NULL : "write a number, as 1.5, into time.txt",
+           false);
     return told;
 }
 
@@ -399,20 +401,20 @@ int main(void) {
         printf("Lab %s: %s   (GRADE_SEED=%lu)\n", grade_this.name,
                grade_this.title, seed);
     for (int n = 1; grade_this.cases[n - 1].run != NULL; n++) {
-        const grade_case *it = &grade_this.cases[n - 1];
+        const grade_case *graded = &grade_this.cases[n - 1];
         char why[1500];
         last = n;
-        const bool open = only != NULL || passed[it->needs];
+        const bool open = only != NULL || passed[graded->needs];
         if (only != NULL && atoi(only) != n)
             continue;
-        of += it->points;
+        of += graded->points;
         fflush(stdout);
         now = n;
-        snprintf(why, sizeof(why), "needs case %d", it->needs);
+        snprintf(why, sizeof(why), "needs case %d", graded->needs);
         const char *failed = open ? run(n, why, sizeof(why)) : why;
         passed[n] = failed == NULL;
-        points += passed[n] ? it->points : 0;
-        report(it, failed, open);
+        points += passed[n] ? graded->points : 0;
+        report(graded, failed, open);
     }
     now = last;
     if (only == NULL) {

@@ -13,14 +13,14 @@
 typedef struct {
     int color, key, rank;
     communicator *shell;
-} entry;
+} gathering_entry;
 
 typedef struct gathering {
     struct gathering *next;
     char id[sizeof(ncclUniqueId)];
     bool apart; /* in several processes */
     int expected, arrived;
-    entry entries[];
+    gathering_entry entries[];
 } gathering;
 
 static communicator *communicators;
@@ -95,13 +95,13 @@ static communicator *new_proxy(int process, int rank) {
 }
 
 static int compare_entries(const void *one, const void *other) {
-    const entry *a = one, *b = other;
+    const gathering_entry *a = one, *b = other;
     return a->color != b->color ? a->color - b->color
            : a->key != b->key   ? a->key - b->key
                                 : a->rank - b->rank;
 }
 
-static void form(const entry *entries, int size, bool apart) {
+static void form(const gathering_entry *entries, int size, bool apart) {
     clique *of = take(1, sizeof *of + (size_t)size * sizeof(communicator *));
     of->number = ++machine.numbers;
     of->key = apart ? ++keys : 0;
@@ -118,7 +118,7 @@ static void form(const entry *entries, int size, bool apart) {
 /* All ranks have arrived: those of one colour, by key and then by old rank,
  * form a communicator. All processes visit the colours in the same order. */
 static void form_all(gathering *all) {
-    entry *entries = all->entries;
+    gathering_entry *entries = all->entries;
     qsort(entries, (size_t)all->expected, sizeof *entries, compare_entries);
     for (int first = 0, end; first < all->expected; first = end) {
         end = first;
@@ -135,7 +135,8 @@ static gathering *find_gathering(const char *id, int expected) {
     for (gathering *g = gatherings; g != NULL; g = g->next)
         if (strcmp(g->id, id) == 0)
             return g;
-    gathering *g = take(1, sizeof *g + (size_t)expected * sizeof(entry));
+    gathering *g =
+        take(1, sizeof *g + (size_t)expected * sizeof(gathering_entry));
     snprintf(g->id, sizeof g->id, "%s", id);
     g->expected = expected;
     enlist(&gatherings, g);
@@ -143,7 +144,7 @@ static gathering *find_gathering(const char *id, int expected) {
 }
 
 /* Add a rank; the last one completes the gathering. */
-static void arrive(gathering *all, entry one) {
+static void arrive(gathering *all, gathering_entry one) {
     all->entries[all->arrived++] = one;
     if (all->arrived < all->expected)
         return;
@@ -191,7 +192,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
         return leave(complain(ncclSystemError, "rank %d: %s is taken", rank,
                               id + sizeof AT - 1));
     *comm = new_shell(rank);
-    arrive(all, (entry){0, rank, rank, *comm});
+    arrive(all, (gathering_entry){0, rank, rank, *comm});
     return leave(ncclInProgress);
 }
 
@@ -219,7 +220,7 @@ static void arrive_at_split(communicator *from, int color, int key,
     gathering *all =
         find_gathering(id, from->in->size - __builtin_popcountll(without));
     all->apart = from->in->key > 0;
-    arrive(all, (entry){color, key, from->rank, shell});
+    arrive(all, (gathering_entry){color, key, from->rank, shell});
 }
 
 /* The new communicator exists when the old one has been polled often enough.
@@ -363,7 +364,7 @@ void messages_arrive(void) {
         while (first != NULL && !is_apart(first->id))
             first = first->next;
         if (first != NULL && peers_come(r))
-            arrive(first, (entry){0, r, r, new_proxy(r, r)});
+            arrive(first, (gathering_entry){0, r, r, new_proxy(r, r)});
         hear(r);
         if (look && peers_lost(r))
             lose_process(r);

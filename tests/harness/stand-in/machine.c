@@ -162,7 +162,7 @@ bool sleep_for_change(void) {
     until.tv_nsec %= 1000000000;
     close_memory();
     pthread_cond_timedwait(&something_changed, &lock, &until);
-    return cp_clock() < machine.changed + machine.options.patience;
+    return cp_clock() < machine.changed + machine.options.timeout;
 }
 
 /* Take steps, at most `most`, until the condition holds or the machine has
@@ -217,8 +217,8 @@ static void complete_options(stand_in_options *options) {
         options->driver = CUDART_VERSION;
     if (options->bytes == 0)
         options->bytes = INT64_C(1) << 30;
-    if (options->patience == 0)
-        options->patience = 5;
+    if (options->timeout == 0)
+        options->timeout = 5;
     machine.random = options->seed;
     if (options->lateness == STAND_IN_BY_SEED)
         options->lateness = STAND_IN_LATE + (int)draw(3);

@@ -24,15 +24,15 @@
 enum { STAND_IN_BY_SEED, STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED };
 
 typedef struct {
-    uint64_t seed;   /* decides every choice; two runs with one seed are
+    uint64_t seed;  /* decides every choice; two runs with one seed are
                         identical while one thread makes all calls */
-    bool bare;       /* there is no device (cudaErrorNoDevice) */
-    int driver;      /* for cudaDriverGetVersion; 0: 13000; below 12000: too old
+    bool bare;      /* there is no device (cudaErrorNoDevice) */
+    int driver;     /* for cudaDriverGetVersion; 0: 13000; below 12000: too old
                         (cudaErrorInsufficientDriver); negative: none */
-    int64_t bytes;   /* device memory; 0: 2^30 */
-    int lateness;    /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
-    bool open;       /* the host may look at device memory directly */
-    double patience; /* seconds in which other threads may still provide what a
+    int64_t bytes;  /* device memory; 0: 2^30 */
+    int lateness;   /* STAND_IN_BY_SEED, _LATE, _EAGER or _MIXED */
+    bool open;      /* the host may look at device memory directly */
+    double timeout; /* seconds in which other threads may still provide what a
                         waiting thread needs, before it is a deadlock; 0: 5 */
 } stand_in_options;
 

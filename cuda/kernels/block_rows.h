@@ -1,0 +1,274 @@
+/* Tangled from book/13-kernels.nw; edit the chapter. */
+/* The beginning and end of every attention kernel: the rows of a block, the
+ * keys that they see, and where their partial goes. For kernel files only. */
+#ifndef CP_BLOCK_ROWS_H
+#define CP_BLOCK_ROWS_H
+
+#include "cuda/kernels/device_numbers.h"
+
+typedef struct {
+    cp_piece tile;
+    int group;
+    int first; /* rows of the tile: token times group, plus head */
+    int count; /* 0: nothing to do */
+} rows_of_block;
+
+/* At most rows rows. A group with more needs several blocks for each token. */
+CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
+    rows_of_block block_rows;
+    block_rows.count = 0;
+    block_rows.group = (int)(a->shape.query_heads / a->shape.kv_heads);
+    const int chunks = (block_rows.group + rows - 1) / rows;
+    const int64_t n = *a->queries_of.count - 1 - (int)blockIdx.x / chunks;
+    if (n >= 0) {
+        block_rows.tile = a->queries_of.items[n];
+        block_rows.first = (int)blockIdx.x % chunks * rows;
+        const int left = (int)block_rows.tile.span.count * block_rows.group -
+                         block_rows.first;
+        block_rows.count = left < rows ? left : rows;
+    }
+    return block_rows;
+}
+
+/* The index [row][head] of the block's r-th row. */
+CP_INLINE int64_t place(const cp_device_attention *a,
+                        const rows_of_block *block_rows, int r) {
+    const int n = block_rows->first + r, token = n / block_rows->group;
+    const int head =
+        (int)blockIdx.y * block_rows->group + n - token * block_rows->group;
+    return (block_rows->tile.row + token) * a->shape.query_heads + head;
+}
+
+CP_INLINE int64_t position(const rows_of_block *block_rows, int r) {
+    const cp_span queries = block_rows->tile.span;
+    return queries.start +
+           (block_rows->first + r) / block_rows->group * queries.step;
+}
+
+/* The number of keys of a span that a query sees: the first ones. */
+CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
+    const int64_t past = position - keys.start;
+    if (past < 0)
+        return 0;
+    const int64_t seen =
+        keys.step == 1 ? past : (uint32_t)past / (uint32_t)keys.step;
+    return seen < keys.count ? seen + 1 : keys.count;
+}
+
+typedef struct {
+    const cp_piece *piece; /* of the sequence */
+    cp_piece now;          /* the part the last row sees, from the next tile */
+    int tile, left;        /* the next tile of the piece; how many to come */
+    int last;              /* the latest query's position */
+    int keys;              /* of a tile */
+} keys_of_block;
+
+CP_INLINE int tiles_of(const keys_of_block *walk, cp_span span) {
+    return ((int)keys_seen(span, walk->last) + walk->keys - 1) / walk->keys;
+}
+
+CP_INLINE void pass_tiles(keys_of_block *walk, int tiles) {
+    const int64_t keys = (int64_t)tiles * walk->keys;
+    walk->tile += tiles;
+    walk->now.row += keys;
+    walk->now.span.start += keys * walk->now.span.step;
+    walk->now.span.count -= keys;
+}
+
+CP_INLINE void begin_piece(keys_of_block *walk) {
+    walk->now = *walk->piece;
+    walk->now.span.count = keys_seen(walk->now.span, walk->last);
+    walk->tile = 0;
+}
+
+/* The list of keys of a sequence: in exact order, of this block's leaf. */
+CP_INLINE int64_t list_of(const cp_device_attention *a, int64_t sequence) {
+    int leaf = 0, before = (int)blockIdx.z;
+    if (a->leaves == 0 || sequence < 0)
+        return sequence;
+    for (; (a->leaves >> leaf & 1) == 0 || before-- > 0; leaf++)
+        continue;
+    return sequence * CP_LEAVES + leaf;
+}
+
+CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
+                                  const rows_of_block *block_rows, int keys) {
+    const int64_t sequence = list_of(a, block_rows->tile.span.sequence);
+    keys_of_block walk = {0};
+    walk.keys = keys;
+    walk.last = (int)position(block_rows, block_rows->count - 1);
+    if (sequence < 0 || sequence >= a->keys_of.sequences)
+        return walk;
+    /* Count the tiles that the last row sees. */
+    const int64_t *first = a->keys_of.first + sequence;
+    int64_t tiles = 0;
+    walk.piece = a->keys_of.items + first[0];
+    for (int64_t n = first[0]; n < first[1]; n++)
+        tiles += tiles_of(&walk, a->keys_of.items[n].span);
+    const int64_t split = a->leaves != 0 ? 0 : (int64_t)blockIdx.z;
+    int before = (int)(tiles * split / a->splits), here;
+    walk.left = (int)(tiles * (split + 1) / a->splits) - before;
+    if (walk.left == 0)
+        return walk;
+    for (; before >= (here = tiles_of(&walk, walk.piece->span)); before -= here)
+        walk.piece++;
+    begin_piece(&walk);
+    pass_tiles(&walk, before);
+    return walk;
+}
+
+/* The next keys, some of which a row sees; false if there are no more. */
+CP_INLINE bool next_keys(keys_of_block *walk, cp_piece *keys) {
+    if (walk->left-- <= 0)
+        return false;
+    while (walk->now.span.count <= 0) {
+        walk->piece++;
+        begin_piece(walk);
+    }
+    *keys = walk->now;
+    if (keys->span.count > walk->keys)
+        keys->span.count = walk->keys;
+    pass_tiles(walk, 1);
+    return true;
+}
+
+CP_INLINE float warp_max(float x) {
+    for (int turn = 1; turn < 32; turn *= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, turn));
+    return x;
+}
+
+CP_INLINE float warp_sum(float x) {
+    for (int turn = 1; turn < 32; turn *= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, turn);
+    return x;
+}
+
+static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
+    const int64_t dim = a->shape.head_dim;
+    const int64_t rows = a->rows * a->shape.query_heads;
+    const float *add_lse = a->unfinished + a->splits * rows * dim + at;
+    const int lane = (int)threadIdx.x % 32;
+    /* Weigh the splits and what was found. */
+    const float found = a->merge ? a->lse[at] : -INFINITY;
+    float larger = found;
+    for (int s = lane; s < a->splits; s += 32)
+        larger = fmaxf(larger, add_lse[s * rows]);
+    larger = warp_max(larger);
+    const float base = larger == -INFINITY ? 0.0f : larger;
+    const float kept = expf(found - base);
+    float sum = lane == 0 ? kept : 0.0f;
+    for (int s = lane; s < a->splits; s += 32)
+        sum += expf(add_lse[s * rows] - base);
+    sum = warp_sum(sum);
+    float sums[CP_DEVICE_DIM_MAX / 32] = {0.0f};
+    for (int first = 0; first < a->splits; first += 32) {
+        /* Add these splits in their order. */
+        const int own = first + lane;
+        const int here = a->splits - first < 32 ? a->splits - first : 32;
+        const float add = own < a->splits ? add_lse[own * rows] : -INFINITY;
+        const float share = add == -INFINITY ? 0.0f : expf(add - base) / sum;
+        const float *from = a->unfinished + (first * rows + at) * dim + lane;
+        for (int s = 0; s < here; s += 8) {
+            float loaded[8][CP_DEVICE_DIM_MAX / 32];
+            CP_EACH(i, 8)
+                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
+                    loaded[i][c] = s + i < here && lane + 32 * c < dim
+                                       ? from[(s + i) * rows * dim + 32 * c]
+                                       : 0.0f;
+            CP_EACH(i, 8) {
+                const float weight = __shfl_sync(0xffffffffu, share, s + i);
+                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
+                    if (weight != 0.0f)
+                        sums[c] = fmaf(weight, loaded[i][c], sums[c]);
+            }
+        }
+    }
+    /* Write the row of all splits. */
+    for (int c = 0; c < CP_DEVICE_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
+        float *to = &a->output[at * dim + lane + 32 * c];
+        *to = found == -INFINITY ? sums[c] : fmaf(*to, kept / sum, sums[c]);
+    }
+    if (lane == 0)
+        a->lse[at] = base + logf(sum);
+}
+
+CP_INLINE void merge_splits(const cp_device_attention *a,
+                            const rows_of_block *block_rows) {
+    const int warps = (int)blockDim.x / 32;
+    if (is_last_block(&a->tickets[place(a, block_rows, 0)], a->splits))
+        for (int r = (int)threadIdx.x / 32; r < block_rows->count; r += warps)
+            merge_row(a, place(a, block_rows, r));
+}
+
+CP_INLINE int64_t value_width(const cp_shape *shape) {
+    return shape->value_dim > 0 ? shape->value_dim : shape->head_dim;
+}
+
+/* The partial that a block writes, and whether to merge into the old one. */
+CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
+                            float **lse) {
+    const int64_t split = (int64_t)blockIdx.z, dim = value_width(&a->shape);
+    const int64_t rows = a->rows * a->shape.query_heads;
+    *output = a->splits == 1 ? a->output : a->unfinished + split * rows * dim;
+    *lse = a->splits == 1 ? a->lse
+                          : a->unfinished + (a->splits * dim + split) * rows;
+    if (a->leaves != 0) {
+        *output = a->unfinished + split * rows * (dim + 1);
+        *lse = *output + rows * dim;
+    }
+    return a->merge && a->splits == 1;
+}
+
+/* Where a row's numbers go, or NULL if the row does not exist; and the weights
+ * of the old numbers and of the new ones. */
+typedef struct {
+    float *to;
+    float kept, fresh;
+} row_weights;
+
+/* The level is that of the row's scores, to the base 2. All lanes of a warp
+ * call it, those of a row with the same numbers. */
+CP_INLINE row_weights weigh_row(const cp_device_attention *a,
+                                const rows_of_block *block_rows, int row,
+                                float level, float total) {
+    row_weights weigh;
+    weigh.to = NULL;
+    float *output, *lse;
+    const bool merges = find_partial(a, &output, &lse);
+    const bool there = row < block_rows->count, empty = total == 0.0f;
+    const int64_t at = place(a, block_rows, there ? row : 0);
+    const float found = merges && there ? lse[at] : -INFINITY;
+    __syncwarp();
+    if (!there)
+        return weigh;
+    /* Weigh both sides. */
+    const float fresh = empty ? -INFINITY : level * 0.693147181f + logf(total);
+    const float larger = fmaxf(found, fresh);
+    const float old = found == -INFINITY ? 0.0f : expf(found - larger);
+    const float add = empty ? 0.0f : expf(fresh - larger);
+    lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
+    weigh.kept = old == 0.0f ? 0.0f : old / (old + add);
+    weigh.fresh = empty ? 0.0f : add / (old + add) / total;
+    weigh.to = output + at * value_width(&a->shape);
+    return weigh;
+}
+
+CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
+    if (weigh->to == NULL)
+        return;
+    const float mean = sum * weigh->fresh;
+    weigh->to[d] =
+        weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
+}
+
+/* The blocks for each part of a call; its parts, which are splits or leaves;
+ * and the launches of other files' kernels. */
+int64_t blocks_of(const cp_device_attention *call);
+int64_t parts_of(const cp_device_attention *call);
+cudaError_t cp_attend_tiles(const cp_device_attention *call,
+                            cudaStream_t stream);
+cudaError_t cp_attend_uneven(const cp_device_attention *call,
+                             cudaStream_t stream);
+
+#endif

@@ -1,0 +1,224 @@
+/* What a calibration times on CPUs: one case at a time, on all ranks at
+ * once. */
+#define _GNU_SOURCE
+#include "app/meter.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "app/measure.h"
+#include "model/gguf.h"
+#include "reference/attend/fast.h"
+#include "reference/model/linear.h"
+
+/* A rank's memory. A linear layer's output is not the input of the next one, or
+ * the numbers would grow from round to round. */
+enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
+
+typedef struct {
+    const cp_runner *runner;
+    const cp_calibration *wanted;
+    int threads;  /* threads of each rank */
+    double cores; /* cores that all ranks, with a thread each, can keep busy */
+    float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of this process's ranks */
+    cp_matrix matrix;                           /* of the linear layer */
+    void *tiles;
+    const cp_timed_work *timed; /* the current case, */
+    int64_t times;              /* repetitions in a run */
+    double peak;                /* the peak's seconds, if that is timed */
+} timing_case;
+
+static void progress(void *comm) {
+    cp_comm_progress(comm);
+}
+
+/* Attend as a walker does, with progress calls to its communicator. */
+static cp_status attend(const timing_case *timing_case, cp_comm *comm,
+                        float *const *memory) {
+    const int64_t rows = timing_case->timed->rows,
+                  seen = timing_case->timed->keys;
+    cp_piece query = {{0, seen, rows, 1}, 0};
+    cp_piece key = {{0, 0, seen, 1}, 0};
+    const cp_attention call = {
+        .shape = &timing_case->wanted->shape,
+        .query_pieces = &(cp_pieces){&query, 1, 1},
+        .queries = memory[QUERIES],
+        .key_pieces = &(cp_pieces){&key, 1, 1},
+        .keys = memory[KEYS],
+        .values = memory[VALUES],
+        .threads = timing_case->threads,
+        .output = memory[OUTPUT],
+        .lse = memory[LSE],
+        .progress = comm->ops->progress != NULL ? progress : NULL,
+        .progress_context = comm,
+    };
+    return cp_attend_fast(&call);
+}
+
+/* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */
+static cp_status all_to_all(cp_comm *comm, int64_t bytes,
+                            float *const *memory) {
+    const int64_t each = cp_ceil_divide(bytes, comm->ranks - 1);
+    const void *send[CP_CALIBRATE_RANKS];
+    void *receive[CP_CALIBRATE_RANKS];
+    for (int n = 0; n < comm->ranks; n++) {
+        const int peer = (comm->rank + 1 + n) % comm->ranks;
+        send[peer] = (char *)memory[FROM] + n * each;
+        receive[peer] = (char *)memory[TO] + n * each;
+    }
+    return cp_comm_all_to_all(comm, send, receive, each);
+}
+
+/* Each rank measures its own ceiling, all at the same time. */
+static cp_status peak(timing_case *timing_case, cp_comm *comm) {
+    const cp_bench_case ceiling = cp_measure_fma(&timing_case->threads);
+    double seconds;
+    CP_TRY(ceiling.run(ceiling.context, &seconds));
+    if (comm->rank == 0)
+        timing_case->peak = cp_calibration_work(timing_case->wanted,
+                                                timing_case->timed->rows, 0) *
+                            seconds / ceiling.work;
+    return CP_OK;
+}
+
+static cp_status once(timing_case *timing_case, cp_comm *comm,
+                      float *const *memory) {
+    const cp_timed_work *timed = timing_case->timed;
+    const int next = (comm->rank + 1) % comm->ranks;
+    const int last = (comm->rank + comm->ranks - 1) % comm->ranks;
+    const int64_t bytes = timed->bytes;
+    const cp_product product = {&timing_case->matrix, false, memory[OUTPUT]};
+    if (timed->kind == CP_TIME_PEAK)
+        return peak(timing_case, comm);
+    if (timed->kind == CP_TIME_ALL_TO_ALL)
+        return all_to_all(comm, bytes, memory);
+    if (timed->kind == CP_TIME_COPY)
+        memcpy(memory[TO], memory[FROM], (size_t)bytes);
+    if (timed->kind >= CP_TIME_EXCHANGE)
+        CP_TRY(cp_comm_exchange(comm, next, memory[FROM], bytes, last,
+                                memory[TO], bytes));
+    if (timed->keys > 0)
+        CP_TRY(attend(timing_case, comm, memory));
+    else if (timed->rows > 0)
+        cp_linear_rows(timed->rows, timing_case->matrix.in, memory[QUERIES],
+                       &product, 1, timing_case->threads, memory[SCRATCH]);
+    return timed->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
+}
+
+/* Messages go from one buffer into the other, and back the next time, as the
+ * blocks of a ring do. */
+static cp_status rank_main(cp_comm *comm, void *context) {
+    timing_case *timing_case = context;
+    float **memory = timing_case->memory[comm->rank];
+    for (int64_t n = 0; n < timing_case->times; n++) {
+        float *const filled = memory[TO];
+        CP_TRY(once(timing_case, comm, memory));
+        memory[TO] = memory[FROM];
+        memory[FROM] = filled;
+    }
+    return CP_OK;
+}
+
+/* A run should last some milliseconds. All ranks must agree on its number of
+ * repetitions, so an estimate from the sizes decides that, not a clock. If the
+ * ranks did not get nearly all of the cores that they can keep busy, the run is
+ * repeated. Messages run once: a rank that waits for a message looks as if it
+ * had no core, and the fastest of three runs would be faster than the average
+ * message. */
+static cp_status time_work(void *context, const cp_timed_work *timed,
+                           double *seconds) {
+    timing_case *timing_case = context;
+    const bool peak = timed->kind == CP_TIME_PEAK;
+    const int tries = peak || timed->kind >= CP_TIME_EXCHANGE ? 1 : 3;
+    double best = INFINITY;
+    bool alone = false;
+    const double work =
+        cp_calibration_work(timing_case->wanted, timed->rows, timed->keys);
+    const double guess = 2e-6 + (double)timed->bytes / 5e9 + work / 3e10;
+    timing_case->timed = timed;
+    timing_case->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
+    for (int n = 0; n < tries && !alone; n++) {
+        double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
+        cp_common_work common = {NULL, rank_main, timing_case, .busy = busy};
+        CP_TRY(cp_measure_ranks(timing_case->runner,
+                                (int)timing_case->wanted->ranks, &common));
+        for (int r = 0; r < timing_case->wanted->ranks; r++)
+            sum += busy[r];
+        alone = sum >= 0.95 * timing_case->cores * common.seconds;
+        best = fmin(best, common.seconds / (double)timing_case->times);
+    }
+    *seconds = peak ? timing_case->peak : best;
+    return CP_OK;
+}
+
+static cp_status stage_set(timing_case *timing_case) {
+    const cp_calibration *wanted = timing_case->wanted;
+    const int64_t rows = cp_largest(&wanted->rows);
+    const int64_t width = cp_calibration_width(wanted);
+    const int64_t wider = CP_CALIBRATE_WIDER * width, layer = width * wider;
+    const int64_t keys = cp_largest(&wanted->keys) * wanted->shape.kv_heads *
+                         wanted->shape.head_dim;
+    /* A buffer can be cut into parts for all other ranks of an all-to-all. */
+    const int64_t buffer =
+        cp_ceil_divide(cp_largest(&wanted->bytes) + wanted->ranks, 4);
+    const int64_t sizes[TENSORS] = {
+        rows * width,
+        keys,
+        keys,
+        rows * wider,
+        rows * wanted->shape.query_heads,
+        cp_linear_scratch(rows, width, timing_case->threads),
+        buffer,
+        buffer};
+    float *weights;
+    int64_t bytes;
+    for (int r = 0; r < wanted->ranks; r++)
+        if (timing_case->runner->only == CP_NOBODY ||
+            timing_case->runner->only == r)
+            CP_TRY(
+                cp_measure_tensors(1, TENSORS, sizes, timing_case->memory[r]));
+    CP_TRY(cp_matrix_bytes(CP_GGUF_F32, width, wider, &bytes));
+    CP_TRY(cp_allocate_lines(&timing_case->tiles, bytes, 1, "a linear layer"));
+    CP_TRY(cp_measure_tensors(1, 1, &layer, &weights));
+    cp_matrix_fill(CP_GGUF_F32, width, wider, weights, timing_case->tiles,
+                   &timing_case->matrix);
+    free(weights);
+    return CP_OK;
+}
+
+cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
+                                     const cp_calibration *wanted) {
+    const double ranks = (double)wanted->ranks, cores = (double)wanted->cores;
+    const int threads =
+        cp_runner_cores(runner, (int)wanted->cores, (int)wanted->ranks);
+    const bool shared = runner->local == 0 || runner->local == wanted->ranks;
+    return (cp_timing_backend){.cores = shared ? (int)wanted->cores : 0,
+                               .speed =
+                                   shared ? fmin(threads, cores / ranks) : 1,
+                               .memory = (double)sysconf(_SC_PHYS_PAGES) *
+                                         (double)sysconf(_SC_PAGESIZE),
+                               .element_bytes = sizeof(float)};
+}
+
+cp_status cp_calibrate_run(const cp_runner *runner,
+                           const cp_calibration *wanted) {
+    cp_timing_backend timing = cp_timing_on_cores(runner, wanted);
+    timing_case timing_case = {
+        .runner = runner,
+        .wanted = wanted,
+        .peak = 1,
+        .threads =
+            cp_runner_cores(runner, (int)wanted->cores, (int)wanted->ranks),
+        .cores = fmin(1, timing.speed) * (double)wanted->ranks};
+    timing.time = time_work;
+    timing.context = &timing_case;
+    cp_status status = stage_set(&timing_case);
+    if (status == CP_OK)
+        status = cp_calibrate(&timing, wanted);
+    for (int64_t r = 0; r < wanted->ranks; r++)
+        free(timing_case.memory[r][0]);
+    free(timing_case.tiles);
+    return status;
+}
