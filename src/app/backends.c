@@ -47,7 +47,7 @@ cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *wanted) {
     const cp_runner *runner = cp_meter_cores(backend);
 #ifdef CP_HAVE_CUDA
-    if (place == NULL)
+    if (runner == NULL)
         return cp_cuda_calibrate(backend, wanted);
 #endif
     return cp_calibrate_run(runner, wanted);
