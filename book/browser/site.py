@@ -9,7 +9,8 @@ from pictures import Picture, typeset
 from prose import OUT, WORK, Page, block, braced, pictures, plain, settle, subjects, token
 
 SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second page
-BOOK = Path("book/book.tex").read_text()
+# The glossary names pages, which a browser does not have.
+BOOK = re.sub(r"(?s)% paper only.*?% end of paper only\n", "", Path("book/book.tex").read_text())
 EXPLORER = '<p class="explorer"><a href="explorer.html">The plan explorer</a></p>' if (OUT / "explorer.html").exists() else ""
 pages = []
 
