@@ -620,7 +620,7 @@ LOOP(test_scalings, 0, 4) {
 
 typedef struct {
     int64_t taken[4], tied; /* groups by number of tensors */
-    int64_t left;           /* groups until taking fails */
+    int64_t left;           /* groups until scoring fails */
 } scoring;
 
 static cp_status take(void *context, cp_weight first, int64_t layer, int count,

@@ -6,7 +6,7 @@
 #include "cuda/kernels/kernels.h"
 #include "ring/wire.h"
 
-/* So many rows of a head, dim numbers each, as they are held and in a writing
+/* So many rows of a head, dim numbers each, as they are held and in an encoding
  * with a name (encode.h); what is sent is aligned to 4 bytes. */
 typedef struct {
     cp_encoding encoding;

@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Products of few rows of eight bits, as fast as weights come out of memory. For
- * compute capability 8.9 and later; many rows are for the library. */
+/* Products of few rows of eight bits, as fast as weights come out of memory.
+ * For compute capability 8.9 and later; many rows are for the library. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <stdint.h>

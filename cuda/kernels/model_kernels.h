@@ -9,9 +9,9 @@
 #include "cuda/kernels/kernels.h"
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
- * square is right to 1e-6. Here and below y is of element where scales is
- * NULL, and e4m3 with a scale for each row, as of cp_device_quantise_args, where
- * it is not. */
+ * square is right to 1e-6. Here and below y is of element where scales is NULL,
+ * and e4m3 with a scale for each row, as of cp_device_quantise_args, where it
+ * is not. */
 typedef struct {
     int64_t rows, width;
     const float *x, *weight;
@@ -69,8 +69,8 @@ typedef struct {
 } cp_device_add_args;
 
 /* best[t] = where the largest of scores [rows][width] is in row t, and of
- * equals the first; -1 where a score is no number, or infinite. width is at most
- * 2^24, or the call is cudaErrorInvalidValue. */
+ * equals the first; -1 where a score is no number, or infinite. width is at
+ * most 2^24, or the call is cudaErrorInvalidValue. */
 typedef struct {
     int64_t rows, width;
     const float *scores;

@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Linear layers, by cuBLASLt or a kernel for few rows. Only the product: what makes eight-bit rows is in
- * model_kernels.h. */
+/* Linear layers, by cuBLASLt or a kernel for few rows. Only the product: what
+ * makes eight-bit rows is in model_kernels.h. */
 #ifndef CP_MULTIPLY_H
 #define CP_MULTIPLY_H
 

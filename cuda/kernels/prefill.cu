@@ -49,7 +49,8 @@ typedef struct {
     int head, query_head, query_row;
 } rows_of_item;
 
-/* Some rows do not see all of a run; it is an item's first; there are no more. */
+/* Some rows do not see all of a run; it is an item's first; there are no
+ * more. */
 enum { MASKED = 1, BEGINS = 2, OVER = 4 };
 
 /* Barriers of a block. Full: what is guarded has come; empty: those that read

@@ -1,6 +1,7 @@
 /* Tangled from book/14-hopper.nw; edit the chapter. */
-/* Attention for many queries on Hopper: cp_device_prefill of kernels.h, for bf16
- * and dimensions of 64 and 128. All tensors begin at multiples of 16 bytes. */
+/* Attention for many queries on Hopper: cp_device_prefill of kernels.h, for
+ * bf16 and dimensions of 64 and 128. All tensors begin at multiples of 16
+ * bytes. */
 #ifndef CP_PREFILL_H
 #define CP_PREFILL_H
 

@@ -86,8 +86,8 @@ CP_INLINE float cp_exp2(float x) {
     return y;
 }
 
-/* 16 bytes of global memory that nothing writes meanwhile; or zeros. Loads begin
- * in the order in which they are written. */
+/* 16 bytes of global memory that nothing writes meanwhile; or zeros. Loads
+ * begin in the order in which they are written. */
 CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool there) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
                  "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\t"
@@ -97,8 +97,8 @@ CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool there) {
                  : "l"(from), "r"((int)there));
 }
 
-/* The same of pairs that cp_unpack_f8 makes of four codes of e4m3, the first two
- * in low: of fp16, which has room for them. It takes sm_89. */
+/* The same of pairs that cp_unpack_f8 makes of four codes of e4m3, the first
+ * two in low: of fp16, which has room for them. It takes sm_89. */
 MULTIPLY_ADD(cp_multiply_add_f8, "f16")
 
 CP_INLINE void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high) {

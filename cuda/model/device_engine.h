@@ -53,7 +53,7 @@ typedef struct {
 } cp_device_engine;
 
 /* A pass that serves nothing yet, for the calls of a session: those of decode,
- * or all others. mine is borrowed; it must outlive the pass. Fails with
+ * or all others. engine is borrowed; it must outlive the pass. Fails with
  * CP_MEMORY; *out is then NULL. Free it when the queues are idle. */
 cp_status cp_device_forward_new(const cp_device_engine *engine, bool decodes,
                                 cp_device_forward **out);
@@ -76,7 +76,7 @@ void cp_device_forward_leave(cp_device_forward *pass);
 /* Send the call's tokens and their positions, run all layers, which append to
  * the caches, wait for all of it, and compute the last norm: the final hidden
  * states are in hidden[r].rows on the device, [tokens][width] of the model's
- * element, of the rank mine->ranks[r]. call->bytes[rank] is what it sent. A
+ * element, of the rank engine->ranks[r]. call->bytes[rank] is what it sent. A
  * prefill reports progress as in cp_pass_run, and is enqueued two layers ahead
  * at most; decode is a graph's launch, if the place has graphs set, from the
  * third time on. Fails as CUDA, cuBLASLt and the link do, naming rank and

@@ -22,7 +22,8 @@ cp_status cp_leaf_uses_new(const cp_plan *plan, int rank, cp_leaf_use **out);
 int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t wanted,
                           int64_t *bytes);
 
-/* Nodes of a set of leaves, one behind the other as in a slot (node_lists.h). */
+/* Nodes of a set of leaves, one behind the other as in a slot
+ * (node_lists.h). */
 typedef struct {
     float *nodes;
     uint32_t leaves;

@@ -45,8 +45,8 @@ struct cp_nccl {
 cp_status cp_nccl_id(ncclUniqueId *id);
 
 /* Join as rank, of ranks, on the current device; all give the same id. Fails
- * with CP_BROKEN when not all have joined within patience seconds (0: no
- * timeout), or as NCCL does. */
+ * with CP_BROKEN when not all have joined within timeout seconds (0: for
+ * ever), or as NCCL does. */
 cp_status cp_nccl_new(const ncclUniqueId *id, int rank, int ranks,
                       double timeout, cp_nccl **out);
 

@@ -24,8 +24,8 @@ typedef struct {
  * connection is sound, and reports that the host is at work; rest reports that
  * it no longer is. abort ends what waits on the device, and first all graphs
  * that captured the messages, listed at graphs. A walk records its progress
- * between its messages in milestones. Between two ranks the k-th message sent
- * matches the k-th received. Failures are CP_BROKEN. */
+ * between its messages in progress_events. Between two ranks the k-th message
+ * sent matches the k-th received. Failures are CP_BROKEN. */
 typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
@@ -38,7 +38,7 @@ typedef struct {
 } cp_link;
 
 /* Poll ask(what) until it is done, and a link (or NULL) for errors. *late if
- * nothing progressed for patience seconds (0: no timeout). Fails as the link
+ * nothing progressed for timeout seconds (0: for ever). Fails as the link
  * does, or as ask did. */
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
                    const cp_link *link, double timeout, bool *late);
@@ -102,7 +102,7 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          void *const *cache_values);
 
 /* Wait until everything now on a rank's queues has completed, its walk and any
- * work enqueued after it; patience is the timeout in seconds (0: none).
+ * work enqueued after it; timeout is in seconds (0: none).
  * CP_BROKEN if the device or a link failed, after a timeout, or if ranks
  * disagreed about a batch; a link is then aborted, so that nothing waits on the
  * device for ever. */

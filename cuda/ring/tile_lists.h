@@ -25,7 +25,7 @@ typedef enum {
 
 /* Assign an offset to each list of a rank, with growth pieces more than the
  * plan's layout needs, for tiles of query_tile queries. The plan must outlive
- * the manifest, which is for free() even if this fails, with CP_MEMORY. */
+ * the lists, which are for free() even if this fails, with CP_MEMORY. */
 cp_status cp_tile_lists_new(const cp_plan *plan, int rank, int64_t query_tile,
                             int64_t growth, cp_tile_lists **out);
 

@@ -19,7 +19,7 @@ struct cp_watchdog {
     void *context;
     bool working, inside; /* the host */
     int64_t looks;        /* since it last reported */
-    const char *why;      /* rescue was called; or NULL */
+    const char *why;      /* unblock was called; or NULL */
     bool over, joined;
 };
 

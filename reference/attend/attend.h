@@ -45,8 +45,8 @@ typedef struct {
  * and values that it sees gives NaN, elsewhere it has no effect. With merge
  * the partial is merged into the one that output and lse hold, with the same
  * bits as merging it afterwards. threads OpenMP threads share the work; the
- * result does not depend on them. A kernel may call poke now and then, on the
- * caller's thread, so that the caller can make progress elsewhere. Fails with
+ * result does not depend on them. A kernel may call progress now and then, on
+ * the caller's thread, so that the caller's messages can move. Fails with
  * CP_INVALID for a wrong shape or threads < 1, and with CP_MEMORY; output and
  * lse are then untouched.
  *   With leaves (ring/leaves.h), keys are all keys of these leaves, in spans of

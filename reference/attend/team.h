@@ -54,8 +54,8 @@ bool cp_team_is_few(const cp_team *team, cp_span queries);
 /* Do all tasks, then join what was cut. Fails with CP_MEMORY before any. */
 cp_status cp_team_run(cp_team *team);
 
-/* For a kernel at work. poke: let the caller's thread make progress. index: the
- * index of row r of a task in the caller's tensors. aside: its partial. */
+/* For a kernel at work. progress: let the caller's thread make progress. index:
+ * the index of row r of a task in the caller's tensors. aside: its partial. */
 void cp_team_progress(const cp_team *team);
 int64_t cp_team_index(const cp_team *team, const cp_task *task, int64_t r);
 float *cp_team_aside(const cp_team *team, const cp_task *task, int64_t r);

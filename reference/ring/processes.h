@@ -34,12 +34,12 @@ bool cp_mpi_shrink(cp_comm *comm, int *lost);
 /* Has this rank been evicted? What it was to print, the others print. */
 bool cp_mpi_is_evicted(const cp_comm *comm);
 
-/* Send this rank's exit status as its last message, receive those of all
- * ranks, and free comm. Returns the largest, or -1 if a rank did not send its
- * own in time. If status was 0 and the result is not, the message is now that
- * rank's, or names the missing rank. *speaks is true on one of the ranks that
- * are still there: it reports. With options.repairs a missing rank other than
- * rank 0 is no failure after success. */
+/* Send this rank's exit status as its last message, receive those of all ranks,
+ * and free comm. Returns the largest, or -1 if a rank did not send its own in
+ * time. If status was 0 and the result is not, the message is now that rank's,
+ * or names the missing rank. *is_reporter is true on one of the ranks that are
+ * still there: it reports. With options.repairs a missing rank other than rank
+ * 0 is no failure after success. */
 int cp_mpi_close(cp_comm *comm, int status, bool *is_reporter);
 
 /* Finalize MPI after every rank's last message; or else have the launcher end

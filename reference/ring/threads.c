@@ -174,7 +174,7 @@ static cp_half *find_undelivered(cp_threads *hub) {
     return NULL;
 }
 
-static void nobody_can_move(struct thread_member *me) {
+static void handle_stall(struct thread_member *me) {
     cp_threads *hub = me->hub;
     cp_half *matched = find_undelivered(hub);
     if (matched != NULL) {
@@ -202,7 +202,7 @@ static bool sleep_until_woken(struct thread_member *me, double end) {
     cp_threads *hub = me->hub;
     me->asleep = true;
     if (++hub->asleep == hub->running)
-        nobody_can_move(me);
+        handle_stall(me);
     if (me->asleep)
         rest(me, end);
     const bool woken = !me->asleep;

@@ -139,8 +139,9 @@ static cp_status merge_open(attention_case *attention, int64_t size,
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
     "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
-/* A kind of row, in the order of measurement: the ceiling that attention is a fraction
- * of, its sizes, and the function that prepares one. Ceilings come first. */
+/* A kind of row, in the order of measurement: the ceiling that attention is a
+ * fraction of, its sizes, and the function that prepares one. Ceilings come
+ * first. */
 typedef struct {
     cp_bench_part part, of;
     enum { ONCE, TOKENS, KEYS } sizes;

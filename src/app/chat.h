@@ -35,7 +35,7 @@ typedef struct {
     int64_t *figures;       /* [4][ranks] queries, keys, bytes, pairs; owned */
     int64_t pieces;         /* reading calls */
     int64_t shared; /* tokens taken over from sequence 0 instead of read */
-    char *drawing;  /* the last call's plan, a page, if chat->forgives; owned */
+    char *drawing;  /* the last plan, a page, if chat->interruptible; owned */
     double first_seconds;  /* until the first token of any answer */
     double last_seconds;   /* until the first token of every answer */
     double stall;          /* the longest between two tokens of an answer */
@@ -103,8 +103,8 @@ cp_status cp_chat_clear(cp_chat *chat);
 
 /* Save the conversations to a file; or load a file into the session, which must
  * be empty, and the conversations. *tokens becomes the number of tokens loaded.
- * These fail as cp_saved_conversation_write and cp_saved_conversation_read do; nothing has changed then,
- * and the session is still empty. */
+ * These fail as cp_saved_conversation_write and cp_saved_conversation_read do;
+ * nothing has changed then, and the session is still empty. */
 cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes);
 cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens);
 

@@ -72,8 +72,8 @@ enum { CHAINS = 12 };
 #endif
 enum { LANES = sizeof(fma_lanes) / sizeof(float), STEPS = 20000 };
 
-/* One multiply-add of a chain. The chain runs through a factor; on ARM reading runs
- * through the addend, which ARM's instruction overwrites, so as to need no
+/* One multiply-add of a chain. The chain runs through a factor; on ARM reading
+ * runs through the addend, which ARM's instruction overwrites, so as to need no
  * copy. */
 static inline fma_lanes go_on(fma_lanes sum, fma_lanes factor) {
 #if defined(__AVX512F__)

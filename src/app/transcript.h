@@ -92,7 +92,7 @@ cp_status cp_transcript_fork(cp_transcript_call *call, cp_session *session,
                              int64_t sequence, int64_t tokens);
 
 /* Replay all calls on another session, draw again, and compare. seconds:
- * [tape->count], the time of each call now, or NULL. */
+ * [transcript->count], the time of each call now, or NULL. */
 cp_status cp_transcript_compare(const cp_transcript *transcript,
                                 cp_session *session, double *seconds,
                                 cp_transcript_difference *difference);

@@ -114,8 +114,8 @@ struct cp_backend {
     const cp_machine *machine;           /* assumed by Algorithm 1 */
     void (*set_timeout)(double seconds); /* the ranks' timeout; or NULL */
     cp_status (*divide)(int parts);      /* processes per rank; or NULL */
-    /* Become one of several processes with this command line (process_group.h), and
-     * check that they agree on it; NULL: there is only one. */
+    /* Become one of several processes with this command line (process_group.h),
+     * and check that they agree on it; NULL: there is only one. */
     cp_status (*join)(int count, char *const *arguments);
     cp_status (*attend)(cp_attend_job *job);
     cp_status (*model_open)(const cp_gguf *file, cp_model **model);

@@ -285,7 +285,7 @@ static cp_status receive_token(const cp_engine *engine, cp_status own_status,
                                int32_t *tokens) {
     const cp_local_ranks *local = &engine->local;
     const cp_process_group *group = local->group;
-    int32_t *all; /* [crew->ranks][1 + count]: status, tokens */
+    int32_t *all; /* [group->ranks][1 + count]: status, tokens */
     CP_TRY(cp_allocate(&all, group->ranks, (1 + count) * 4, "tokens"));
     int32_t *own = all + group->rank * (1 + count);
     own[0] = (int32_t)own_status;

@@ -38,7 +38,7 @@ cp_status cp_calibration_check(const cp_calibration *calibration) {
                        MOST_BYTES);
 }
 
-/* A subject and its times. */
+/* Some work and its times. */
 typedef struct {
     cp_timed_work timed;
     double seconds[CP_CALIBRATE_ROUNDS];
@@ -52,7 +52,7 @@ typedef struct {
     int count;
 } calibration;
 
-/* The times of a subject, round by round. A subject asked for the first time is
+/* The times of some work, round by round. Work asked for the first time is
  * added to those to be measured. */
 static double *rounds_of(calibration *calibration, cp_timed_work_kind kind,
                          int64_t rows, int64_t keys, int64_t bytes) {
@@ -67,7 +67,7 @@ static double *rounds_of(calibration *calibration, cp_timed_work_kind kind,
     return another->seconds;
 }
 
-/* The median time of a subject. */
+/* The median time of some work. */
 static double seconds_of(calibration *calibration, cp_timed_work_kind kind,
                          int64_t rows, int64_t keys, int64_t bytes) {
     double seconds[CP_CALIBRATE_ROUNDS];

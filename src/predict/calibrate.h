@@ -1,6 +1,6 @@
 /* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* What a calibration measures, and the description that follows from it. How to
- * time a subject is the laboratory's part, which each backend has. */
+ * time work is each backend's part. */
 #ifndef CP_CALIBRATE_H
 #define CP_CALIBRATE_H
 
@@ -28,7 +28,7 @@ typedef struct {
 
 /* Where subjects are timed. */
 typedef struct {
-    /* Time the subject once, until the last rank is done. */
+    /* Time the work once, until the last rank is done. */
     cp_status (*time)(void *context, const cp_timed_work *timed,
                       double *seconds);
     void *context;
@@ -79,8 +79,8 @@ static inline int64_t cp_largest(const cp_counts *sizes) {
  * product of two sizes, or of one and the width squared, exceeds 2^60. */
 cp_status cp_calibration_check(const cp_calibration *calibration);
 
-/* Measure in a laboratory what the calibration asks for, and fill in its
- * description. Fails as the laboratory does, or with CP_MEMORY. */
+/* Measure by a timing backend what the calibration asks for, and fill in its
+ * description. Fails as the backend does, or with CP_MEMORY. */
 cp_status cp_calibrate(const cp_timing_backend *timing,
                        const cp_calibration *wanted);
 

@@ -22,10 +22,11 @@ typedef struct {
 } cp_comparison_entry;
 
 /* Time every way to run a call on the GPUs of its ranks, by virtual clocks
- * without jitter. Writes entrants[*count], room for CP_COMPARISON_ENTRIES, fastest first:
- * those that fit in memory, then those that do not, then those that cannot run.
- * A dealing with weights or an order of devices is used only with the ranks it
- * is for. Fails with CP_CAPACITY or CP_MEMORY, as cp_simulate. */
+ * without jitter. Writes entries[*count], room for CP_COMPARISON_ENTRIES,
+ * fastest first: those that fit in memory, then those that do not, then those
+ * that cannot run. A dealing with weights or an order of devices is used only
+ * with the ranks it is for. Fails with CP_CAPACITY or CP_MEMORY, as
+ * cp_simulate. */
 cp_status cp_compare_builders(const cp_scenario *call,
                               cp_comparison_entry *entries, int *count);
 

@@ -7,9 +7,10 @@
 #include "ring/process_group.h"
 #include "ring/plan.h"
 
-/* Agree on whether all processes of a group are ready; mine is this process's
- * status, crew NULL a group of one. A failure of any process fails all: with
- * its own status there, CP_ABORTED elsewhere. A request to stop stops all. */
+/* Agree on whether all processes of a group are ready; own_status is this
+ * process's status, group NULL a group of one. A failure of any process fails
+ * all: with its own status there, CP_ABORTED elsewhere. A request to stop stops
+ * all. */
 cp_status cp_agree_to_start(const cp_process_group *group,
                             cp_status own_status);
 
@@ -25,7 +26,7 @@ cp_status cp_agree_on_plan(const cp_process_group *group, const cp_plan *plan,
  * CP_INVALID on all ranks if not, naming one that differs. */
 cp_status cp_agree_on_arguments(int count, char *const *arguments);
 
-/* Check that all processes have opened the same file: mine is the status of
+/* Check that all processes have opened the same file: own_status is that of
  * opening it, fingerprint a hash of its bytes. Fails with CP_INVALID on all
  * ranks, naming one whose file differs; a failure of any process fails all. */
 cp_status cp_agree_on_file(const char *name, uint64_t fingerprint,

@@ -38,7 +38,7 @@ cp_status cp_migration_new(int ranks, int64_t sequences, const int64_t *lengths,
                            cp_migration **out);
 void cp_migration_free(cp_migration *migration);
 
-/* Where every token lies, according to these lists: spots [tokens], in the
+/* Where every token lies, according to these lists: locations [tokens], in the
  * order of sequences and positions. Fails with CP_BROKEN, naming the token, if
  * it is in no list or in two. */
 cp_status cp_migration_locations(const cp_migration *migration,

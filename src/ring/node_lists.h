@@ -15,7 +15,8 @@ int64_t cp_plan_node_bytes(const cp_plan *plan, int slot);
 /* The last step of building a plan in exact order: follow which leaves each
  * slot holds, give each slot room for the nodes it must hold, and each message
  * only those it carries. Fails with CP_INVALID for a plan that has no exact
- * order, else as cp_node_lists_check and cp_plan_order do, and with CP_MEMORY. */
+ * order, else as cp_node_lists_check and cp_plan_order do, and with
+ * CP_MEMORY. */
 cp_status cp_node_lists_fit(cp_plan *plan);
 
 /* Apply an operation of a rank to the sets of leaves that its slots hold,
