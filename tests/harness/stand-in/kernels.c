@@ -40,18 +40,18 @@
  * many, and under the address sanitizer makes a system call each time; clang
  * has only that on some machines. */
 #if HARNESS_SANITIZED || defined(__x86_64__)
-typedef void *thread_index[5];
+typedef void *saved_context[5];
 #define save_place(here) __builtin_setjmp(here)
 #define leave_for(there) __builtin_longjmp(there, 1)
 #else
-typedef jmp_buf place;
+typedef jmp_buf saved_context;
 #define save_place(here) _setjmp(here)
 #define leave_for(there) _longjmp(there, 1)
 #endif
 
 /* A separate function: gcc assumes that only a call can return to a saved
  * context. */
-UNCHECKED static void go_to(thread_index there) {
+UNCHECKED static void go_to(saved_context there) {
     leave_for(there);
 }
 
@@ -72,7 +72,7 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 typedef enum { RUNNING, AT_BLOCK, AT_WARP, AT_OBJECT, ENDED } fiber_state;
 
 typedef struct {
-    thread_index resume_at;
+    saved_context resume_at;
     char *stack;      /* NULL: never entered */
     const char *file; /* where it waits */
     int line;
@@ -83,7 +83,7 @@ typedef struct {
 static fiber fibers[MOST_THREADS];
 static fiber_state states[MOST_THREADS]; /* separate, because they are
                                             searched */
-static thread_index scheduler_place;
+static saved_context scheduler_place;
 static int current;
 
 /* The running warp: how many lanes are left, and the next one. */
