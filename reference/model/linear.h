@@ -13,7 +13,7 @@ typedef struct {
     float *y;
 } cp_product;
 
-/* Multiply x [rows][in] by count matrices, all of this in.
+/* Multiply x [rows][in] by count matrices, all with this in.
  *   scratch   cp_linear_scratch(rows, in, threads) floats */
 void cp_linear_rows(int64_t rows, int64_t in, const float *x,
                     const cp_product *products, int count, int threads,

@@ -123,7 +123,7 @@ static void lay_floats(int type, int64_t in, const unsigned char *row, int lane,
     }
 }
 
-/* A kind whose weights are read by weight, with functions compiled for it. */
+/* A kind, with functions compiled for it; weight() reads one of its weights. */
 #define KIND(name, weight, size)                                               \
     static void add_##name(const char *tiles, const float *x,                  \
                            float(*sums)[CP_LANES]) {                           \
@@ -190,7 +190,7 @@ void cp_matrix_pair(const cp_matrix *matrix, int64_t group, int64_t from,
 cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size) {
     int64_t values, bytes, tiles;
     if (!cp_gguf_type_block(type, &values, &bytes))
-        return cp_dequantise(type, NULL, 0, NULL); /* says that */
+        return cp_dequantise(type, NULL, 0, NULL); /* says so */
     if (in < 1 || out < 1 || in % values != 0)
         return cp_refuse("%s cannot hold %ld x %ld values",
                          cp_gguf_type_name(type), in, out);

@@ -27,7 +27,7 @@ cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size);
 
 /* Lay out a matrix for which cp_matrix_bytes succeeded.
  *   blocks   the file's tensor, [out] rows of whole blocks
- *   memory   that many bytes, best aligned to 64; *matrix points into it
+ *   memory   that many bytes, preferably aligned to 64; *matrix points into it
  * All cores help. Cannot fail. */
 void cp_matrix_fill(int type, int64_t in, int64_t out, const void *blocks,
                     void *memory, cp_matrix *matrix);

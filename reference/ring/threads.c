@@ -25,7 +25,7 @@ struct thread_member {
     cp_threads *hub;
     struct carrier *carrier; /* of the current work */
     void *stack;
-    ucontext_t place;          /* where it resumes, when it does not run */
+    ucontext_t place;          /* where it resumes, if it is not running */
     cp_exchange *first, *last; /* it waits for these */
     double end;                /* deadline of the wait; INFINITY: none */
     bool resting;              /* not to be run */
@@ -47,12 +47,12 @@ struct cp_threads {
     cp_threads_options options;
     pthread_mutex_t lock;
     struct thread_member *members; /* [ranks] */
-    struct carrier *carriers;      /* [ranks], of which the work uses some */
+    struct carrier *carriers;      /* [ranks], of which a call uses some */
     int started;
     int running, asleep; /* members not left; members asleep */
     bool late, early;    /* delivery, when in disorder */
     cp_failure failure;  /* of the current work */
-    /* The current work; calls counts works, and -1 is the end. */
+    /* The current work. calls: of cp_threads_work so far; -1 is the end. */
     int64_t calls;
     int carrying; /* carriers in use */
     cp_rank_main function;

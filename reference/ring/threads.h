@@ -27,7 +27,7 @@ cp_status cp_threads_start(const cp_threads_options *options,
  * thread take turns: one runs until it waits, in comm, for another. carriers is
  * limited to the number of ranks; fewer than 1 is CP_INVALID. Fails with the
  * status and message of the rank that failed first ("rank 2: ..."); the next
- * work starts afresh. A timeout ends waits, not computations, and not while a
+ * call starts afresh. A timeout ends waits, not computations, and not while a
  * computation has the thread. */
 cp_status cp_threads_work(cp_threads *threads, int carriers,
                           cp_rank_main function, void *context);

@@ -196,7 +196,7 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     return CP_OK;
 }
 
-/* How a tensor is cut: of `heads` heads, `some` are taken, from `first` on;
+/* How a tensor is cut: `some` of its `heads` heads are taken, from `first` on;
  * each has dim numbers. */
 typedef struct {
     int64_t rows, heads, some, first, dim;
@@ -227,7 +227,7 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
         copy_columns(&by, from, to);
         if (!keys || whole.latent)
             continue;
-        /* Values lie behind the keys, on both sides. */
+        /* Values come after the keys, on both sides. */
         from += by.rows * heads * by.dim;
         to += by.rows * by.some * by.dim;
         by.dim = cp_value_dim(&whole);

@@ -24,7 +24,7 @@ CP_INLINE uint32_t cp_u16(const unsigned char *bytes) {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
 }
 
-/* The number that two bytes say in half precision. */
+/* The half-precision number in two bytes. */
 CP_INLINE float cp_half_value(const unsigned char *bytes) {
     const uint32_t bits = cp_u16(bytes), fraction = bits & 0x3FF;
     const uint32_t exponent = bits >> 10 & 0x1F;

@@ -14,7 +14,7 @@ typedef struct {
     const cp_process_group
         *group; /* of all processes; NULL: all ranks are here */
     int only;   /* with several processes: the one rank here */
-    int parts;  /* rank r is processes r * parts and on */
+    int parts;  /* rank r is parts processes, from r * parts on */
 } cp_local_ranks;
 
 /* Hidden states of a rank, and its capacity in bytes. */
@@ -107,9 +107,10 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 /* Copy rows in the caches: moves [ranks] or NULL. Fails as the backend does. */
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);
 
-/* Continue without a rank that the backend has lost, and all that it held;
- * those above it are renumbered. The last call's results may no longer be read.
- * Fails with CP_INVALID where that is impossible, and as the backend does. */
+/* Continue without a rank that the backend has lost and without all that it
+ * held; those above it are renumbered. The last call's results may no longer be
+ * read. Fails with CP_INVALID where that is impossible, and as the backend
+ * does. */
 cp_status cp_engine_lose(cp_engine *engine, int rank);
 cp_status cp_engine_logits(const cp_engine *engine, int64_t first,
                            int64_t count, float *out);

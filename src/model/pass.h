@@ -41,8 +41,8 @@ typedef struct {
      * the layer's plan. */
     cp_status (*embed)(cp_pass *pass);
     cp_status (*walk)(cp_pass *pass, int64_t layer);
-    /* Wait while the host is too far ahead of this layer; *done layers are
-     * over. NULL where nothing is enqueued. */
+    /* Wait while the host is too far ahead of this layer; *done layers have
+     * ended. NULL where nothing is enqueued. */
     cp_status (*pace)(cp_pass *pass, int64_t layer, int64_t *done);
 } cp_pass_ops;
 

@@ -64,10 +64,10 @@ cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
 cp_status cp_session_truncate(cp_session *session, int64_t sequence,
                               int64_t length);
 
-/* Let the empty sequence to begin with the first tokens of from, in the same
- * memory, as if it had been given them. No tensor is copied before either
- * appends to a page that both have. Fails as cp_cache_fork does, and leaves the
- * session untouched. */
+/* Let an empty sequence begin with the first `tokens` tokens of another, in the
+ * same memory, as if it had been given them. No tensor is copied before one of
+ * the two appends to a page that both have. Fails as cp_cache_fork does, and
+ * leaves the session untouched. */
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens);
 

@@ -1,6 +1,6 @@
 /* Tangled from book/15-calibrate.nw; edit the chapter. */
 /* Checks what can be calibrated, and computes a machine description from the
- * times of single subjects. */
+ * times of single workloads. */
 #include "predict/calibrate.h"
 
 #include <math.h>

@@ -26,7 +26,7 @@ typedef struct {
     int64_t rows, keys, bytes; /* those that the kind uses */
 } cp_timed_work;
 
-/* Where subjects are timed. */
+/* What times workloads. */
 typedef struct {
     /* Time the work once, until the last rank is done. */
     cp_status (*time)(void *context, const cp_timed_work *timed,

@@ -44,8 +44,8 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout);
 
 /* Keep the first length tokens of a sequence; the others are forgotten, and
  * their rows are free. Fails with CP_INVALID, the cache untouched, for more
- * tokens than there are, and if it would cut a call whose rows are not in the
- * order of its tokens: a long prompt by interleave. */
+ * tokens than there are, and if it would cut into a call whose rows are not in
+ * the order of its tokens: a long prompt by interleave. */
 cp_status cp_cache_truncate(cp_cache *cache, int64_t sequence, int64_t length);
 
 /* Put the rows of an empty cache in pages of block rows, blocks pages on each
@@ -57,8 +57,8 @@ cp_status cp_cache_page(cp_cache *cache, int64_t block, int64_t blocks);
 /* Let an empty sequence begin with the first `tokens` tokens of another, in the
  * same rows. A row is copied only when one of the two is about to write it.
  * Fails with CP_INVALID, the cache untouched: without pages, for more tokens
- * than there are, and if it would cut a call whose rows are not in the order of
- * its tokens: a long prompt by interleave. */
+ * than there are, and if it would cut into a call whose rows are not in the
+ * order of its tokens: a long prompt by interleave. */
 cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
                         int64_t tokens);
 

@@ -60,9 +60,9 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
         }
         if (tokens != end - first)
             return cp_fail(CP_BROKEN,
-                           "of %s positions %ld to %ld of sequence %ld, %ld "
-                           "are held by no rank",
-                           what, first, end - 1, i, end - first - tokens);
+                           "%ld of the %s positions %ld to %ld of sequence "
+                           "%ld are held by no rank",
+                           end - first - tokens, what, first, end - 1, i);
     }
     if (n < count)
         return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %ld of %ld",
@@ -106,9 +106,9 @@ static cp_status refuse_open(const cp_layout *layout, const owned *list,
         const int64_t expected = keys ? end : layout->fresh[i];
         if (tokens != expected)
             return cp_fail(CP_BROKEN,
-                           "of %ld %s positions before %ld of sequence %ld, "
-                           "%ld are held by no rank",
-                           expected, what, end, i, expected - tokens);
+                           "%ld of the %ld %s positions before %ld of "
+                           "sequence %ld are held by no rank",
+                           expected - tokens, expected, what, end, i);
     }
     for (int64_t n = 0; n < count && !keys; n++)
         CP_TRY(refuse_no_hole(layout, list[n]));

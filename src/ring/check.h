@@ -11,7 +11,7 @@
 typedef struct {
     int ranks;
     int64_t *pairs;     /* [ranks] (query, key) pairs scored, per head, or by
-                           an indexer; lists of int64_t lie behind it */
+                           an indexer; lists of int64_t follow it */
     double *flops;      /* [ranks] 4 D_H N_H for each pair; sparse attention
                            as if keys were chosen evenly */
     int64_t *bytes;     /* [ranks] sent */

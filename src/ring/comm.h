@@ -12,7 +12,7 @@
 
 typedef struct cp_comm cp_comm;
 
-/* What this rank has sent, to itself included. */
+/* What this rank has sent, also to itself. */
 typedef struct {
     int64_t hops;             /* exchanges with a send half */
     int64_t ring_bytes;       /* and their bytes */
@@ -64,8 +64,8 @@ typedef struct {
     cp_status (*post)(cp_comm *, cp_exchange *);
     /* Return when all from first to last are done and removed. */
     cp_status (*complete)(cp_comm *, cp_exchange *first, cp_exchange *last);
-    /* This rank fails with cp_message(), unless the communicator has failed
-     * before. Cancel all that it has posted; return the status to report. */
+    /* This rank fails with cp_message(), unless the communicator already has
+     * failed. Cancel all that it has posted; return the status to report. */
     cp_status (*fail)(cp_comm *, cp_status);
     void (*progress)(cp_comm *); /* NULL: messages need no help */
 } cp_comm_ops;

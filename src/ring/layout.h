@@ -20,7 +20,7 @@ typedef struct {
                                   turn by one each step */
     const cp_pieces *holes;    /* [sequences], or NULL: the new tokens are
                                   these, T_i in all, which no rank holds, not
-                                  those behind the cached ones; no decode */
+                                  those after the cached ones; no decode */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -37,7 +37,7 @@ typedef struct {
     int64_t new_tokens;    /* sum of T_i */
     int64_t cached_tokens; /* sum of P_i over sequences that take part */
     int64_t *past, *fresh; /* [sequences] P_i, then T_i; 0 = takes no part */
-    cp_block *queries;     /* the rank's new tokens; behind it, in order: */
+    cp_block *queries;     /* the rank's new tokens; then, in order: */
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
     cp_block *appended;    /* the new tokens where they go in the cache */
