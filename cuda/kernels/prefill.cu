@@ -624,12 +624,12 @@ CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
         feed_values(a, block, late, &values, &tail);
 }
 
-/* How far a consumer has come; and of its run, the tiles to come, the last
+/* A consumer's cursors, and the state of its run, whose last tile comes
  * first. */
 typedef struct {
     stage_cursor keys, values, run, item;
-    int left, flags;
-    int seen[2]; /* of the run's keys, by the thread's rows */
+    int left, flags; /* left: tiles */
+    int seen[2];     /* how many of the run's keys each of the two rows sees */
 } progress;
 
 CP_ALWAYS void take_run(const block_memory *block, progress *at) {
@@ -644,15 +644,15 @@ CP_ALWAYS void take_run(const block_memory *block, progress *at) {
     advance(&at->run);
 }
 
-/* The tile is done; the next of its run, or of the next one. */
+/* Advance to the next tile of this run, or of the next run. */
 CP_ALWAYS void next_tile(const block_memory *block, progress *at) {
     at->flags &= MASKED;
     if (--at->left == 0)
         take_run(block, at);
 }
 
-/* What a thread computes with, all of it in registers; and descriptors of the
- * first tile of each kind, with the step to the second. */
+/* A thread's numbers, all in registers; and descriptors of the first tile of
+ * each kind, with the step to the second. */
 typedef struct {
     float scores[64], sums[64];
     uint32_t weights[32];
@@ -679,8 +679,8 @@ CP_ALWAYS void begin_values(const block_memory *block, const progress *at,
                block->boxes);
 }
 
-/* In its turn a consumer begins the scores of this tile and the values of the
- * one before, and waits for the scores. */
+/* In its turn, a consumer begins the scores of this tile and the values of the
+ * one before, and then waits for the scores. */
 CP_ALWAYS void begin_both(const block_memory *block, const progress *at,
                           consumer *c) {
     barrier_wait(&block->barriers->keys_full[at->keys.stage], at->keys.phase);
@@ -722,9 +722,9 @@ CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     mask_scores(c->scores, limit);
 }
 
-/* The largest score of a row, and what its weights are relative to. Nothing
- * runs beside the first row's maxima but they themselves: they are two chains,
- * the second row's one. */
+/* Find row h's maximum and return the base of its weights' exponents. Nothing
+ * else can run during the first row's maximum, which takes two chains; the
+ * second row's takes one. */
 CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
                           bool masked) {
     float other = c->scores[2 * h + 1];
@@ -740,7 +740,7 @@ CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
     return masked && top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
 }
 
-/* Scores of a row become weights, of which the sum is found in order. */
+/* Turn row h's scores into weights and add them, in order, to its sum. */
 CP_ALWAYS float weigh_row_of_tile(consumer *c, int h, float base, float scale,
                                   float sum, bool first) {
     CP_EACH(g, 16)
@@ -778,7 +778,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
     next_tile(block, at);
 }
 
-/* An item's first tile, whose scores are there. */
+/* Weigh an item's first tile, whose scores are complete. */
 CP_ALWAYS void weigh_first(const block_memory *block, progress *at, consumer *c,
                            float scale) {
     end_keys(block, at);
@@ -876,7 +876,7 @@ CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
     }
 }
 
-enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that a cache keeps */
+enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that L2 can hold */
 
 static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     const cp_shape s = call->shape;
@@ -912,7 +912,7 @@ PREFILL(plainly, 128, WITHOUT_PRODUCER)
 PREFILL(in_turns, 64, WITH_PRODUCER)
 PREFILL(in_turns, 128, WITH_PRODUCER)
 
-/* A block for each item; or, of those that stay, one a multiprocessor. */
+/* A block for each item; or persistent ones, one for each multiprocessor. */
 static cudaError_t blocks_for(int which, const prefill_call *a,
                               int64_t *blocks) {
     int twice = 0; /* the multiprocessors */
