@@ -30,7 +30,7 @@ typedef struct {
     uint32_t items;    /* tiles of queries times key heads */
     uint32_t together; /* key heads whose items run at the same time */
     int group;         /* query heads of a key head */
-    int box_rows;      /* of queries: as many as whole tokens have */
+    int box_rows;      /* of queries: those of whole tokens */
     CUtensorMap queries, keys, values;
 } prefill_call;
 
