@@ -220,7 +220,7 @@ static const struct {
     {OTHER_PARITY, NULL},
     {NO_SUMS_WAIT, NULL},
     {NO_FENCE, NULL},
-    {ONE_WAIT_MORE, "a wait for what never comes"},
+    {ONE_WAIT_MORE, "a wait that nothing can end"},
     {NO_BEGIN, "a product without a fence before it"},
     {SUMS_WRITTEN, "sums were written while products added to them"},
     {REGISTERS_WRITTEN, "registers were written while a product read them"},
@@ -228,11 +228,11 @@ static const struct {
     {ONE_LANE_LESS, "of the warp"},
     {BESIDE_THE_PATTERN, "its rows do not begin where the pattern does"},
     {BEHIND_THE_END, "outside of what is shared"},
-    {ONE_ARRIVAL_MORE, "more arrivals than the 1 it was begun with"},
+    {ONE_ARRIVAL_MORE, "more arrivals than the 1 it was initialised with"},
     {BARRIER_NOT_READY, "its barrier is not ready"},
     {NOBODY_WAITS, "copies without a wait"},
-    {REGISTERS_FROM_NOWHERE, "a wait for what never comes"},
-    {HALF_A_NUMBERED_BARRIER, "a wait for what never comes"},
+    {REGISTERS_FROM_NOWHERE, "a wait that nothing can end"},
+    {HALF_A_NUMBERED_BARRIER, "a wait that nothing can end"},
 };
 
 LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {

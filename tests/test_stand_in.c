@@ -833,7 +833,7 @@ static const struct {
      "an earlier operation of its communicator is not done"},
     {"threads wait for each other", receive_from_each_other, 0, 2,
      cudaErrorLaunchFailure, 0,
-     "receive of 400 bytes from rank 1 by rank 0|the other side never comes"},
+     "receive of 400 bytes from rank 1 by rank 0|the other side never arrives"},
     {"an abort", abort_a_rank, 0, 2, cudaErrorLaunchFailure, 0, ""},
     {"an abort while there is a graph", abort_what_a_graph_has, GRAPH_LEFT, 1,
      cudaSuccess, 1, "rank 0 aborts communicator|while graph|holds it"},
@@ -860,7 +860,7 @@ static const struct {
     {"a launch behind a dead rank", launch_behind_the_dead, NOBODY_HELPS, 2,
      cudaErrorLaunchFailure, 0,
      "deadlock in a launch: the host waits and nothing can run: |"
-     "receive of 400 bytes from rank 1 by rank 0|the other side never comes"},
+     "receive of 400 bytes from rank 1 by rank 0|the other side never arrives"},
     {"a launch that an abort frees", launch_behind_the_dead, HELPED, 2,
      cudaSuccess, 0, "rank 0 aborts communicator"},
     {"a communicator is not asked", ask_too_late, 0, 1, cudaSuccess, 0, ""},
@@ -877,7 +877,7 @@ static const struct {
      "kernel turn_around, block (0, 0, 0): |has ended|"
      "a barrier that not all threads reach: thread 0 waits at"},
     {"half a warp", miss_a_barrier, HALF_WARP, 0, cudaErrorLaunchFailure, 0,
-     "lanes of a warp that do not all come: thread|has ended"},
+     "lanes of a warp that do not all arrive: thread|has ended"},
     {"behind what a block shares", share_wrongly, SHARE_BEHIND, 0,
      cudaErrorLaunchFailure, 0,
      "written outside of the 1000 bytes that the launch named"},
@@ -898,7 +898,7 @@ static const struct {
     {"freed twice", misuse_memory, FREE_TWICE, 0, cudaErrorInvalidValue, 0,
      "allocation 1 is freed a second time"},
     {"a kernel behind the end", misuse_memory, WRITE_BEHIND, 0, cudaSuccess, 1,
-     "something wrote 0 bytes behind the end of allocation 1 of 40 bytes"},
+     "something wrote 0 bytes past the end of allocation 1 of 40 bytes"},
     {"more than there is", misuse_memory, TOO_MUCH, 0,
      cudaErrorMemoryAllocation, 0,
      "allocation of 1073741824 bytes on a device that has 1073741568 of"},
@@ -973,7 +973,7 @@ static void touch_badly(int kind) {
 LOOP(a_bad_access_names_the_allocation, 0, 3) {
     static const char *const messages[] = {
         "stand-in: kernel sum_step touched |"
-        "bytes behind the end of allocation 1 of 256 bytes\n",
+        "bytes past the end of allocation 1 of 256 bytes\n",
         "stand-in: the host touched byte 4 of allocation 1 of 256 bytes, "
         "which only the device may touch\n",
         "stand-in: the host touched byte 8 of pinned allocation 2 of 256 "

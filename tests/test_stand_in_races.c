@@ -120,7 +120,7 @@ LOOP(what_is_said_to_be_there_is, 0, 8) {
         ck_assert_msg(problems == (!sound && !HARNESS_SANITIZED),
                       "%d: %ld problems: %s", _i, problems, stand_in_report());
         if (problems > 0)
-            says("a fence and a barrier are wanted");
+            says("they need a fence and a barrier");
     }
 }
 
@@ -249,7 +249,7 @@ static const struct {
     {EMPTY_NOT_WAITED_FOR, true, true, ""},
     {LET_GO_BEFORE, true, true, "which"},
     {UNHEARD_READER, true, true, ""},
-    {NO_FENCE, false, true, "and no fence is between"},
+    {NO_FENCE, false, true, "with no fence between"},
 };
 
 static CUtensorMap map_of_a_slot(const void *tensor) {

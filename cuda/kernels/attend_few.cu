@@ -17,7 +17,7 @@ enum {
     ROWS = 16,        /* tokens times heads */
     KEYS = 128,       /* of a tile */
     BOX = KEYS * 128, /* bytes of 64 dimensions of a tile */
-    WARPS = 8,        /* that multiply, 16 keys of a tile each */
+    WARPS = 8,        /* consumers, 16 keys of a tile each */
     THREADS = 32 * (WARPS + 1),
     PAIRS = 3, /* tiles of keys and of values */
     MOST_DIM = 128,
@@ -28,7 +28,7 @@ typedef struct {
     CUtensorMap keys, values;
 } few_call;
 
-/* Of each pair of tiles: which keys; none: there are no more. */
+/* The keys of each pair of tiles, 0 keys after the last pair; and barriers. */
 typedef struct {
     cp_piece piece[PAIRS];
     uint64_t keys_full[PAIRS], keys_empty[PAIRS];
@@ -69,7 +69,7 @@ CP_ALWAYS void load_tile(unsigned char *to, const CUtensorMap *map, int boxes,
         load_box(to + box * BOX, map, 64 * box, (int)blockIdx.y, row, full);
 }
 
-/* By one thread. */
+/* Called by one thread. */
 CP_ALWAYS void copy_pairs(const few_call *a, const rows_of_block *block_rows,
                           handed_pairs *handed, unsigned char *shared,
                           int boxes) {
@@ -92,14 +92,13 @@ CP_ALWAYS void copy_pairs(const few_call *a, const rows_of_block *block_rows,
     barrier_arrive(&handed->keys_full[at.pair]);
 }
 
-/* Of two rows of a thread, 8 apart; levels are of scores, not yet scaled. */
+/* A thread's two rows, 8 apart; level: the maximum score, not yet scaled. */
 typedef struct {
     float output[MOST_DIM / 8][4];
     float level[2], total[2];
 } warp_sums;
 
-/* The queries of a block, as a product wants them; 0 for rows that are not
- * there. */
+/* Load a block's queries as fragments for a product; 0 for missing rows. */
 CP_ALWAYS void ask(const cp_device_attention *a,
                    const rows_of_block *block_rows, uint32_t asked[][4],
                    int dim) {
@@ -116,7 +115,7 @@ CP_ALWAYS void ask(const cp_device_attention *a,
     }
 }
 
-/* Where a lane's row of a box begins, by 16 bytes. */
+/* The swizzled address of a 16-byte chunk of a box's row. */
 CP_ALWAYS cp_shared row_at(cp_shared tile, int row, int chunk) {
     return tile + row * 128 + 16 * (chunk ^ (row & 7));
 }
@@ -171,7 +170,7 @@ CP_ALWAYS void weigh_keys(float scores[2][4], warp_sums *sums, int dim) {
     }
 }
 
-/* Values of the warp's keys from this one of the tile on become zeros. */
+/* Zero the values of the warp's keys from key `from` of the tile on. */
 CP_ALWAYS void clean_own(unsigned char *values, int boxes, int from) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};

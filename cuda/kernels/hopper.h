@@ -2,8 +2,8 @@
 /* The instructions of compute capability 9.0 that attention needs, each as a
  * function: barriers that count bytes, copies of boxes of a tensor, products of
  * a warpgroup. No loops and no policy. Where kernels are emulated, another
- * header comes first and defines the same names. For kernel files only, built
- * for sm_90a. */
+ * header comes first and defines the same names. Only for kernel files, which
+ * are built for sm_90a. */
 #ifndef CP_HOPPER_H
 #define CP_HOPPER_H
 
@@ -28,7 +28,7 @@ CP_ALWAYS void barrier_arrive(uint64_t *barrier) {
                  : "memory");
 }
 
-/* Arrive; the phase does not end before so many bytes have come. */
+/* Arrive; the phase does not end before this number of bytes has come. */
 CP_ALWAYS void barrier_expect(uint64_t *barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
                      shared_address(barrier)),
@@ -48,15 +48,15 @@ CP_ALWAYS void barrier_wait(uint64_t *barrier, int parity) {
                      : "memory");
 }
 
-/* Arrive, but not before a weight is there, which is not negative: its sign,
- * 0, is part of the address. */
+/* Arrive, but not before a weight is computed. A weight is not negative: its
+ * sign, 0, is part of the address. */
 CP_ALWAYS void barrier_arrive_after(uint64_t *barrier, float weight) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
                      shared_address(barrier) + (__float_as_uint(weight) >> 31))
                  : "memory");
 }
 
-/* A barrier whose phases end when so many have arrived. */
+/* A barrier whose phases end after this number of arrivals. */
 CP_ALWAYS void barrier_init(uint64_t *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
                      shared_address(barrier)),
@@ -71,7 +71,7 @@ CP_ALWAYS void barriers_ready(void) {
                      : "memory");
 }
 
-/* Begin to copy the box at (x, y, z); its bytes arrive at the barrier. */
+/* Begin to copy the box at (x, y, z); the barrier counts its bytes. */
 CP_ALWAYS void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
                         uint64_t *barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::"
@@ -81,13 +81,13 @@ CP_ALWAYS void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
                  : "memory");
 }
 
-/* What this thread wrote to shared memory is there for copies and products,
- * once a barrier has told others. */
+/* Make this thread's stores to shared memory visible to copies and products
+ * that other threads begin after a barrier. */
 CP_ALWAYS void async_fence(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Barrier id, 1 to 15, of so many threads: arrive and wait; or only arrive. */
+/* Barrier id, 1 to 15, of `threads` threads: arrive and wait; only arrive. */
 CP_ALWAYS void named_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -106,16 +106,16 @@ CP_ALWAYS void products_begin(void) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* The products since the last time are a group. */
+/* The products since the last commit form a group. */
 CP_ALWAYS void products_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Wait until at most so many groups, the latest, are not done. */
+/* Wait until all groups but the latest `left` are complete. */
 #define PRODUCTS_WAIT(left)                                                    \
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory")
 
-/* The compiler may not carry these numbers past this place. */
+/* Keep the compiler from moving accesses to these sums past this point. */
 CP_ALWAYS void hold_registers(float *sums, int count) {
     _Pragma("unroll") for (int i = 0; i < count;
                            i++) asm volatile("" : "+f"(sums[i])::"memory");
@@ -137,7 +137,7 @@ CP_ALWAYS void hold_registers(float *sums, int count) {
     "%59, %60, %61, %62, %63"
 
 /* 64 x 128 over 16: a, 64 rows, by b, 128 rows, both with the depth contiguous.
- * adds: to the sums; or these begin at 0. */
+ * adds: add to the sums, which otherwise begin at 0. */
 CP_ALWAYS void multiply_scores(float *sums, uint64_t a, uint64_t b, bool adds) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -146,7 +146,7 @@ CP_ALWAYS void multiply_scores(float *sums, uint64_t a, uint64_t b, bool adds) {
                  : "l"(a), "l"(b), "r"((int)adds));
 }
 
-/* 64 x 128 over 16, added: four registers a thread by b, [16][128]. */
+/* Add 64 x 128 over 16: four registers a thread by b, [16][128]. */
 CP_ALWAYS void multiply_values_128(float *sums, const uint32_t *a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
                  "{" NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
@@ -170,20 +170,20 @@ CP_ALWAYS int uniform(int x) {
     return from_lane(x, 0);
 }
 
-/* A number that the compiler keeps, and does not compute anew. */
+/* A number that the compiler keeps and does not recompute. */
 CP_ALWAYS uint64_t keep_in_register(uint64_t x) {
     asm volatile("" : "+l"(x));
     return x;
 }
 
-/* x, but not before a weight is there. */
+/* x, but not before a weight is computed. */
 CP_ALWAYS float after_weight(float x, float weight) {
     return __uint_as_float(__float_as_uint(x) +
                            (__float_as_uint(weight) >> 31));
 }
 
-/* Two numbers, from memory past the first cache; and stores by those lanes that
- * say so, without a branch. */
+/* Load two numbers, bypassing the L1 cache; and store, without a branch, only
+ * where `there` is set. */
 CP_ALWAYS float2 load_pair(const float *from) {
     return __ldcg((const float2 *)(const void *)from);
 }
@@ -202,7 +202,7 @@ CP_ALWAYS void store_one(float *to, float x, bool there) {
                  : "memory");
 }
 
-/* The counter's number, and one more is there; orders nothing else. */
+/* The counter's old number; adds 1 to it. Orders nothing else. */
 CP_ALWAYS int take_number(int32_t *counter) {
     return atomicAdd(counter, 1);
 }
@@ -230,8 +230,8 @@ CP_ALWAYS float fast_exp2(float x) {
 
 /* A matrix of bf16 in shared memory, in rows of 128 swizzled bytes, eight of
  * them in an atom of 1,024 at a multiple of 1,024. leading: bytes from the
- * first 64 columns of a turned matrix to the next 64. To go along a row or down
- * by atoms, add bytes / 16. */
+ * first 64 columns of a transposed matrix to the next 64. To step along a row,
+ * or down by atoms, add bytes / 16. */
 CP_ALWAYS uint64_t matrix_at(const void *at, uint32_t leading) {
     const uint64_t start = (shared_address(at) & 0x3FFFFu) >> 4;
     const uint64_t atom = 1024 >> 4, swizzle_128 = 1;

@@ -5,8 +5,8 @@
 
 #include "ground/ground.h"
 
-/* How the driver is asked for a tensor map; found by name, since nothing here
- * links to the driver. */
+/* The driver's function that encodes a tensor map; found by name, since nothing
+ * here links to the driver. */
 typedef CUresult (*map_encoder)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
                                 void *, const cuuint64_t *, const cuuint64_t *,
                                 const cuuint32_t *, const cuuint32_t *,

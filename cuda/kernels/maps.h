@@ -1,5 +1,5 @@
 /* Tangled from book/14-hopper.nw; edit the chapter. */
-/* How TMA is told of a tensor. For kernel files only. */
+/* Describes a tensor to TMA. For kernel files only. */
 #ifndef CP_MAPS_H
 #define CP_MAPS_H
 
@@ -11,9 +11,9 @@
 extern "C" {
 #endif
 
-/* A tensor of bf16, [rows][apart][dim], of whose heads the first so many are
- * read, in boxes of [box_rows][box_heads][64]. A map of no rows is refused;
- * nothing asks for the row that stands for them. */
+/* Describe a tensor of bf16, [rows][apart][dim], of which the first `heads`
+ * heads are read, in boxes of [box_rows][box_heads][64]. CUDA refuses a map of
+ * 0 rows; the map then has 1 row, which nothing reads. */
 cudaError_t cp_tensor_map(const void *tensor, int64_t rows, int64_t apart,
                           int64_t heads, int64_t dim, int64_t box_rows,
                           int64_t box_heads, CUtensorMap *map);

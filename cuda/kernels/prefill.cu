@@ -22,59 +22,59 @@ enum {
     GROUP = 128,      /* threads of a warpgroup */
     WITHOUT_PRODUCER = CONSUMERS * GROUP,
     WITH_PRODUCER = WITHOUT_PRODUCER + GROUP,
-    TURN = 1, /* numbered barriers: whose turn it is */
+    TURN = 1, /* the first of two numbered barriers: each consumer's turn */
 };
 
 typedef struct {
     cp_device_attention call;
     uint32_t items;    /* tiles of queries times key heads */
-    uint32_t together; /* key heads */
+    uint32_t together; /* key heads whose items run at the same time */
     int group;         /* query heads of a key head */
-    int box_rows;      /* of queries: as many as whole tokens have */
+    int box_rows;      /* of queries: those of whole tokens */
     CUtensorMap queries, keys, values;
 } prefill_call;
 
-/* Tiles of keys that follow one another in a piece, for one item. */
+/* Consecutive tiles of keys of a piece, for one item. */
 typedef struct {
     int tiles, flags;
-    int row, count; /* of the first key in the tensor; keys from there to the
+    int row, count; /* the first key's row in the tensor; keys from there to the
                        end of the piece */
-    int seen[ROWS]; /* how many keys from there on each row sees */
+    int seen[ROWS]; /* how many of these keys each row sees */
 } run_of_keys;
 
-/* Of an item: the index [row][head] of each of its rows, -1 behind its end; the
- * head of its keys; and where its queries lie. */
+/* For an item: the index [row][head] of each of its rows, -1 past its end; its
+ * key head; and where its queries lie. */
 typedef struct {
     int64_t index[ROWS];
     int head, query_head, query_row;
 } rows_of_item;
 
-/* Some rows do not see all of a run; it is an item's first; there are no
- * more. */
+/* Flags of a run: some rows do not see all of it; it is its item's first; there
+ * are no more runs. */
 enum { MASKED = 1, BEGINS = 2, OVER = 4 };
 
-/* Barriers of a block. Full: what is guarded has come; empty: those that read
- * it are done. */
+/* Barriers of a block. Full: the guarded data has arrived; empty: its readers
+ * are done. */
 typedef struct {
     uint64_t runs_full[STAGES], runs_empty[STAGES];
     uint64_t items_full[STAGES], items_empty[STAGES];
     uint64_t keys_full[STAGES], keys_empty[STAGES];
     uint64_t values_full[STAGES], values_empty[STAGES];
-    uint64_t tail; /* values that a warp has to clean first */
+    uint64_t tail; /* values that a warp must clean before use */
 } block_barriers;
 
-/* What a block shares. An item has a tile of queries. */
+/* The shared memory of a block. An item has one tile of queries. */
 typedef struct {
     unsigned char *queries, *keys, *values;
     block_barriers *barriers;
     run_of_keys *runs;
     rows_of_item *items;
-    int *positions; /* [ROWS]: of an item that is being handed on */
+    int *positions; /* [ROWS]: of the item that is being handed on */
     int boxes;      /* of 64 dimensions */
 } block_memory;
 
-/* A place in a ring of two stages, and which phase of that stage's barriers it
- * is: they come in turns of 0 and 1. */
+/* One of the two stages of a ring buffer, and the alternating parity of its
+ * barriers' phase. */
 typedef struct {
     int stage, phase;
 } stage_cursor;
@@ -104,7 +104,8 @@ static size_t shared_bytes(int64_t dim) {
            sizeof(block_barriers);
 }
 
-/* One thread begins all barriers. Each warp that reads says when it is done. */
+/* One thread initialises all barriers. Each reading warp reports when it is
+ * done. */
 CP_ALWAYS void begin_barriers(block_barriers *b) {
     const int readers = WITHOUT_PRODUCER / 32;
     barrier_init(&b->tail, 1);
@@ -121,7 +122,7 @@ CP_ALWAYS void begin_barriers(block_barriers *b) {
     barriers_ready();
 }
 
-/* Values of a tile from this row on become zeros; threads share the work. */
+/* Zero the values of a tile from this row on; threads share the work. */
 CP_ALWAYS void clean_values(unsigned char *values, int boxes, int row,
                             int thread, int threads) {
     const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -170,24 +171,24 @@ CP_ALWAYS void add_values(float *sums, const uint32_t *weights, uint64_t values,
     products_commit();
 }
 
-/* A warp is done with what a barrier guards. */
+/* Report that a warp is done with the guarded data. */
 CP_ALWAYS void let_go(uint64_t *empty) {
     if (threadIdx.x % 32 == 0)
         barrier_arrive(empty);
 }
 
-/* The row of an item of which a thread keeps two, 8 apart. */
+/* A thread's row h of an item, 0 or 1: the two are 8 apart. */
 CP_ALWAYS int row_of_thread(int h) {
     const int thread = (int)threadIdx.x % WITHOUT_PRODUCER;
     return thread / 32 * 16 + thread % 32 / 4 + 8 * h;
 }
 
-/* What a thread keeps of its two rows. */
+/* A thread's maxima and sums of its two rows. */
 typedef struct {
     float level[2], total[2];
 } row_sums;
 
-/* Keys from the limit on are behind what a row sees of a tile. */
+/* Mask the keys of a tile from each row's limit on. */
 CP_ALWAYS void mask_scores(float *scores, const int *limit) {
     const int lane = (int)threadIdx.x % 4;
     CP_UNROLL for (int i = 0; i < 64; i++) {
@@ -210,8 +211,8 @@ CP_ALWAYS float score_scale(int dim) {
     return 1.44269504f / sqrtf((float)dim);
 }
 
-/* Two rows of a thread, at these indices; or -1: not there. The first row of
- * the item always is. */
+/* Write a thread's two rows to these indices, -1 for none. first: the index of
+ * the item's first row, which always exists. */
 CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
                           int64_t first, const row_sums *rows,
                           const float *sums, int dim) {
@@ -295,7 +296,7 @@ CP_ALWAYS void weigh_plainly(float *scores, row_sums *rows, float *factor,
     }
 }
 
-/* How many rows of the tile that was just handed out belong to its span. */
+/* How many rows of the tile just returned belong to its span. */
 CP_ALWAYS int rows_of_tile(const keys_of_block *walk) {
     const int64_t left = walk->piece->span.count - (walk->tile - 1) * KEYS;
     return (int)(left < KEYS ? left : KEYS);
@@ -380,16 +381,16 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
                dim);
 }
 
-/* A tile of queries under one key head: rows [token][head of the group] from
- * the first on. Numbers of 32 bits are enough for what one device holds. */
+/* A tile of queries under one key head: rows [token][head of the group], from
+ * row `first` on. 32 bits are enough for the rows that one device holds. */
 typedef struct {
     int sequence, start, step, row; /* of the tile */
     int head, group, first, count;
 } item_of_work;
 
-/* Items come by some key heads together, whose keys stay in the second cache;
- * then by tiles, the latest first; then by head. A group of more than 128 heads
- * takes several items. */
+/* Items are ordered by sets of key heads whose keys fit into the L2 cache; then
+ * by tile, the latest first; then by head. A group of more than 128 heads takes
+ * several items. */
 CP_ALWAYS item_of_work find_item(const prefill_call *call, uint32_t n) {
     const cp_device_attention *a = &call->call;
     item_of_work item = {0};
@@ -428,8 +429,8 @@ CP_ALWAYS int seen_from(int position, const cp_piece *keys) {
     return seen < count ? seen : count;
 }
 
-/* An item that sees nothing: O = 0 and LSE = -inf, unless its rows are merged
- * with something. A lane takes whole rows. */
+/* Write an item that sees no keys: O = 0 and LSE = -inf, unless a row is merged
+ * with a partial that saw some. Each lane takes whole rows. */
 CP_ALWAYS void write_nothing(const cp_device_attention *a,
                              const int64_t *indices, int count, int dim) {
     const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -444,13 +445,14 @@ CP_ALWAYS void write_nothing(const cp_device_attention *a,
     }
 }
 
-/* Where the next run and the next item go; and what the next run is. */
+/* The stages of the next run and item; and BEGINS, if that run is the item's
+ * first. */
 typedef struct {
     stage_cursor run, item;
     int begins;
 } handed_on;
 
-/* The tiles of a piece that are masked, or those that are not. */
+/* Hand on the masked tiles of a piece, or the unmasked ones. */
 CP_ALWAYS void hand_on_run(const block_memory *block, const cp_piece *piece,
                            int masked, handed_on *done) {
     const int lane = (int)threadIdx.x % 32, n = done->run.stage;
@@ -476,8 +478,8 @@ CP_ALWAYS void hand_on_run(const block_memory *block, const cp_piece *piece,
     done->begins = 0;
 }
 
-/* The indices of an item's rows, -1 behind its end, and their positions, which
- * go on there as the last one's. */
+/* Write the indices of an item's rows, -1 past its end, and their positions;
+ * rows past the end repeat the last position. */
 CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
                           const item_of_work *item, handed_on *done) {
     const int lane = (int)threadIdx.x % 32;
@@ -502,7 +504,7 @@ CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
     done->begins = BEGINS;
 }
 
-/* First the masked tiles of all pieces, then those that are not. */
+/* First the masked tiles of all pieces, then the unmasked ones. */
 CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
                             const item_of_work *item, int dim,
                             handed_on *done) {
@@ -522,8 +524,8 @@ CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
                       item->count, dim);
 }
 
-/* Items go to the blocks that have time for them: a counter says which is next.
- * The last block to ask for one that is not there sets it back. */
+/* The counter's next item, for a block that has time for it. The last block to
+ * find none resets the counter. */
 CP_ALWAYS uint32_t next_item(const prefill_call *a) {
     int n = 0;
     if (threadIdx.x % 32 == 0) {
@@ -535,8 +537,8 @@ CP_ALWAYS uint32_t next_item(const prefill_call *a) {
     return (uint32_t)uniform(n);
 }
 
-/* The next item is asked for when the one before the last has been written:
- * earlier, and blocks would hold on to work that others have time for. */
+/* Ask for the next item only when the one before the last has been written;
+ * otherwise blocks would hold work for which others have time. */
 CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
                           int dim) {
     handed_on done = {{0, 0}, {0, 0}};
@@ -547,7 +549,7 @@ CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
         barrier_wait(&block->barriers->items_empty[done.item.stage],
                      done.item.phase ^ 1);
     }
-    /* No more. */
+    /* No more items. */
     barrier_wait(&block->barriers->runs_empty[done.run.stage],
                  done.run.phase ^ 1);
     if (threadIdx.x % 32 == 0) {
@@ -556,7 +558,8 @@ CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
     }
 }
 
-/* A tile of values: where, and how many of its rows belong to its piece. */
+/* A tile of values: its location, and how many rows from its first to the end
+ * of its piece. */
 typedef struct {
     int head, row, count;
 } tile_of_values;
@@ -583,7 +586,7 @@ CP_ALWAYS void feed_values(const prefill_call *a, const block_memory *block,
 CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
     stage_cursor run_at = {0, 0}, keys = {0, 0}, values = {0, 0};
     int item = 0, head = 0, tail = 0;
-    tile_of_values late = {0, 0, 0}; /* a tile of no keys: there is none */
+    tile_of_values late = {0, 0, 0}; /* count 0: none is waiting */
     for (;;) {
         /* Take a run, and begin to copy its item's queries. */
         const run_of_keys *run = &block->runs[run_at.stage];
@@ -621,12 +624,12 @@ CP_ALWAYS void copy_tiles(const prefill_call *a, const block_memory *block) {
         feed_values(a, block, late, &values, &tail);
 }
 
-/* How far a consumer has come; and of its run, the tiles to come, the last
+/* A consumer's cursors, and the state of its run, whose last tile comes
  * first. */
 typedef struct {
     stage_cursor keys, values, run, item;
-    int left, flags;
-    int seen[2]; /* of the run's keys, by the thread's rows */
+    int left, flags; /* left: tiles */
+    int seen[2];     /* how many of the run's keys each of the two rows sees */
 } progress;
 
 CP_ALWAYS void take_run(const block_memory *block, progress *at) {
@@ -641,15 +644,15 @@ CP_ALWAYS void take_run(const block_memory *block, progress *at) {
     advance(&at->run);
 }
 
-/* The tile is done; the next of its run, or of the next one. */
+/* Advance to the next tile of this run, or of the next run. */
 CP_ALWAYS void next_tile(const block_memory *block, progress *at) {
     at->flags &= MASKED;
     if (--at->left == 0)
         take_run(block, at);
 }
 
-/* What a thread computes with, all of it in registers; and descriptors of the
- * first tile of each kind, with the step to the second. */
+/* A thread's numbers, all in registers; and descriptors of the first tile of
+ * each kind, with the step to the second. */
 typedef struct {
     float scores[64], sums[64];
     uint32_t weights[32];
@@ -676,8 +679,8 @@ CP_ALWAYS void begin_values(const block_memory *block, const progress *at,
                block->boxes);
 }
 
-/* In its turn a consumer begins the scores of this tile and the values of the
- * one before, and waits for the scores. */
+/* In its turn, a consumer begins the scores of this tile and the values of the
+ * one before, and then waits for the scores. */
 CP_ALWAYS void begin_both(const block_memory *block, const progress *at,
                           consumer *c) {
     barrier_wait(&block->barriers->keys_full[at->keys.stage], at->keys.phase);
@@ -719,9 +722,9 @@ CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     mask_scores(c->scores, limit);
 }
 
-/* The largest score of a row, and what its weights are relative to. Nothing
- * runs beside the first row's maxima but they themselves: they are two chains,
- * the second row's one. */
+/* Find row h's maximum and return the base of its weights' exponents. Nothing
+ * else can run during the first row's maximum, which takes two chains; the
+ * second row's takes one. */
 CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
                           bool masked) {
     float other = c->scores[2 * h + 1];
@@ -737,7 +740,7 @@ CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
     return masked && top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
 }
 
-/* Scores of a row become weights, of which the sum is found in order. */
+/* Turn row h's scores into weights and add them, in order, to its sum. */
 CP_ALWAYS float weigh_row_of_tile(consumer *c, int h, float base, float scale,
                                   float sum, bool first) {
     CP_EACH(g, 16)
@@ -775,7 +778,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
     next_tile(block, at);
 }
 
-/* An item's first tile, whose scores are there. */
+/* Weigh an item's first tile, whose scores are complete. */
 CP_ALWAYS void weigh_first(const block_memory *block, progress *at, consumer *c,
                            float scale) {
     end_keys(block, at);
@@ -873,7 +876,7 @@ CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
     }
 }
 
-enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that a cache keeps */
+enum { TOGETHER = 16 << 20 }; /* bytes of keys and values that L2 can hold */
 
 static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     const cp_shape s = call->shape;
@@ -909,7 +912,7 @@ PREFILL(plainly, 128, WITHOUT_PRODUCER)
 PREFILL(in_turns, 64, WITH_PRODUCER)
 PREFILL(in_turns, 128, WITH_PRODUCER)
 
-/* A block for each item; or, of those that stay, one a multiprocessor. */
+/* A block for each item; or persistent ones, one for each multiprocessor. */
 static cudaError_t blocks_for(int which, const prefill_call *a,
                               int64_t *blocks) {
     int twice = 0; /* the multiprocessors */

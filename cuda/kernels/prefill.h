@@ -1,6 +1,6 @@
 /* Tangled from book/14-hopper.nw; edit the chapter. */
 /* Attention for many queries on Hopper: cp_device_prefill of kernels.h, for
- * bf16 and dimensions of 64 and 128. All tensors begin at multiples of 16
+ * bf16 and heads of 64 or 128 dimensions. All tensors begin at multiples of 16
  * bytes. */
 #ifndef CP_PREFILL_H
 #define CP_PREFILL_H
@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* Tokens of a query tile, at most. */
+/* The most tokens that a tile of queries can have. */
 int64_t cp_device_prefill_tile(const cp_shape *shape);
 
 #ifdef __cplusplus

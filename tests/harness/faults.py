@@ -9,7 +9,7 @@ def read_faults(file):
     for at in range(0, len(lines), 4):
         name, *rest = lines[at:at + 4]
         if [line[:1] for line in rest] != ["-", "+", "="]:
-            raise SystemExit(f"{file}: {name} is not of four lines: name, - text, + text, = who must see it")
+            raise SystemExit(f"{file}: {name} has not four lines; expected: name, - text, + replacement, = suite")
         faults.append((name, *(line[2:] for line in rest)))
     return faults
 

@@ -185,8 +185,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks,
                               nranks, all->expected));
     for (int i = 0; i < all->arrived; i++)
         if (all->entries[i].rank == rank)
-            return leave(complain(ncclInvalidUsage, "rank %d of %d comes twice",
-                                  rank, nranks));
+            return leave(complain(ncclInvalidUsage,
+                                  "rank %d of %d joined twice", rank, nranks));
     all->apart = nranks > 1 && is_apart(id);
     if (all->apart && !peers_join(id + sizeof AT - 1, rank, nranks))
         return leave(complain(ncclSystemError, "rank %d: %s is taken", rank,
@@ -422,8 +422,8 @@ static void abandon_all(const communicator *by) {
  * has ended: the new one if all ranks have come, otherwise NULL. */
 static void end_birth(communicator *c) {
     if (*c->cradle != NULL)
-        accuse("rank %d splits communicator %ld, and the place for the new one "
-               "was given away",
+        accuse("rank %d splits communicator %ld, and the memory for the new "
+               "handle was reused",
                c->rank, c->number);
     *c->cradle = c->born->in != NULL ? c->born : NULL;
     if (c->born->in == NULL) { /* it is unknown elsewhere */
@@ -491,8 +491,8 @@ static void finish_aborts(const communicator *one) {
     }
 }
 
-/* The other ranks are told, and what they wait for never comes; the operations
- * of this rank end, so its streams continue. */
+/* The other ranks are told, and messages that they expect from this rank never
+ * arrive; this rank's operations end, so its streams continue. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     enter();
     if (!exists(comm))

@@ -192,7 +192,7 @@ static cublasStatus_t check(const product *p) {
     const cublasLtMatmulDescOpaque_t *how = &p->how;
     const cublasLtMatrixLayoutOpaque_t *l = p->l;
     if (how->mark != begun)
-        return REFUSE(INVALID_VALUE, "a description that was not begun");
+        return REFUSE(INVALID_VALUE, "a description that was not initialised");
     if (how->compute != CUBLAS_COMPUTE_32F || how->scale_type != CUDA_R_32F ||
         how->transposed[0] != CUBLAS_OP_T || how->transposed[1] != CUBLAS_OP_N)
         return REFUSE(NOT_SUPPORTED,
@@ -231,7 +231,7 @@ static cublasStatus_t search(const product *p,
                              cublasLtMatmulHeuristicResult_t *out) {
     OR_RETURN(check(p));
     if (wish->mark != begun)
-        return REFUSE(INVALID_VALUE, "a preference that was not begun");
+        return REFUSE(INVALID_VALUE, "a preference that was not initialised");
     for (int i = 0; i < 4; i++)
         if (wish->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
                                        ? LEAST_ALIGNMENT

@@ -121,7 +121,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t given,
     if (mode != cudaStreamCaptureModeThreadLocal || on->number == 0 ||
         on->capture != NULL)
         return leave(complain(cudaErrorStreamCaptureUnsupported,
-                              "stream %ld cannot capture so, or does already",
+                              "stream %ld cannot capture in this mode or "
+                              "captures already",
                               on->number));
     capture *c = take(1, sizeof *c);
     c->number = ++machine.numbers;
@@ -228,7 +229,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
         accuse("graph %ld forgets the priorities of its streams", from->number);
     if (countdown(&machine.fail_allocation))
         return leave(complain(cudaErrorMemoryAllocation,
-                              "making graph %ld ready failed on demand",
+                              "instantiating graph %ld failed on demand",
                               from->number));
     executable *x = *pGraphExec = take(1, sizeof *x);
     x->of = from;
@@ -293,7 +294,8 @@ static bool runs(const executable *x) {
 
 static void remove_executable(executable *x) {
     if (runs(x))
-        accuse("graph %ld went with a launch of it left", x->of->number);
+        accuse("graph %ld was destroyed with a launch of it left",
+               x->of->number);
     for (int place = 1; place < x->of->streams; place++)
         remove_stream(x->streams[place]);
     mark_release(x->end);

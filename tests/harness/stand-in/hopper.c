@@ -36,13 +36,13 @@ uint32_t shared_address(const void *at) {
     const size_t offset =
         (size_t)((const unsigned char *)at - stand_in_dynamic());
     if (offset >= dynamic_bytes())
-        accuse_block("an address outside of the %zu bytes that are shared",
+        accuse_block("an address outside the %zu bytes that are shared",
                      dynamic_bytes());
     return offset < dynamic_bytes() ? (uint32_t)offset : 0;
 }
 
-/* The second image is the first again, also what others have written: where
- * accesses are watched, their own fences are asked for. */
+/* Copy the first image into the second, with other threads' stores, too: where
+ * accesses are watched, each thread needs its own fence. */
 void async_fence(void) {
     watch_fence();
     memcpy(find_image(), stand_in_dynamic(), dynamic_bytes());
@@ -56,7 +56,7 @@ typedef struct {
     int64_t bytes; /* expected but not arrived */
     int64_t phase;
     bool ready;             /* for copies, after barriers_ready */
-    past arriving, over[2]; /* what who arrives knows; of phases that ended */
+    past arriving, over[2]; /* passed on in this phase; in ended ones */
 } barrier_state;
 
 static barrier_state barriers[MOST_BARRIERS];
@@ -66,14 +66,14 @@ static barrier_state *find_barrier(const uint64_t *at) {
     for (int i = 0; i < barrier_count; i++)
         if (barriers[i].at == at)
             return &barriers[i];
-    accuse_block("a barrier that was never begun");
+    accuse_block("a barrier that was never initialised");
     return NULL;
 }
 
 void stand_in_barrier_init(uint64_t *barrier, int arrivals) {
     if (shared_address(barrier) % 8 != 0 || barrier_count == MOST_BARRIERS ||
         arrivals < 1) {
-        accuse_block("barrier %d cannot be begun with %d arrivals",
+        accuse_block("barrier %d cannot be initialised with %d arrivals",
                      barrier_count, arrivals);
         return;
     }
@@ -103,8 +103,9 @@ void stand_in_barrier_arrive(uint64_t *barrier, int64_t bytes) {
     if (b == NULL)
         return;
     if (b->pending == 0) {
-        accuse_block("barrier %ld: more arrivals than the %d it was begun with",
-                     (long)(b - barriers), b->expected);
+        accuse_block(
+            "barrier %ld: more arrivals than the %d it was initialised with",
+            (long)(b - barriers), b->expected);
         return;
     }
     hand_on(&b->arriving);

@@ -32,7 +32,7 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 #define CP_KERNEL_FITS(name, type, threads, blocks) CP_KERNEL(name, type)
 
-/* Enqueue that kernel, whose blocks share so many bytes besides; `arguments` is
+/* Enqueue that kernel, whose blocks also share `shared` bytes; `arguments` is
  * an lvalue of its type, copied now. */
 #define CP_LAUNCH_SHARED(name, grid, block_threads, shared, stream, arguments) \
     stand_in_launch(#name, name##_thread, grid, block_threads, shared, stream, \

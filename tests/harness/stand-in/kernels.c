@@ -206,7 +206,7 @@ UNCHECKED static void resume(int number) {
     swapcontext(&here, &fresh);
 }
 
-/* Abandon fibers that wait for what never comes, with their stacks. */
+/* Abandon fibers whose wait cannot end, with their stacks. */
 static void give_up(int threads) {
     for (int i = 0; i < threads; i++)
         if (states[i] != ENDED && fibers[i].stack != NULL) {
@@ -393,13 +393,13 @@ static bool stuck(int threads, const char *why) {
 
 /* Release the lanes of a warp if all wait at the same warp operation, with the
  * values that they asked for; a missing lane gives NaN. False: a lane waits for
- * others that do not come. */
+ * others that never arrive. */
 static bool release_warp(int first, int lanes) {
     bool waits = false;
     for (int i = 0; i < lanes; i++) {
         waits = waits || states[first + i] == AT_WARP;
         if (states[first + i] == AT_OBJECT || states[first + i] == RUNNING)
-            return true; /* some may come later */
+            return true; /* others may arrive later */
     }
     if (!waits)
         return true;
@@ -455,9 +455,9 @@ static int list_ready(int *ready, int threads) {
     return count;
 }
 
-/* Run all warps until each is at a barrier of the block, waits for what does
- * not come, or has ended. Some blocks let one warp run as far as it can, others
- * switch after every stop. */
+/* Run all warps until each is at a barrier of the block, is in a wait that no
+ * warp can end, or has ended. Some blocks let one warp run as far as it can,
+ * others switch after every stop. */
 static bool run_to_barrier(int threads, bool far) {
     int ready[MOST_WARPS], count = 0, at = -1;
     order_block();
@@ -481,7 +481,7 @@ static bool run_to_barrier(int threads, bool far) {
         const int first = ready[at] * LANES,
                   lanes = lanes_of(ready[at], threads);
         if (!run_warp(first, lanes))
-            return stuck(threads, "lanes of a warp that do not all come");
+            return stuck(threads, "lanes of a warp that do not all arrive");
         if (!can_run(first, lanes)) {
             ready[at] = ready[--count];
             at = -1;
@@ -505,7 +505,7 @@ static bool run_block(int threads) {
         if (!run_to_barrier(threads, far))
             return false;
         if (some_wait(threads))
-            return stuck(threads, "a wait for what never comes");
+            return stuck(threads, "a wait that nothing can end");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");
     } while (states[0] != ENDED);

@@ -285,16 +285,16 @@ void finish_graphs(void);
 void run_kernel(const operation *kernel);
 cudaError_t launch(const operation *kernel, cudaStream_t given); /* a call */
 
-/* races.c: who is watched (NULL: nobody), where, and what has come in order.
- * Parties are the threads of a block and agents, which work when they like:
- * copies, those of one barrier together, and products, those of a warp. */
+/* races.c: which kernel is watched (NULL: none), where, and what is in order.
+ * Parties are the threads of a block, and agents, which work asynchronously: an
+ * agent is all copies of one barrier, or all products of one warp. */
 enum {
     MOST_THREADS = 1024,
     MOST_BARRIERS = 64,
     MOST_AGENTS = MOST_BARRIERS + MOST_THREADS / 32
 };
 
-/* What somebody knows: of each party, that all it did until then is over. */
+/* What a party knows: for each party, until when all that it did is over. */
 typedef struct {
     uint32_t until[MOST_AGENTS + MOST_THREADS];
 } past;
@@ -304,7 +304,7 @@ static inline unsigned products_of(int warp) {
 }
 
 void watch_kernel(const char *name);
-void watch_block(void); /* a new one */
+void watch_block(void); /* a new block begins */
 void watch_shared(const void *start, size_t bytes, const char *name);
 void watch_read(const void *at, size_t bytes);
 void watch_write(const void *at, size_t bytes);
@@ -314,9 +314,9 @@ void watch_fence(void);
 void order_block(void);
 void order_warp(int warp);
 
-/* The running thread hands on what it knows, or learns what was handed on; an
- * agent hands on what it did; a warp learns that its products until then are
- * over. pass_time says what time it is, which is over then. */
+/* The running thread passes on its knowledge, or learns what was passed on; an
+ * agent passes on what it did; a warp learns that its products until `time` are
+ * over. pass_time returns the current time and advances it. */
 void hand_on(past *to);
 void learn(const past *from);
 void hand_on_agent(past *to, unsigned agent);

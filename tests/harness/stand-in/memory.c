@@ -115,8 +115,7 @@ static void say_where(const char *at, char *text, size_t bytes) {
     if (at < a->start && !a->freed)
         snprintf(text, bytes, "%ld bytes before %s", (a->start - at), name);
     else if (at >= end && !a->freed)
-        snprintf(text, bytes, "%ld bytes behind the end of %s", (at - end),
-                 name);
+        snprintf(text, bytes, "%ld bytes past the end of %s", (at - end), name);
     else
         snprintf(text, bytes, "byte %ld of %s, %s", (at - a->start), name,
                  a->freed ? "freed" : "which only the device may touch");
@@ -199,7 +198,7 @@ static void check_edges(const allocation *a) {
     while (byte < behind && (unsigned char)end[byte] == POISON)
         byte++;
     if (byte < behind)
-        accuse("something wrote %zu bytes behind the end of %s", byte,
+        accuse("something wrote %zu bytes past the end of %s", byte,
                name_of(a));
 }
 

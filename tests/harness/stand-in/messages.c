@@ -302,7 +302,7 @@ static const char *why_not(const operation *of, const part *what) {
     if (in->dropped)
         return "the message was dropped on demand";
     return (what->receives ? in->sender : in->receiver) == NULL
-               ? "the other side never comes"
+               ? "the other side never arrives"
                : "the other side has not started";
 }
 
@@ -311,7 +311,7 @@ void messages_describe(const operation *what, char *text, size_t bytes) {
     while (i < what->part_count && what->parts[i].done)
         i++;
     if (i == what->part_count) {
-        snprintf(text, bytes, "messages that have come");
+        snprintf(text, bytes, "messages that have arrived");
         return;
     }
     const part *first = &what->parts[i];

@@ -1,11 +1,12 @@
-/* Races of a block in the memory that it shares. Kernel files are compiled as
+/* Races of a block's threads in shared memory. Kernel files are compiled as
  * for the thread sanitizer, whose library is not linked: the calls that the
- * compiler puts before each load and store end here. Of two accesses of one
- * address, one of which writes, the first must be known to who makes the second.
- * A barrier of the block lets all know all, one of the warp its lanes; other
- * barriers hand on what who arrives knows to who waits, for that phase. A
- * shuffle tells nobody, since CUDA lets it order no memory. So a missing barrier
- * shows whatever the order was. Not watched: global memory. */
+ * compiler puts before each load and store end here. If two accesses of one
+ * address include a write, the second thread must know of the first access. A
+ * barrier of the block shares all threads' knowledge, one of the warp its
+ * lanes'; an mbarrier passes knowledge from the threads that arrive to those
+ * that wait for that phase. A shuffle passes none, since in CUDA it orders no
+ * memory. So a missing barrier shows whatever the order was. In global memory,
+ * only the stores that an atomic announces are watched. */
 #include <stdio.h>
 
 #include "kernel.h"
@@ -18,8 +19,8 @@ enum {
     WARPS = MOST_THREADS / 32
 };
 
-/* When a grain was last written and read, and by which parties; of the readers
- * the last two. */
+/* When a grain was last written and read, and by which parties; for reads, the
+ * last two. */
 typedef struct {
     uint32_t wrote, read, read_before;
     uint16_t writer, reader, reader_before;
@@ -42,12 +43,12 @@ static const char *kernel;
 typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
 static stores left_by[MOST_THREADS];
 
-/* Time goes on whenever somebody hands on what it knows. What lies before these
- * times all threads know, and all lanes of a warp. */
+/* Time advances whenever a party passes on its knowledge. All threads know what
+ * happened before of_block, and all lanes of a warp what was before of_warp. */
 static uint32_t now, began, of_block, of_warp[WARPS];
 
-/* What else each thread knows, and some lanes of a warp alone; when it last
- * made its stores known to copies and products. */
+/* What each thread knows besides; whether a warp's lanes differ in it; and when
+ * each thread last made its stores visible to copies and products. */
 static past known[MOST_THREADS];
 static bool uneven[WARPS];
 static uint32_t fenced[MOST_THREADS];
@@ -151,8 +152,8 @@ int stand_in_add(int *to, int more) {
             continue;
         watching = false;
         accuse("race: kernel %s, block (%u, %u, %u): thread %u adds to a word "
-               "that others look at, and what thread %u stored may come later: "
-               "a fence and a barrier are wanted",
+               "that others read, and thread %u's stores may arrive later; "
+               "they need a fence and a barrier",
                kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, i);
     }
     return before;
@@ -175,14 +176,14 @@ static bool is_known(uint32_t time, unsigned party) {
            time <= known[me].until[party];
 }
 
-/* Whether copies and products may meet what was stored then. */
+/* Whether stores of that time are visible to copies and products. */
 static bool is_fenced(uint32_t time, unsigned party) {
     return time <= began || party < MOST_AGENTS ||
            time <= fenced[party - MOST_AGENTS];
 }
 
-/* Once for each launch. By the running thread or in its name; other: who was
- * there before. */
+/* Report a race, once per launch. The running thread, or an agent in its name,
+ * came second; `other` came first. */
 static void report(int region, size_t at, const char *does, unsigned other,
                    const char *did, const char *missing) {
     char who[40];
@@ -195,7 +196,7 @@ static void report(int region, size_t at, const char *does, unsigned other,
     else
         snprintf(who, sizeof who, "a copy for barrier %u", other);
     accuse("race: kernel %s, block (%u, %u, %u): thread %u %s byte %zu of %s, "
-           "which %s %s, and no %s is between",
+           "which %s %s, with no %s between",
            kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, does, at,
            regions[region].name, who, did, missing);
 }
@@ -249,7 +250,7 @@ static void look_myself(const void *at, size_t bytes, bool writes) {
     look(at, bytes, writes, party_of(threadIdx.x));
 }
 
-/* For what the stand-in does in a thread's name. */
+/* For accesses that the stand-in makes in a thread's name. */
 void watch_read(const void *at, size_t bytes) {
     look_myself(at, bytes, false);
 }

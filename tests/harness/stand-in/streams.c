@@ -506,7 +506,7 @@ static cudaError_t copy(stream *on, operation shape, enum cudaMemcpyKind kind) {
     OR_RETURN(shape.kind == COPY ? check_copy(&shape, kind)
                                  : check_range(shape.to, shape.width, "fill"));
     if (shape.kind == FILL && !is_seen(shape.to))
-        return complain(cudaErrorInvalidValue, "fill of memory of the host");
+        return complain(cudaErrorInvalidValue, "fill of host memory");
     operation *what = operation_copy(&shape);
     return shape.kind == COPY ? enqueue_copy(on, what) : issue(on, what);
 }

@@ -57,8 +57,8 @@ void cp_copy_async(cp_shared to, const void *from, int bytes) {
     const int me = (int)threadIdx.x;
     if ((uintptr_t)to % WIDTH != 0 || (bytes > 0 && (uintptr_t)from % WIDTH) ||
         bytes < 0 || bytes > WIDTH || copy_count == MOST_COPIES) {
-        accuse("cp.async of %d bytes, to or from no multiple of %d, or one "
-               "of more than %d at once",
+        accuse("cp.async of %d bytes: not at multiples of %d bytes, or more "
+               "than %d copies at once",
                bytes, WIDTH, MOST_COPIES);
         return;
     }
@@ -73,7 +73,7 @@ void cp_copy_async(cp_shared to, const void *from, int bytes) {
 void cp_load_16(uint32_t to[4], const void *from, bool there) {
     memset(to, 0, WIDTH);
     if (there && (uintptr_t)from % WIDTH != 0)
-        accuse("a load of %d bytes from no multiple of them", WIDTH);
+        accuse("a load of %d bytes that is not aligned to its size", WIDTH);
     else if (there)
         memcpy(to, from, WIDTH);
 }
