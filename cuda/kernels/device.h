@@ -60,7 +60,7 @@ cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 /* Progress events show a waiting host how far a stream has come: a sequence of
  * events, and the time at which the latest that has completed was seen. record
  * puts one at the end of the stream, unless all are pending or the stream is
- * captured; query asks for them, and returns that time (cp_clock). All zero at
+ * captured; query looks at them, and returns that time (cp_clock). All zero at
  * first; all are recorded on one stream. */
 enum { CP_PROGRESS_EVENTS = 256 };
 typedef struct {

@@ -113,8 +113,8 @@ cudaError_t cp_device_blocks(int *blocks);
 enum { CP_SPARED = 4 };
 
 /* The most splits for a rank of that many rows, at least 1: their unfinished
- * partials need room. And the number for a call, at most the most that there is
- * room for; only shape, kernel and lists are read. */
+ * partials need room. And the number for a call, up to most, for which there is
+ * room; only shape, kernel and lists are read. */
 int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows);
 int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
