@@ -682,7 +682,7 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &f.model),
             CP_INVALID, "2 key and value heads and 96");
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
-            CP_INVALID, "no whole blocks of 32");
+            CP_INVALID, "not whole blocks of 32");
     end_file();
 }
 

@@ -34,9 +34,9 @@ cp_status cp_device_room_grow(cp_device_room *room, int64_t device_bytes,
                               int64_t host_bytes, const char *what);
 void cp_device_room_free(cp_device_room *room);
 
-/* Enqueue a copy within the device, or between it and the host. From host
- * memory that is not pinned, it has been read on return; to such memory, wait
- * for the stream. */
+/* Enqueue a copy within the device, or between it and the host. Host memory
+ * that is not pinned has been read on return; if it is written to, wait for the
+ * stream. */
 cp_status cp_bytes_copy(void *to, const void *from, int64_t bytes,
                         cudaStream_t stream, const char *what);
 
@@ -57,11 +57,11 @@ void cp_event_free(cudaEvent_t event);
 cp_status cp_event_record(cudaEvent_t event, cudaStream_t stream);
 cp_status cp_event_wait(cudaStream_t stream, cudaEvent_t event);
 
-/* Progress events show a waiting host how far a stream has come: some events
- * one after another, and when the latest that has completed was seen to. note
- * records one at the end of the stream, unless all are pending or the stream is
- * captured; look queries them, and returns that time (cp_clock). All zero at
- * first; all notes go to one stream. */
+/* Progress events show a waiting host how far a stream has come: a sequence of
+ * events, and the time at which the latest that has completed was seen. record
+ * puts one at the end of the stream, unless all are pending or the stream is
+ * captured; query looks at them, and returns that time (cp_clock). All zero at
+ * first; all are recorded on one stream. */
 enum { CP_PROGRESS_EVENTS = 256 };
 typedef struct {
     cudaEvent_t events[CP_PROGRESS_EVENTS]; /* made when they are needed */

@@ -9,7 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #define CP_KERNEL(name, type) static __global__ void name(const type a)
-/* As many blocks of so many threads shall fit on a multiprocessor. */
+/* The same, so small that this many blocks fit on a multiprocessor. */
 #define CP_KERNEL_FITS(name, type, threads, blocks)                            \
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
@@ -55,8 +55,8 @@ static inline cudaError_t launch(const void *kernel, dim3 grid,
 /* For i from 0 to count - 1, a constant: the loop is unrolled. */
 #define CP_EACH(i, count) CP_UNROLL for (int i = 0; i < (count); i++)
 
-/* Whether so many blocks but this one have stored all that they store, and will
- * be seen; for all threads. The ticket, of those blocks alone, is 0 again. */
+/* Is this the last of that many blocks to come here, so that it sees all that
+ * they have stored? For all threads. The ticket, theirs alone, is 0 again. */
 static inline __device__ bool is_last_block(int32_t *ticket, int blocks) {
     CP_SHARED(int, is_last, [1]);
     __syncthreads();

@@ -91,7 +91,7 @@ typedef struct {
 cudaError_t cp_device_choose(const cp_shape *shape, cp_element element,
                              int64_t tokens, cp_attend_kernel *kernel);
 
-/* The most numbers of a head that these kernels take: some of them wait in
+/* The most numbers that a head may have in these kernels: some wait in
  * registers. Other loops, without splits, serve uneven heads (chapter 16):
  * wider ones, and those whose values are part of their keys or not as wide. */
 enum { CP_DEVICE_DIM_MAX = 256 };
@@ -113,14 +113,14 @@ cudaError_t cp_device_blocks(int *blocks);
 enum { CP_SPARED = 4 };
 
 /* The most splits for a rank of that many rows, at least 1: their unfinished
- * partials need room. And the number for a call, of most that there is room
- * for; only shape, kernel and lists are read. */
+ * partials need room. And the number for a call, up to most, for which there is
+ * room; only shape, kernel and lists are read. */
 int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows);
 int cp_device_splits(const cp_device_attention *call, int blocks, int64_t most);
 
-/* The least number, 1 to most, that cuts so much work into waves of blocks that
- * are nearly as full as any. */
+/* The least number of parts, 1 to most, to cut that much work into so that the
+ * waves of blocks are nearly as full as with any number. */
 int cp_device_fill(int64_t work, int64_t blocks, int64_t most);
 
 /* Merge addends into a partial, in their order (eq. 4). rows counts tokens

@@ -41,7 +41,7 @@ CP_INLINE void cp_copies_commit(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory")
 
 /* Load four 8 by 8 matrices of 16-bit numbers. Lane l gives the address of row
- * l % 8 of matrix l / 8, a multiple of 16; it gets, of each, number 2 (l % 4)
+ * l % 8 of matrix l / 8, a multiple of 16; it gets, from each, number 2 (l % 4)
  * and the next of row l / 4. Transposed: of column l / 4. */
 CP_INLINE void cp_load_matrices(uint32_t to[4], cp_shared row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -97,8 +97,8 @@ CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool there) {
                  : "l"(from), "r"((int)there));
 }
 
-/* The same of pairs that cp_unpack_f8 makes of four codes of e4m3, the first
- * two in low: of fp16, which has room for them. It takes sm_89. */
+/* The same for pairs that cp_unpack_f8 makes from four codes of e4m3, the first
+ * two in low: in fp16, which has room for them. It needs sm_89. */
 MULTIPLY_ADD(cp_multiply_add_f8, "f16")
 
 CP_INLINE void cp_unpack_f8(uint32_t codes, uint32_t *low, uint32_t *high) {

@@ -22,7 +22,7 @@ CP_INLINED int rows_of_tile(block_shape s) {
     return 16 * s.slabs * (s.few ? 1 : WARPS);
 }
 
-/* Bytes from a tile's first to a chunk of a row. */
+/* Bytes from a tile's beginning to a chunk of a row. */
 CP_INLINED int chunk_at(block_shape s, int row, int chunk) {
     return row * s.dim * ROW_BYTES + 16 * (chunk ^ (row & 7));
 }

@@ -17,7 +17,7 @@ typedef struct {
         *group;      /* the group of all processes, or NULL; rank r has the
                             processes from r * parts on, parts being the GPUs
                             that share its heads */
-    cp_nccl *tensor; /* among those; or NULL */
+    cp_nccl *tensor; /* among those GPUs; or NULL */
     double timeout;  /* timeout of waits for them, seconds; 0: none, as
                             without a link */
     bool graphs;     /* decode from a captured graph */
@@ -37,7 +37,7 @@ typedef struct {
 /* A forward pass of a call's tokens through all layers, on such ranks. */
 typedef struct cp_device_forward cp_device_forward;
 
-/* All of them, and the state that their forward passes share. */
+/* All these ranks, and the state that their forward passes share. */
 typedef struct {
     cp_engine base;
     const cp_device_model *model;
@@ -78,7 +78,7 @@ void cp_device_forward_leave(cp_device_forward *pass);
  * states are in hidden[r].rows on the device, [tokens][width] of the model's
  * element, of the rank engine->ranks[r]. call->bytes[rank] is what it sent. A
  * prefill reports progress as in cp_pass_run, and is enqueued two layers ahead
- * at most; decode is a graph's launch, if the place has graphs set, from the
+ * at most; decode is a graph's launch, if the runner has graphs set, from the
  * third time on. Fails as CUDA, cuBLASLt and the link do, naming rank and
  * layer, and as cp_stream_walker_finish; hidden is then undefined, and work may
  * be left on the queues. Leave the call then. */
@@ -97,7 +97,7 @@ cp_status cp_device_engine_new(const cp_device_runner *runner,
                                cp_engine **out);
 
 /* The call of `longring attend`, as cp_attend_run on cores (reference/model),
- * but on the place's ranks on the current device, inputs rounded to the
+ * but on the runner's ranks on the current device, inputs rounded to the
  * machine's numbers, fp32 or bf16. Fails also with CP_BROKEN without a GPU. */
 cp_status cp_device_attend_run(const cp_device_runner *runner,
                                const cp_machine *machine, cp_attend_job *job);

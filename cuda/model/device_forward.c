@@ -1,6 +1,6 @@
 /* Tangled from book/13-model.nw; edit the chapter. */
 /* A model's layers on queues, around the walk of a plan: every layer of a pass
- * is enqueued, and only its end is waited for. Nothing of sessions. */
+ * is enqueued, and only its end is waited for. Knows nothing of sessions. */
 #include "cuda/model/device_engine.h"
 
 #include <stdatomic.h>
@@ -14,7 +14,7 @@
 #include "ring/agree.h"
 #include "ring/variants.h"
 
-enum { MOST_ROWS = 4096 }; /* of a block, unless the place sets it */
+enum { MOST_ROWS = 4096 }; /* of a block, unless the runner sets it */
 
 /* A rank's activations, the objects that work on them, and a block of rows. */
 typedef struct {
@@ -43,8 +43,8 @@ typedef struct {
 struct cp_device_forward {
     cp_pass base;
     const cp_device_engine *engine;
-    cp_device_room *rooms;      /* [mine->count][2]: activations, slots */
-    rank_rows *parts;           /* [mine->count], as all below */
+    cp_device_room *rooms;      /* [engine->count][2]: activations, slots */
+    rank_rows *parts;           /* [engine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
     cp_layout *layout;          /* of the call that they are made for; NULL: */
@@ -446,7 +446,7 @@ static void say_why_not(void) {
                 cp_message());
 }
 
-/* Captured walks count as the call's; after this none does. */
+/* Captured walks count as walks of the call; after this none does. */
 static cp_status begin_again(cp_device_forward *pass) {
     const cp_device_engine *engine = pass->engine;
     cp_graph_free(pass->graph);

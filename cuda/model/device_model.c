@@ -39,7 +39,7 @@ static cp_status take_piece(const device_loader *load, cp_weight weight,
     all.row_bytes = all.in / values * bytes;
     *out = all;
     if (all.in % values != 0)
-        return cp_refuse("%s: cut in %ld, its rows are no whole blocks of %ld",
+        return cp_refuse("%s: cut in %ld, its rows are not whole blocks of %ld",
                          cp_gguf_show(tensor->name).text, parts, values);
     return CP_OK;
 }

@@ -9,7 +9,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/multiply.h"
 
-/* Which of parts equal shares of a model's heads. */
+/* One of several equal shares of a model's heads. */
 typedef struct {
     int part, parts; /* 0 of 1: all of it */
 } cp_device_share;
@@ -27,7 +27,7 @@ typedef struct {
     cp_device_matrix *tensors;
 } cp_device_model;
 
-/* Expand a file's weights on the current device; facts are of the share. Fails
+/* Expand a file's weights on the current device; facts are the share's. Fails
  * as cp_model_open does (session.h), with CP_BROKEN if there is no GPU, with
  * CP_MEMORY, naming the bytes, if its memory is too small, and with CP_INVALID
  * if the model cannot be divided into that many shares. */

@@ -9,8 +9,8 @@
 
 typedef struct cp_device_trace cp_device_trace;
 
-/* An empty trace of ranks ranks on the current device; its clock starts now.
- * Fails with CP_MEMORY, or as CUDA does; free even then. */
+/* An empty trace of that many ranks on the current device; its clock starts
+ * now. Fails with CP_MEMORY, or as CUDA does; free even then. */
 cp_status cp_device_trace_new(int ranks, cp_device_trace **out);
 void cp_device_trace_free(cp_device_trace *trace);
 
@@ -18,7 +18,7 @@ void cp_device_trace_free(cp_device_trace *trace);
  * one thread at a time. A stretch that cannot be recorded is counted and left
  * out; so is one that a graph captures, which runs later, and often. */
 
-/* What begins from now on on a rank's queues belongs to this layer. */
+/* Work that begins on a rank's queues from now on belongs to this layer. */
 void cp_device_trace_layer(cp_device_trace *trace, int rank, int64_t layer);
 
 typedef enum { CP_COMPUTING, CP_COMMUNICATING } cp_queue;

@@ -24,13 +24,13 @@ static struct {
     cp_nccl *world;
     int rank, ranks;
     cudaStream_t stream;
-    char *host, *device; /* what is in transfer: equal pieces, one a rank */
+    char *host, *device; /* what is being sent: equal pieces, one a rank */
     int64_t room;        /* bytes of each of the two */
     int64_t number;      /* of operations so far */
     int64_t done;        /* collectives completed so far, */
     int64_t received_at; /* and the number of the last that took records: */
     record *received;    /* [ranks] these */
-    bool lent;           /* heard is from another rank; this one missed it */
+    bool lent;           /* received is another rank's; this one missed it */
     bool over;           /* all later calls fail */
     char place[300];     /* "host:port" of rank 0 */
     cp_process_group *group;
@@ -58,7 +58,7 @@ static cp_status enqueue_gather(int64_t bytes) {
     return copy(self.host, self.device, self.ranks * bytes);
 }
 
-/* All-gather us.host [ranks], bytes each: this rank's piece is its input. */
+/* All-gather self.host [ranks], bytes each: this rank's piece is its input. */
 static cp_status gather(int64_t bytes) {
     return finish(enqueue_gather(bytes), "gathering the ranks' records");
 }
@@ -85,7 +85,7 @@ static cp_status compare(void) {
     return CP_OK;
 }
 
-/* Then all records are at us.host; after a failure too, if another rank lent
+/* Then all records are at self.host; after a failure too, if another rank lent
  * them. */
 static cp_status exchange_records(void) {
     const size_t bytes = (size_t)self.ranks * sizeof(record);
@@ -170,7 +170,7 @@ static int leave(int status) {
     if (status != 0)
         snprintf(own, sizeof(own), "%s", cp_message());
     fflush(stdout);
-    self.world->agree = NULL; /* no recovery any more */
+    self.world->agree = NULL; /* no recovery from here on */
     const bool alone = announce(LEAVE, status, own, FEW) != CP_OK;
     if (alone && (self.rank != 0 || status == 0))
         fprintf(stderr, "longring: rank %d ends: %s\n", self.rank,

@@ -118,8 +118,8 @@ static void abort_all(void *context) {
     ncclGroupEnd();
 }
 
-/* A fast survivor has aborted the old communicator by now, which others see as
- * an error of it: only the new one counts. */
+/* A fast survivor has aborted the old communicator by now, and others see an
+ * error of it: only the new one counts. */
 static cudaError_t ask_successor(const void *context) {
     const cp_nccl *nccl = context;
     ask_nccl(nccl);

@@ -18,7 +18,7 @@ enum { CP_MOST_LOST = 64 };
 typedef struct {
     int count, lost[CP_MOST_LOST]; /* lost ranks, ascending */
     bool sound;      /* in: ours can be shrunk; out: every survivor's can */
-    ncclUniqueId id; /* if not: for the survivors to join by */
+    ncclUniqueId id; /* if not sound: for the survivors to join by */
 } cp_nccl_loss;
 
 struct cp_nccl {
@@ -26,10 +26,10 @@ struct cp_nccl {
     int rank, ranks;
     double timeout; /* timeout of a call, seconds; 0: none */
     ncclComm_t comm;
-    cp_nccl *sibling; /* the next of this process's; itself if alone */
-    cp_graph *graphs; /* that its messages were captured in */
+    cp_nccl *sibling; /* this process's next communicator; itself if alone */
+    cp_graph *graphs; /* those that captured its messages */
     cp_progress_events progress_events;
-    cp_watchdog *watchdog; /* over all of this process's; NULL: no peers */
+    cp_watchdog *watchdog; /* of it and its siblings; NULL: no peers */
     bool aborted;          /* given up: nothing more is sent to its peers */
     /* Called by a rank that aborts, to agree with the survivors on which ranks
      * were lost. NULL: no recovery. */
@@ -41,7 +41,7 @@ struct cp_nccl {
 };
 
 /* An id for ranks to join by: made by one of them and distributed; or, if
- * NCCL_COMM_ID says where rank 0 is, made by each. CP_BROKEN as NCCL fails. */
+ * NCCL_COMM_ID says where rank 0 is, made by each. CP_BROKEN if NCCL fails. */
 cp_status cp_nccl_id(ncclUniqueId *id);
 
 /* Join as rank, of ranks, on the current device; all give the same id. Fails
@@ -87,8 +87,8 @@ cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
 cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
                       int64_t count, cudaStream_t stream);
 /* Test whether NCCL lets messages be captured. All ranks of world must call it.
- * CP_OK; or as NCCL and CUDA fail, and then world still works, unless
- * NCCL's failure was to split it. */
+ * Fails as NCCL and CUDA do; world then still works, unless it was the split
+ * that failed. */
 cp_status cp_nccl_try_capture(cp_nccl *world);
 
 #endif

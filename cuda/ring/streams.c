@@ -297,8 +297,8 @@ static float *slot_lse(const cp_stream_walker *w, int slot) {
            w->plan->slots[slot].rows * shape.query_heads * cp_value_dim(&shape);
 }
 
-/* Of sparse attention: the weights of index queries, which follow these, and
- * the lists that queries have chosen, which follow them. */
+/* For sparse attention: the weights of index queries, which follow the index
+ * queries, and the lists that queries have chosen, which follow the queries. */
 static char *slot_weights(const cp_stream_walker *w, int slot) {
     const cp_plan *plan = w->plan;
     const int64_t numbers = plan->indexer.heads * plan->indexer.dim;

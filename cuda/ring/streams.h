@@ -37,9 +37,9 @@ typedef struct {
     cp_progress_events *progress_events; /* of the compute queue; or NULL */
 } cp_link;
 
-/* Poll ask(what) until it is done, and a link (or NULL) for errors. *late if
- * nothing progressed for timeout seconds (0: for ever). Fails as the link
- * does, or as ask did. */
+/* Poll ask(what) until it is done, and a link (or NULL) for errors. *late is
+ * set if nothing progressed for timeout seconds (0: for ever). Fails as the
+ * link does, or as ask did. */
 cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
                    const cp_link *link, double timeout, bool *late);
 
@@ -87,10 +87,10 @@ typedef struct {
 } cp_stream_rows;
 cp_stream_rows cp_stream_walker_rows(const cp_stream_walker *walker);
 
-/* Put the programs of ranks on their queues, and return. They are one rank,
- * whose messages link carries; or all ranks, in their order, on one device or
- * on several that can copy from each other: then each message is one that
- * link's only rank sends to itself, or, with link NULL, a copy. The walkers are
+/* Put the programs of ranks on their queues, and return. walkers are one
+ * rank's, whose messages link carries; or those of all ranks, in order, on one
+ * device or on several that can copy from each other. Then each message is one
+ * that link's only rank sends to itself, or, with link NULL, a copy. All are
  * of one plan; the caches of one layer are as for cp_walk, on the device. The
  * first walk of a walker that is new, or has been finished, begins a call and
  * copies the lists; those after it, before the next finish, are its other

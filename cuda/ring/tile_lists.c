@@ -224,7 +224,7 @@ static cp_status check_leaves(const cp_layout *layout) {
 cp_status cp_tile_lists_have_room(const cp_tile_lists *m,
                                   const cp_layout *layout) {
     static const char *const names[] = {"queries", "keys", "its cache",
-                                        "its new tokens", "where they go"};
+                                        "its new tokens", "appended rows"};
     CP_TRY(check_leaves(layout));
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t count = most_pieces(m, layout, kind);

@@ -37,12 +37,13 @@ int64_t cp_tile_lists_bytes(const cp_tile_lists *tile_lists);
 cp_status cp_tile_lists_have_room(const cp_tile_lists *tile_lists,
                                   const cp_layout *layout);
 
-/* Write the lists of a layout that have room, at an address for int64_t. */
+/* Write the lists of a layout, which have room, at an address aligned for
+ * int64_t. */
 void cp_tile_lists_write(const cp_tile_lists *tile_lists,
                          const cp_layout *layout, void *to);
 
 /* A list as a kernel takes it, where the block lies at `at`. It has the list's
- * room; the kernel reads its length in this call. rank is whose list; of the
+ * room; the kernel reads its length in this call. rank says whose list; of the
  * last three kinds only the rank's own list exists. */
 cp_device_tiles cp_tile_lists_tiles(const cp_tile_lists *tile_lists,
                                     const void *at, cp_list kind, int rank);

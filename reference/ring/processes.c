@@ -26,7 +26,7 @@ struct status_message {
     int32_t waits_for; /* a rank that it has long waited for, or CP_NOBODY */
     int32_t goodbye;   /* its exit status, after its last message; or -1 */
     int32_t cancelled; /* it has failed, and receives nothing any more */
-    int32_t epoch;     /* how many ranks had been lost when it last began */
+    int32_t epoch;     /* how many lost ranks it has removed so far */
     uint64_t lost;     /* processes that it counts as lost, one bit each */
     int64_t ended;     /* the last run that it knows succeeded on all ranks */
     char text[480];
@@ -34,21 +34,21 @@ struct status_message {
 };
 
 struct process_member {
-    cp_comm comm; /* first: a cp_comm * is a struct member * */
+    cp_comm comm; /* first: a cp_comm * is a struct process_member * */
     MPI_Comm world;
     cp_mpi_options options;
     struct status_message
         *messages; /* [ranks] the last of each rank, our own included */
-    struct status_message *own_message; /* our own, in words */
+    struct status_message *own_message; /* our own, in messages */
     void *outbox;           /* status messages that MPI has not sent yet */
     int64_t runs;           /* begun */
     cp_failure failure;     /* the first that this rank knows of */
-    double end;             /* after a failure: how long to wait for others */
+    double end;             /* after a failure: until when to wait for others */
     bool pending_cancelled; /* after a failure: nothing is pending any more */
-    bool silent;            /* MPI must not run any more: see settle */
+    bool silent;            /* MPI must not run any more: see cancel_pending */
     int *world_ranks;       /* [ranks] its rank in MPI's world */
     bool evicted;           /* the others count this rank as lost */
-    int64_t parted; /* the run after which all agree who is lost; or 0 */
+    int64_t parted;         /* run after which all agree which are lost; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -87,7 +87,7 @@ static int rank_at(const struct process_member *me, int world_rank) {
     return CP_NOBODY;
 }
 
-/* What it reports in numbers of ranks counts only in our own epoch. */
+/* Rank numbers in a message mean something only in our own epoch. */
 static const struct status_message *message_of(const struct process_member *me,
                                                int rank) {
     static const struct status_message nothing = {.waits_for = CP_NOBODY,
@@ -568,7 +568,7 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     return cp_failure_report(&me->failure);
 }
 
-/* Recovery on: any rank reports, since the one that reports may be dead. */
+/* Recovery on: any rank reports, since the usual reporter may be dead. */
 static volatile sig_atomic_t all_report;
 
 /* MPI_Init waits for all processes without limit; an alarm bounds it. */

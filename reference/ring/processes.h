@@ -9,7 +9,7 @@
 
 typedef struct {
     double timeout; /* timeout of a wait, seconds; 0: none */
-    int64_t piece;  /* most bytes that MPI counts singly; 0: 1 GiB */
+    int64_t piece;  /* longer messages are counted in these; 0: 1 GiB */
     bool repairs;   /* the launcher keeps the others alive when one dies */
 } cp_mpi_options;
 
@@ -27,11 +27,11 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context);
 
 /* Shrink comm by one lost rank after a failed run, with options.repairs. *lost
  * is its number; the other ranks are renumbered, and comm may begin another run
- * when no more are lost: call this until it returns false. It is true only if
- * all survivors are still there and have failed in the same run. */
+ * when no more are lost: call this until it returns false. It returns true only
+ * if all survivors are still there and have failed in the same run. */
 bool cp_mpi_shrink(cp_comm *comm, int *lost);
 
-/* Has this rank been evicted? What it was to print, the others print. */
+/* Has this rank been evicted? The others print what it was to print. */
 bool cp_mpi_is_evicted(const cp_comm *comm);
 
 /* Send this rank's exit status as its last message, receive those of all ranks,

@@ -13,7 +13,7 @@ typedef struct {
     char root[300];       /* "host:port", where rank 0 is; "": not known */
 } cp_launch;
 
-/* Read the environment. A variable that is no number, or that contradicts
+/* Read the environment. A variable that is not a number, or that contradicts
  * another, is CP_INVALID, with a message that names it and its value. */
 cp_status cp_launch_read(cp_launch *out);
 
