@@ -8,6 +8,7 @@
 
 #include "model/attend_call.h"
 #include "ring/agree.h"
+#include "ring/encoding.h"
 
 typedef struct {
     const cp_device_runner *runner;
@@ -41,20 +42,12 @@ static cp_status make_rank(device_call *call, int r) {
     return CP_OK;
 }
 
-static uint16_t round_to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    if (x != x)
-        return 0x7fff;
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 /* The numbers are rounded in place; the buffer is free again afterwards. */
 static cp_status send(const device_call *call, int r, float *from,
                       int64_t count, void *to) {
     const int64_t bytes = count * cp_element_bytes(call->element);
     for (int64_t i = 0; i < count && call->element == CP_BF16; i++) {
-        const uint16_t rounded = round_to_bf16(from[i]);
+        const uint16_t rounded = (uint16_t)cp_bf16_of(from[i]);
         memcpy((char *)from + 2 * i, &rounded, 2);
     }
     return cp_bytes_copy(to, from, bytes, call->queues[r].compute,

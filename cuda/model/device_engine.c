@@ -8,6 +8,7 @@
 #include "cuda/kernels/in_order.h"
 #include "cuda/kernels/model_kernels.h"
 #include "model/blocks.h"
+#include "ring/encoding.h"
 
 static cp_device_engine *engine_of(const cp_engine *base) {
     return (cp_device_engine *)(uintptr_t)base;
@@ -228,14 +229,11 @@ static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
 static void to_element(cp_element element, int64_t count, const float *from,
                        char *to) {
     for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &from[i], 4);
-        const uint16_t half =
-            (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+        const uint16_t rounded = (uint16_t)cp_bf16_of(from[i]);
         if (element == CP_F32)
-            memcpy(to + 4 * i, &bits, 4);
+            memcpy(to + 4 * i, &from[i], 4);
         else
-            memcpy(to + 2 * i, &half, 2);
+            memcpy(to + 2 * i, &rounded, 2);
     }
 }
 

@@ -10,7 +10,8 @@
 typedef struct {
     double timeout; /* timeout of a wait, seconds; 0: none */
     int64_t piece;  /* longer messages are counted in these; 0: 1 GiB */
-    bool repairs;   /* the launcher keeps the others alive when one dies */
+    bool repairs;   /* the launcher keeps the others alive when one dies;
+                       ignored above 64 ranks */
 } cp_mpi_options;
 
 /* Start MPI if need be, and make a communicator of all processes that the

@@ -74,10 +74,14 @@ CP_INLINE float cp_row_steps(float scale, float number) {
     return scale != scale ? 0 : number / scale;
 }
 
+CP_INLINE uint32_t cp_bf16_of(float number) {
+    return number != number ? 0x7FC0 : cp_upper_bits(number, 16);
+}
+
 /* In the lower bits. */
 CP_INLINE uint32_t cp_steps_code(cp_encoding encoding, float steps) {
     if (encoding == CP_ENCODING_BF16)
-        return steps != steps ? 0x7FC0 : cp_upper_bits(steps, 16);
+        return cp_bf16_of(steps);
     return encoding == CP_ENCODING_FP8 ? cp_e4m3_of(steps)
                                        : (uint32_t)(int32_t)rintf(steps);
 }
