@@ -1,6 +1,6 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* Rows in the writings in which they are sent. Half a warp writes some of them,
- * a lane eight numbers of each at a time; a warp reads one. */
+/* Encoding rows and decoding them. Half a warp encodes ROWS rows, each lane
+ * eight numbers of each at a time; a warp decodes one. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include "cuda/kernels/device_numbers.h"
@@ -21,10 +21,10 @@ enum { WRITTEN_ROWS = ROWS * THREADS / LANES, READ_ROWS = THREADS / 32 };
 typedef struct {
     cp_device_encode_args of;
     int64_t bytes, before; /* of a row that is sent, and of its scale */
-    bool even;             /* eights of what is held are at multiples of 16 */
+    bool even;             /* are eights of held numbers 16-byte aligned? */
 } encode_call;
 
-/* Neighbouring halves of warps have neighbouring rows. */
+/* Neighbouring half-warps have neighbouring rows. */
 static __device__ int64_t row_of(int r) {
     return (int64_t)blockIdx.x * WRITTEN_ROWS + r * (THREADS / LANES) +
            threadIdx.x / LANES;
@@ -96,7 +96,7 @@ static __device__ void divide(float *x, float scale, bool divides) {
     }
 }
 
-/* Magnitudes as they are ordered as integers, and NaN behind them all. */
+/* Magnitudes are ordered as their bits are as integers; NaN comes last. */
 enum { INFINITE = 0x7f800000 };
 static __device__ uint32_t larger(uint32_t most, float x) {
     const uint32_t size = __float_as_uint(x) & 0x7fffffffu;

@@ -8,7 +8,7 @@
 
 /* Multiply rows of arbitrary numbers, the same each time, by a matrix, then
  * some of them again. Waits for the stream. Fails with CP_INVALID, in one line,
- * if a bit differs, and as a product does. */
+ * if a bit differs; otherwise as a product does. */
 cp_status cp_multiplier_try_order(cp_multiplier *multiplier,
                                   const cp_device_matrix *w,
                                   cudaStream_t stream);

@@ -8,7 +8,7 @@
 /* Merge nodes, which are disjoint and in order. Each is an output [rows][dim],
  * then an LSE [rows]; rows counts tokens times heads. After the n-th node the
  * last two on the stack are merged, merges[n] times. The nodes left in the end
- * are written to `to`, one behind the other; it may overlap nodes that were
+ * are written to `to`, one after another; `to` may overlap nodes that were
  * read. */
 typedef struct {
     int64_t rows, dim;

@@ -26,8 +26,8 @@ cp_status cp_leaf_uses_new(const cp_plan *plan, int rank, cp_leaf_use **out) {
     return status;
 }
 
-/* The least partials to make room for: nodes of the first leaves wait for their
- * siblings while one more leaf is attended to. */
+/* The fewest partials to make room for: nodes of the first leaves wait for
+ * their siblings while one more leaf is attended to. */
 static int least_room(uint32_t leaves, int *all) {
     cp_node nodes[CP_NODES_MAX];
     int least = 0;
@@ -98,7 +98,8 @@ static int find_merges(merge_args *u) {
     return alone;
 }
 
-/* Nodes without a sibling that lie in place already are not touched. */
+/* Leave alone the first nodes if they have no sibling and are in place
+ * already. */
 static void leave_still(merge_args *u, int alone) {
     cp_device_merge_nodes_args *call = &u->call;
     const int64_t size = call->rows * (call->dim + 1);
@@ -122,7 +123,7 @@ cudaError_t cp_node_lists_merge(int64_t rows, int64_t dim,
     return cp_device_merge_nodes(&u.call, stream);
 }
 
-/* As many leaves as there is room for, after the finished nodes. */
+/* Attend to as many leaves as there is room for after the finished nodes. */
 static cudaError_t attend_some(const cp_device_attention *attention,
                                int64_t room, uint32_t *left, cp_node_list *done,
                                cp_node_list into, cudaStream_t stream) {
@@ -146,7 +147,7 @@ static cudaError_t attend_some(const cp_device_attention *attention,
     if (error != cudaSuccess)
         return error;
     done->leaves |= call.leaves;
-    if (*left == 0) { /* to their final place, overwriting it */
+    if (*left == 0) { /* into their slot, overwriting it */
         all[count++] = all[0];
         all[0] = into;
     }
@@ -216,8 +217,8 @@ cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
         const cp_span span = keys->items[n].span;
         if (span.start % CP_LEAF_BLOCK != 0)
             return cp_refuse("exact order on GPUs takes blocks of %d keys, and "
-                             "pages of whole blocks; rank %d has position %ld "
-                             "of sequence %ld elsewhere",
+                             "pages of whole blocks; a piece of rank %d begins "
+                             "inside one, at position %ld of sequence %ld",
                              CP_LEAF_BLOCK, rank, span.start, span.sequence);
     }
     return CP_OK;

@@ -72,7 +72,8 @@ static int64_t first_of(const exact_call *c, int64_t sequence, int64_t leaf) {
     return from;
 }
 
-/* Take the block that begins at the n-th piece; returns where the next does. */
+/* Take the block that begins at the n-th piece. Returns where the next
+ * begins. */
 static int64_t take_block(const exact_call *c, int64_t n, cp_leaf_block *b) {
     const cp_attention *call = c->team.call;
     const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
@@ -129,7 +130,7 @@ static exact_workspace lay_out(const cp_team *team, const cp_task *t,
     return b;
 }
 
-/* Are all rows of a whole block contiguous? All are looked at, since pages
+/* Are all rows of a whole block contiguous? All are checked, since pages
  * between its first row and its last may have been swapped. */
 static bool in_one_piece(const cp_attention *call, const cp_leaf_block *keys) {
     const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
@@ -214,8 +215,8 @@ static void score_panel(const exact_workspace *b, int64_t panel,
     }
 }
 
-/* The whole block, whatever a row sees of it: keys that it does not see weigh
- * 0. The first block of a leaf is not added to anything. */
+/* Multiply the whole block, however much of it a row sees: keys that it does
+ * not see weigh 0. The first block of a leaf starts new sums. */
 static float *attend_panel(const exact_workspace *b, int64_t panel,
                            const int64_t *reach) {
     const cp_panels *buffers = &b->buffers;

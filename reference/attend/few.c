@@ -30,7 +30,7 @@ cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
 void cp_few_begin(const cp_few *a, cp_piece queries, const float *tensor) {
     const int64_t dim = cp_value_dim(a->few_rows.shape);
     cp_row_buffers_begin(&a->few_rows, queries, tensor);
-    for (int64_t i = a->all; i < a->lanes; i++) { /* of whole cache lines */
+    for (int64_t i = a->all; i < a->lanes; i++) { /* without a row */
         a->few_rows.level[i] = -INFINITY;
         a->few_rows.total[i] = 0.0f;
     }
@@ -79,8 +79,8 @@ static inline void turn(const float *const *rows, int64_t first, float *to,
     }
 }
 
-/* Transpose KEYS keys to [dim][KEYS]. Meanwhile prefetch the first wide numbers
- * of each of their values. */
+/* Transpose KEYS keys to [dim][KEYS]. Meanwhile prefetch the first `wide`
+ * numbers of each of their values. */
 static void turn_keys(const float *const *keys, int64_t first, int64_t dim,
                       float *to, const float *const *values, int64_t wide) {
     const int64_t full = dim - dim % LANES;

@@ -50,13 +50,13 @@ static inline float cp_node_mix(cp_node_shares of, float mine, float theirs,
 void cp_node_merge_row(float *output, float *lse, const float *add,
                        float add_lse, int64_t dim);
 
-/* A slot holds the nodes of its leaves one behind the other (cp_leaves_nodes),
+/* A slot holds the nodes of its leaves one after another (cp_leaves_nodes),
  * each laid out like a partial, output and then LSE; out and add are the first
  * nodes. Merge the nodes of add into those of out; they share no leaf. */
 void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
                     uint32_t added);
 
-/* Numbers from a node to the next. */
+/* Numbers from one node to the next. */
 static inline int64_t cp_node_size(const cp_partial *first) {
     return first->rows * first->heads * (first->dim + 1);
 }

@@ -20,7 +20,7 @@ typedef struct {
     cp_candidate *candidates;
 } cp_selection;
 
-/* Make lists empty, count candidates in all. */
+/* Empty lists that hold count candidates in all. */
 void cp_candidates_clear(cp_candidate *list, int64_t count);
 
 /* Add the visible keys of each query to its list, candidates [rows][room], best

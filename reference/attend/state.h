@@ -1,5 +1,5 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* Layers with a state: how a run of tokens changes it, and what the run's
+/* Layers with a state: how a run of tokens changes it, and how the run's
  * queries are answered. Gated DeltaNet on the CPU's cores in fp32, and its
  * oracle in fp64. Knows nothing of ranks. */
 #ifndef CP_STATE_H
@@ -26,8 +26,8 @@ typedef struct {
 } cp_state_run;
 
 /* Compute H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t,
- * token by token. state [heads][key_dim][value_dim] goes in as before the run
- * and comes out as after it; output is [tokens][heads][value_dim]. */
+ * token by token. state [heads][key_dim][value_dim] is the one before the run,
+ * and on return the one after it; output is [tokens][heads][value_dim]. */
 void cp_state_oracle(const cp_state_run *run, double *state, double *output);
 
 /* A pair [heads][key_dim][key_dim + value_dim] is the map H -> M H + U of a
@@ -83,7 +83,7 @@ static inline int64_t cp_tail_floats(int64_t width, int64_t channels) {
 void cp_convolve(const cp_convolution *call, const float *tail, float *out);
 
 /* Take the tail of the call's rows only; and put the tail of an earlier run
- * before tail, both with room for rows rows. */
+ * before tail, both with room for `rows` rows. */
 void cp_tail_take(const cp_convolution *call, float *tail);
 void cp_tail_combine(int64_t rows, int64_t channels, const float *earlier,
                      float *tail);

@@ -213,7 +213,7 @@ cp_error_depth cp_error_depth_of(const cp_machine *machine,
     return depth;
 }
 
-/* The error of count roundings, one after the other, of a number of size 1. */
+/* The error of a number of size 1 after count roundings in a row. */
 static double rounded(double count) {
     const double sum = count * FLT_EPSILON / 2;
     return sum < 1 ? sum / (1 - sum) : INFINITY;

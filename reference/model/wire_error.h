@@ -11,8 +11,8 @@ typedef struct {
     double output, lse; /* largest error of any number */
 } cp_wire_error;
 
-/* Which payloads are encoded: keys and values, queries; and how many times, at
- * most, a partial or its successor: no more often than a rank sends it. */
+/* Which payloads are encoded (keys and values; queries), and how many times, at
+ * most, a partial or its successor is: no more often than a rank sends it. */
 typedef struct {
     bool keys, queries;
     int partials;
@@ -34,7 +34,7 @@ typedef struct {
     cp_error_column *values; /* [N_KV][D_V]; a latent's are in the keys */
 } cp_error_table;
 
-/* A table without keys; then add these rows. values may be NULL where they are
+/* Make a table without keys; add rows to it. values may be NULL where they are
  * part of their keys. Fails with CP_MEMORY; free even then. */
 cp_status cp_error_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                              cp_error_table *table);
@@ -51,7 +51,7 @@ double cp_error_score(const cp_error_table *table, cp_sent_kinds sent_kinds,
                       int64_t head, const float *query);
 
 /* The largest error of its answer, if scores can be off by score; in exact
- * arithmetic, as cp_error_bound_of below. */
+ * arithmetic, as with cp_error_bound_of below. */
 cp_wire_error cp_error_bound(const cp_error_table *table,
                              cp_sent_kinds sent_kinds, int64_t head,
                              double score);
@@ -105,7 +105,7 @@ void cp_error_free(cp_error *loss);
 cp_wire_error cp_error_before(const cp_error *loss);
 
 /* Note the result of the n-th attend of a rank, as job->partial reports it; and
- * after all have been noted, the bound of the answer. */
+ * after all are noted, return the bound of the answer. */
 void cp_error_see(cp_error *loss, int rank, int64_t n, const float *output,
                   const float *lse);
 cp_wire_error cp_error_after(const cp_error *loss);

@@ -13,7 +13,7 @@ double cp_number_error(cp_encoding encoding, double scale, double number);
 
 /* Encode rows of a head, dim numbers each, and decode them. The encoding is not
  * CP_ENCODING_NONE; both sides are aligned to 4 bytes. A row with a number that
- * is not finite is decoded as NaN, and in bf16 unchanged. */
+ * is not finite is decoded as NaN throughout; in bf16 such numbers are kept. */
 void cp_rows_encode(cp_encoding encoding, int64_t rows, int64_t dim,
                     const float *from, char *to);
 void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,

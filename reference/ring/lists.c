@@ -4,7 +4,7 @@
 
 #include "reference/attend/select.h"
 
-/* The positions [rows][top_k] that a block of queries carries behind it. */
+/* The positions [rows][top_k] that follow a block of queries. */
 static int32_t *chosen_of(const cp_plan *plan, void *const *slots, int slot) {
     const cp_shape *shape = &plan->shape;
     float *queries = slots[slot];

@@ -15,7 +15,7 @@ float *cp_lists_weights(const cp_plan *plan, void *const *slots, int slot);
 cp_status cp_lists_select(const cp_plan *plan, void *const *slots, int threads,
                           const cp_op *op, const cp_op *merge);
 
-/* Merge lists; and pack a list behind its queries. Neither fails. */
+/* Merge lists; append a list to its queries. Neither fails. */
 cp_status cp_lists_merge(const cp_plan *plan, void *const *slots,
                          const cp_op *op);
 cp_status cp_lists_pack(const cp_plan *plan, void *const *slots,

@@ -79,8 +79,8 @@ cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
     cp_migration *migration;
     cp_location *locations = NULL;
     CP_TRY(cp_cache_migration(cache, cache, &migration));
-    cp_status status =
-        cp_allocate(&locations, migration->tokens, sizeof(*locations), "spots");
+    cp_status status = cp_allocate(&locations, migration->tokens,
+                                   sizeof(*locations), "locations");
     if (status == CP_OK)
         status =
             cp_migration_locations(migration, migration->before, locations);
@@ -96,7 +96,7 @@ cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
 
 enum { STRETCH = 1024 }; /* tokens */
 
-/* Through the host, where the engine cannot walk a plan itself. */
+/* Move rows through the host, if the engine cannot walk a plan itself. */
 static cp_status carry(const cp_cache *from, cp_engine *out, const cp_cache *to,
                        cp_engine *in, int64_t tokens) {
     const cp_shape *shape = &out->model->facts.shape;

@@ -112,7 +112,7 @@ cp_status cp_session_repair(cp_session *session, int rank,
                             cp_repair_report *report) {
     const int64_t sequences = session->options.sequences;
     const double start = cp_clock();
-    int64_t *numbers; /* rows, positions and lengths; in bytes */
+    int64_t *numbers; /* rows, positions, lengths; bytes by rank */
     *report = (cp_repair_report){0};
     CP_TRY(cp_session_lose(session, rank));
     CP_TRY(cp_allocate(&numbers, 3 * sequences + session->options.ranks, 8,

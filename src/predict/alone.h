@@ -13,9 +13,9 @@ int cp_alone_fastest(const cp_scenario *call);
 /* Simulate a call on the fastest of its devices alone. Fails as cp_simulate. */
 cp_status cp_alone(const cp_scenario *call, cp_forecast *forecast);
 
-/* The length of the shortest prompt of one sequence, to a part in 64, that the
- * ring of a call reads faster than one device; above CP_TOGETHER_MOST if there
- * is none. Fails as cp_simulate. */
+/* The length of the shortest prompt of one sequence, to one part in 64, that
+ * the ring of a call reads faster than one device; above CP_TOGETHER_MOST if
+ * there is none. Fails as cp_simulate. */
 cp_status cp_together_least(const cp_scenario *call, int64_t *tokens);
 
 #endif

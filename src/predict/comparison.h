@@ -22,15 +22,16 @@ typedef struct {
 } cp_comparison_entry;
 
 /* Time every way to run a call on the GPUs of its ranks, by virtual clocks
- * without jitter. Writes entries[*count], room for CP_COMPARISON_ENTRIES,
- * fastest first: those that fit in memory, then those that do not, then those
- * that cannot run. A dealing with weights or an order of devices is used only
- * with the ranks it is for. Fails with CP_CAPACITY or CP_MEMORY, as
- * cp_simulate. */
+ * without jitter. Writes entries[*count], which has room for
+ * CP_COMPARISON_ENTRIES, fastest first: those that fit in memory, then those
+ * that do not, then those that cannot run. A dealing with weights or an order
+ * of devices is used only with the ranks it is for. Fails with CP_CAPACITY or
+ * CP_MEMORY, as cp_simulate. */
 cp_status cp_compare_builders(const cp_scenario *call,
                               cp_comparison_entry *entries, int *count);
 
-/* Whether it is one of the paper's variants: its two rings, or its decode. */
+/* Whether an entry is one of the paper's variants: its two rings, or its
+ * decode. */
 static inline bool
 cp_comparison_entry_is_of_the_paper(const cp_comparison_entry *entry) {
     return entry->variant == CP_PASS_KV || entry->variant == CP_PASS_Q ||

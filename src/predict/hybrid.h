@@ -15,10 +15,10 @@ typedef struct {
 } cp_state_forecast;
 
 /* Predict a layer with a state of the call's model; plan is that of its
- * attention. All zero if the model has no such layers. Assumes that its linear
- * layers cost as much as those of a layer that attends, and that a decode step
- * leaves states where they are. Fails as cp_plan_scan and cp_timeline_run do.
- */
+ * attention. The forecast is all zero if the model has no such layers. Assumes
+ * that its linear layers cost as much as those of a layer that attends, and
+ * that a decode step leaves states where they are. Fails as cp_plan_scan and
+ * cp_timeline_run do. */
 cp_status cp_state_foresee(const cp_pace *pace, const cp_plan *plan,
                            cp_state_forecast *forecast);
 

@@ -2,7 +2,7 @@
 /* The costs of latent attention, counted. */
 #include "predict/latent.h"
 
-/* How many numbers a head's matrices have that expand a latent. */
+/* How many numbers there are in a head's matrices that expand a latent. */
 static double made_of_latent(const cp_model_sizes *model) {
     const int64_t plain = model->head_dim - model->rotary;
     return (double)(plain + model->value_dim) * (double)model->latent;

@@ -80,7 +80,7 @@ static void find_places(const cp_migration *migration, int ranks, int *place,
     }
 }
 
-/* In a cache with its tokens assigned, rank r takes the part of place[r]. */
+/* In a cache with its tokens assigned, rank r takes part place[r]. */
 static cp_status trade(cp_cache *cache, const int *place) {
     const int64_t sequences = cache->sequences,
                   lists = cache->ranks * sequences;
@@ -109,7 +109,7 @@ static cp_status assign_near(cp_cache *cache, const cp_cache *from) {
     CP_TRY(cp_cache_migration(from, cache, &migration));
     cp_status status = cp_migration_match(migration);
     if (status == CP_OK)
-        status = cp_allocate(&place, 2 * cache->ranks, sizeof(int), "places");
+        status = cp_allocate(&place, 2 * cache->ranks, sizeof(int), "parts");
     if (status == CP_OK) {
         find_places(migration, cache->ranks, place, place + cache->ranks);
         status = trade(cache, place);

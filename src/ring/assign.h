@@ -12,9 +12,9 @@
  * then untouched. */
 cp_status cp_cache_assign(cp_cache *cache, const int64_t *lengths);
 
-/* The same, for the tokens of another cache: by zigzag and in pages, each rank
+/* The same, for the tokens of another cache: with zigzag and pages, each rank
  * takes a part of which it already holds much. If finding those parts fails,
- * with CP_MEMORY, the tokens have been assigned all the same. */
+ * with CP_MEMORY, the tokens are assigned nevertheless. */
 cp_status cp_cache_assign_near(cp_cache *cache, const cp_cache *from);
 
 /* The migration of all tokens of a cache to another, of any number of ranks,

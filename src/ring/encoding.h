@@ -68,8 +68,8 @@ CP_INLINE int cp_encoding_is_wide(cp_encoding encoding) {
     return encoding == CP_ENCODING_BF16 || encoding == CP_ENCODING_BLOCK;
 }
 
-/* A number by the scale of its row, which is 1 where there is none; where it is
- * NaN all are. */
+/* A number divided by the scale of its row, which is 1 if there is none. If it
+ * is NaN, all numbers of the row are. */
 CP_INLINE float cp_row_steps(float scale, float number) {
     return scale != scale ? 0 : number / scale;
 }
@@ -78,7 +78,7 @@ CP_INLINE uint32_t cp_bf16_of(float number) {
     return number != number ? 0x7FC0 : cp_upper_bits(number, 16);
 }
 
-/* In the lower bits. */
+/* The code of that many steps, in the lower bits. */
 CP_INLINE uint32_t cp_steps_code(cp_encoding encoding, float steps) {
     if (encoding == CP_ENCODING_BF16)
         return cp_bf16_of(steps);
@@ -86,7 +86,7 @@ CP_INLINE uint32_t cp_steps_code(cp_encoding encoding, float steps) {
                                        : (uint32_t)(int32_t)rintf(steps);
 }
 
-/* The d-th number behind the scale. */
+/* Write the d-th number after the scale. */
 CP_INLINE void cp_row_put(char *row, cp_encoding encoding, float scale,
                           int64_t d, float number) {
     const uint32_t code = cp_steps_code(encoding, cp_row_steps(scale, number));

@@ -3,9 +3,10 @@
  * round the hosts. One host is Ulysses, hosts of one rank are ring pass-KV. */
 #include "ring/build.h"
 
-/* The slots of a mesh, and how many ranks a host has. A name stands for a run
- * of slots, one for each rank of the host: a rank's own tokens, one part of the
- * heads each, or one rank's tokens each, in this rank's part of the heads. */
+/* The slots of a mesh, and how many ranks a host has. A field is the first of a
+ * run of slots, one for each rank of the host. They hold the rank's own tokens,
+ * one part of the heads each, or the tokens of one rank each, in this rank's
+ * part of the heads. */
 typedef struct {
     int members, hosts;
     int packed, keys, blocks; /* own keys; in parts; two sets of other hosts' */

@@ -6,12 +6,12 @@
 #include "ring/plan.h"
 
 /* The contents of a slot that is sent: one tensor of rows of a head, or two,
- * the second right behind the first; then bytes that are sent as held. */
+ * the second right after the first; then bytes that are sent as held. */
 typedef struct {
     cp_encoding encoding;
     int64_t rows, dims[2]; /* numbers of a row; 0: there is no second */
     int64_t number;        /* bytes of one, as held */
-    int64_t rest;          /* bytes behind the tensors */
+    int64_t rest;          /* bytes after the tensors */
 } cp_slot_tensors;
 cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int slot);
 

@@ -224,8 +224,8 @@ void cp_migration_free(cp_migration *migration) {
 
 cp_status cp_migration_match(cp_migration *migration) {
     cp_location *expected;
-    CP_TRY(
-        cp_allocate(&expected, migration->tokens, sizeof(*expected), "spots"));
+    CP_TRY(cp_allocate(&expected, migration->tokens, sizeof(*expected),
+                       "locations"));
     cp_status status =
         cp_migration_locations(migration, migration->after, expected);
     for (int from = 0; from < migration->ranks && status == CP_OK; from++)

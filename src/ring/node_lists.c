@@ -12,7 +12,7 @@ typedef struct {
     cp_plan *fit;     /* the same, if it may be changed */
     uint32_t *held;   /* [ranks][slots] */
     int *most, *sent; /* [slots] nodes held; nodes sent */
-    bool grew;        /* a message, after it had been sent */
+    bool grew;        /* did a message, after it was sent? */
 } node_list_walk;
 
 int64_t cp_plan_node_bytes(const cp_plan *plan, int slot) {

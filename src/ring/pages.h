@@ -11,7 +11,7 @@ typedef struct {
     int64_t from, to, count;
 } cp_move;
 
-/* A growing list of them; all zero is an empty list. */
+/* A growing list of moves; all zero is an empty list. */
 typedef struct {
     cp_move *items;
     int64_t count, room;
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     int64_t rows;
     int64_t kept;  /* blocks of the table that stay in it */
-    int64_t added; /* new blocks behind them... */
+    int64_t added; /* new blocks after them... */
     int64_t first; /* ...starting with this one of the call's new blocks */
     bool copies;   /* the first new block replaces one that is shared */
 } cp_growth;
@@ -68,10 +68,11 @@ cp_status cp_pages_plan(const cp_pages *pages, cp_growth *growth,
 int64_t cp_pages_row(const cp_pages *pages, const cp_growth *growth,
                      int64_t sequence, int64_t n, int64_t *run);
 
-/* Replace the rows of pieces, which count as if each sequence had room
+/* Replace the rows of pieces, which count as if each sequence had `room`
  * consecutive rows to itself, by the rows in its pages. A piece whose rows are
- * not consecutive is cut; so is its counterpart in beside, a list of as many
- * pieces of the same tokens. Fails with CP_MEMORY, both lists untouched. */
+ * not consecutive is cut; so is its counterpart in `beside`, which lists the
+ * same number of pieces of the same tokens. Fails with CP_MEMORY, both lists
+ * untouched. */
 cp_status cp_pages_place(const cp_pages *pages, const cp_growth *growth,
                          int64_t room, cp_pieces *pieces, cp_pieces *beside);
 
@@ -81,7 +82,7 @@ cp_status cp_pages_place(const cp_pages *pages, const cp_growth *growth,
 cp_status cp_pages_reserve(cp_pages *pages, const cp_growth *growth);
 void cp_pages_grow(cp_pages *pages, const cp_growth *growth);
 
-/* Make the empty table to share the first rows of table from. Fails with
+/* Make the empty table `to` share the first rows of table `from`. Fails with
  * CP_MEMORY, the pages untouched. */
 cp_status cp_pages_fork(cp_pages *pages, int64_t from, int64_t to,
                         int64_t rows);
@@ -89,8 +90,8 @@ cp_status cp_pages_fork(cp_pages *pages, int64_t from, int64_t to,
 /* Keep the first rows of a table and free blocks without users. */
 void cp_pages_cut(cp_pages *pages, int64_t sequence, int64_t rows);
 
-/* Make the blocks of each sequence contiguous, by sequence, from row 0 on.
- * Append to moves what the caller must copy, in that order. Fails with
+/* Make the blocks of each sequence contiguous, in the order of sequences, from
+ * row 0. Append to moves what the caller must copy, in that order. Fails with
  * CP_MEMORY, and with CP_CAPACITY if no block is unused; the pages are then
  * untouched. */
 cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves);

@@ -114,7 +114,7 @@ static int64_t lost_before(const cp_pieces *lost, int64_t position) {
     return tokens;
 }
 
-/* The position before which this many tokens are lost; more are. */
+/* The position before which this many tokens are lost, of more in all. */
 static int64_t end_of_first(const cp_pieces *lost, int64_t tokens) {
     int64_t low = 0, high = INT32_MAX;
     while (low < high) {
@@ -127,7 +127,8 @@ static int64_t end_of_first(const cp_pieces *lost, int64_t tokens) {
     return low;
 }
 
-/* Copy the part that lies before a position, or keep only the rest. */
+/* Copy the part before position `end`, or, without a copy, keep only the
+ * rest. */
 static void split(cp_pieces *lost, int64_t end, cp_pieces *before) {
     int64_t left = 0;
     for (int64_t n = 0; n < lost->count; n++) {

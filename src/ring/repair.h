@@ -7,15 +7,16 @@
 #include "ring/cache.h"
 
 /* Remove a rank and renumber those above it: the tokens it held of each
- * sequence are lost, the lengths stay. From now on a rank may hold room rows of
- * a sequence, no fewer than before. Fails with CP_INVALID for the only rank,
- * and with CP_MEMORY; the cache is then untouched. */
+ * sequence are lost; the lengths stay. From now on a rank may hold `room` rows
+ * of a sequence, which must be no fewer than before. Fails with CP_INVALID for
+ * the only rank, and with CP_MEMORY; the cache is then untouched. */
 cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room);
 
 /* Make the next call bring back lost tokens, the first of each sequence: *count
- * of them, at most most; 0: nothing is lost. lengths[sequences] receives its
- * new tokens. It is laid out, run and committed like any call, and no other
- * call is possible until all tokens are back. Fails with CP_MEMORY. */
+ * of them, at most `most`; 0: nothing is lost. lengths[sequences] receives the
+ * call's new tokens. The call is laid out, run and committed like any other,
+ * and no other call is possible until all tokens are back. Fails with
+ * CP_MEMORY. */
 cp_status cp_cache_refill(cp_cache *cache, int64_t most, int64_t *lengths,
                           int64_t *count);
 

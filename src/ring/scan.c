@@ -78,14 +78,14 @@ static int other(const cp_plan *plan, int k, int c) {
     return owner == k || owner < 0 ? CP_NOBODY : owner;
 }
 
-/* The composition of the last reach chunks before the chunk of this half. */
+/* The composition of the last `reach` chunks before the chunk of this half. */
 static cp_use known(const cp_plan *plan, int k, int half, int reach) {
     const cp_use expected = cp_plan_due_run(plan, k, half);
     return cp_use_run(expected.slot, (int)cp_max(0, expected.part + 1 - reach),
                       expected.part);
 }
-/* Each chunk from first on sends to the chunk far after it. Returns whether
- * there is something to wait for. */
+/* Each chunk from `first` on sends to the one `far` chunks after it. Returns
+ * whether there is something to wait for. */
 static bool pass(cp_plan *plan, int k, int half, int hop, int first, int far,
                  cp_use sent, cp_use arriving) {
     const int c = cp_plan_chunk(plan, k, half);
