@@ -135,11 +135,11 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
         ck_assert_double_eq_tol(h.overlap, fmax(0, truth.share), 1e-9);
     }
     /* Decode steps take the measured time. */
-    const double own = h.memory_rate / (shared ? ranks : 1);
+    const double rank_rate = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
         const cp_timed_work step = {CP_TIME_ATTEND, 1, keys[k], 0};
         near(h.decode_attend +
-                 (double)keys[k] * 256 / (h.decode_key_fraction * own),
+                 (double)keys[k] * 256 / (h.decode_key_fraction * rank_rate),
              attend_truth(&step));
     }
     /* Measured fields are marked so. */

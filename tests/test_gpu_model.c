@@ -306,18 +306,18 @@ static void make_long_talk(model_turn *turns) {
 
 LOOP(graphs_change_nothing, 0, 2) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
-    cp_backend mine = cp_backend_cuda_fp32;
+    cp_backend backend = cp_backend_cuda_fp32;
     model_turn turns[STEPS + 1];
     float *logits[2];
     int64_t numbers;
-    mine.engine_new = my_engine;
+    backend.engine_new = my_engine;
     make_long_talk(turns);
     /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
         my_place =
             (cp_device_runner){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
         logits[m] =
-            listen(&mine, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
+            listen(&backend, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
     }
     if (stand_in_pretends())
         ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
@@ -339,17 +339,17 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     const cp_backend *const backends[] = {
         &cp_backend_cuda, &cp_backend_cuda_fp32, &cp_backend_cuda_fp8};
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
-    cp_backend mine = *backends[_i];
+    cp_backend backend = *backends[_i];
     int64_t numbers;
-    mine.engine_new = my_engine;
+    backend.engine_new = my_engine;
     dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     my_place = (cp_device_runner){.only = CP_NOBODY};
     const float *one =
-        listen(&mine, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
+        listen(&backend, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
     my_place.rows = 7;
     my_place.graphs = true;
-    const float *got = listen(&mine, others[_i].ranks, others[_i].variant,
+    const float *got = listen(&backend, others[_i].ranks, others[_i].variant,
                               turns, COUNT_OF(turns), &numbers);
     ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
     end_file();

@@ -692,14 +692,14 @@ static void norm(row_case *c) {
                                       NULL};
     must(cp_device_norm(&call, NULL));
     for (int64_t row = 0; row < rows; row++) {
-        const float *mine = x + row * width;
+        const float *x_row = x + row * width;
         double squares = 0.0;
         for (int64_t i = 0; i < width; i++)
-            squares += (double)mine[i] * mine[i];
+            squares += (double)x_row[i] * x_row[i];
         const double scale =
             1.0 / sqrt(squares / (double)width + (double)1e-5f);
         for (int64_t i = 0; i < width; i++)
-            c->wanted[row * width + i] = (double)mine[i] * scale * weight[i];
+            c->wanted[row * width + i] = (double)x_row[i] * scale * weight[i];
     }
     c->host = on_host(rows * width * 4);
     cp_norm_rows(rows, width, x, weight, (double)1e-5f, 1, c->host);

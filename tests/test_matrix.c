@@ -149,7 +149,7 @@ LOOP(test_products, 0, 9) {
 
 TEST(test_no_worse_than_a_loop) {
     uint64_t state = 7;
-    double ours = 0.0, theirs = 0.0;
+    double product_error = 0.0, loop_error = 0.0;
     sample s = draw(CP_GGUF_Q4_1, 1536, 256, &state);
     float x[1536], y[256];
     for (int k = 0; k < 1536; k++)
@@ -163,10 +163,11 @@ TEST(test_no_worse_than_a_loop) {
             loop += x[k] * s.values[o * 1536 + k];
             truth += (double)x[k] * (double)s.values[o * 1536 + k];
         }
-        ours += pow((double)y[o] - truth, 2.0);
-        theirs += pow((double)loop - truth, 2.0);
+        product_error += pow((double)y[o] - truth, 2.0);
+        loop_error += pow((double)loop - truth, 2.0);
     }
-    ck_assert_msg(ours <= 1.1 * theirs, "%g > %g", ours, theirs);
+    ck_assert_msg(product_error <= 1.1 * loop_error, "%g > %g", product_error,
+                  loop_error);
 }
 
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */

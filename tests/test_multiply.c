@@ -309,14 +309,14 @@ static bool right_across_streams(const product_problem *p, bool wait) {
     cudaStream_t maker = new_stream(), user = new_stream();
     cudaEvent_t made = new_event();
     void *x = on_device(bytes);
-    product_problem mine = *p;
-    mine.x = x;
+    product_problem copy = *p;
+    copy.x = x;
     must(cudaMemcpyAsync(x, p->x, (size_t)bytes, cudaMemcpyDeviceToDevice,
                          maker));
     must(cudaEventRecord(made, maker));
     if (wait)
         must(cudaStreamWaitEvent(user, made, 0));
-    must(product(&mine, false, user));
+    must(product(&copy, false, user));
     must(cudaDeviceSynchronize());
     return !isnan(*(float *)fetch(p->y, 4));
 }
@@ -489,7 +489,7 @@ LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
     cublasLtHandle_t library;
     cublasLtMatmulDescOpaque_t how;
     cublasLtMatrixLayoutOpaque_t a, b, d;
-    cublasLtMatmulPreferenceOpaque_t wish;
+    cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t found;
     int count;
     begin(_i);
@@ -510,15 +510,15 @@ LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
                              (uint64_t)(K + f.b_rows), N, K);
     cublasLtMatrixLayoutInit(&d, f.d_narrow ? CUDA_R_8F_E4M3 : CUDA_R_32F, M, N,
                              M);
-    cublasLtMatmulPreferenceInit(&wish);
+    cublasLtMatmulPreferenceInit(&preference);
     cublasLtMatmulPreferenceSetAttribute(
-        &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
+        &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
     if (f.b_alignment != 0)
         cublasLtMatmulPreferenceSetAttribute(
-            &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &f.b_alignment,
-            4);
+            &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            &f.b_alignment, 4);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        library, &how, &a, &b, &d, &d, &wish, 1, &found, &count);
+        library, &how, &a, &b, &d, &d, &preference, 1, &found, &count);
     ck_assert_int_eq(status, faults[_i].found);
     if (f.fewer_columns) {
         cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, K, 2, K);

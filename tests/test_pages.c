@@ -299,13 +299,14 @@ LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
 static uint64_t fingerprint(const cp_cache *cache) {
     uint64_t sum = cp_hash(0, cache->length, 8 * cache->sequences);
     for (int rank = 0; rank < cache->ranks; rank++) {
-        const cp_pages *own = cache->pages[rank];
-        sum = cp_hash(sum, own->users, 8 * own->blocks);
-        sum = cp_hash(sum, own->unused, 8 * own->left);
+        const cp_pages *pages = cache->pages[rank];
+        sum = cp_hash(sum, pages->users, 8 * pages->blocks);
+        sum = cp_hash(sum, pages->unused, 8 * pages->left);
         for (int64_t s = 0; s < cache->sequences; s++) {
             const cp_pieces *held = cp_cache_held(cache, rank, s);
-            sum = cp_hash(sum, own->tables[s].blocks, 8 * own->tables[s].count);
-            sum = cp_hash(sum, &own->tables[s].rows, 8);
+            sum = cp_hash(sum, pages->tables[s].blocks,
+                          8 * pages->tables[s].count);
+            sum = cp_hash(sum, &pages->tables[s].rows, 8);
             sum = cp_hash(sum, held->items,
                           held->count * (int64_t)sizeof(cp_piece));
         }

@@ -328,12 +328,12 @@ LOOP(the_simulator_sends_these_bytes, 0, 8) {
                                   .variant = rings[_i % 3],
                                   .indexer = indexer};
     must(cp_simulate(&scenario, &forecast));
-    const cp_shape its = cp_model_sizes_shape(&model);
+    const cp_shape model_shape = cp_model_sizes_shape(&model);
     const cp_plan_options options = {
         .element_bytes = model.cache_bytes, .spare = 1, .indexer = indexer};
     plan_call(3, past, fresh, indexer, rings[_i % 3]);
     cp_plan_free(plan);
-    must(cp_plan_build(rings[_i % 3], layout, &its, &options, &plan));
+    must(cp_plan_build(rings[_i % 3], layout, &model_shape, &options, &plan));
     must(cp_plan_check(plan, &report));
     double sent = 0;
     for (int k = 0; k < 3; k++)

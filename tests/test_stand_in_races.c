@@ -197,7 +197,7 @@ static void read_slot(const hand_over *a, uint32_t *slots, slot_barriers *b,
                       int n) {
     const unsigned lane = threadIdx.x % 32;
     const int slot = n % SLOTS, phase = n / SLOTS % 2;
-    uint32_t *mine = slots + slot * SLOT / 4 + threadIdx.x;
+    uint32_t *cell = slots + slot * SLOT / 4 + threadIdx.x;
     if (lane == 0 || (a->how != LANE_WAITS && a->how != LANES_GO_ON))
         barrier_wait(&b->full[slot ^ (a->how == FULL_OF_OTHER)],
                      phase ^ (a->how == FULL_TURNED));
@@ -205,9 +205,9 @@ static void read_slot(const hand_over *a, uint32_t *slots, slot_barriers *b,
         __syncwarp();
     if (a->how == LET_GO_BEFORE)
         let_slot_go(a, b, slot);
-    a->sums[threadIdx.x] += *mine;
+    a->sums[threadIdx.x] += *cell;
     if (a->how == CLEANED || a->how == NO_FENCE)
-        *mine = 0;
+        *cell = 0;
     if (a->how == CLEANED)
         async_fence();
     if (a->how != LET_GO_BEFORE)

@@ -259,8 +259,8 @@ static cp_status scan_rank(cp_comm *comm, void *context) {
     cp_walker *walker;
     CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
     for (int half = 0; half < 2; half++) {
-        const cp_use own = cp_plan_own_run(plan, comm->rank, half);
-        memcpy(walker->slots[own.slot], scanned->items[own.origin], WORD);
+        const cp_use run = cp_plan_own_run(plan, comm->rank, half);
+        memcpy(walker->slots[run.slot], scanned->items[run.origin], WORD);
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {

@@ -301,7 +301,8 @@ TEST(control_tokens_are_text_unless_asked_for) {
 
 static const tiny_gguf_options plain,
     no_q = {.without = "\x04q"}, yes = {.extra = "<|im_yes|+", .extra_type = 4},
-    own = {.extra = "<|im_own|>", .extra_type = 4}, zebra = {.extra = "zebra"},
+    user_defined = {.extra = "<|im_own|>", .extra_type = 4},
+    zebra = {.extra = "zebra"},
     llama = {.vocabulary = TINY_LLAMA3, .extra = "zebra"};
 static const struct {
     const tiny_gguf_options *options;
@@ -320,8 +321,8 @@ static const struct {
      * not. */
     {&yes, false, "a<|im_yes|+b", "a|<|im_yes|+|b"},
     {&yes, false, "<|im_end|>", "<|||i|m|_|en|d|||>"},
-    {&own, false, "<|im_own|>", "<|||i|m|_|o|w|n|||>"},
-    {&own, true, "<|im_own|>", "<|im_own|>"},
+    {&user_defined, false, "<|im_own|>", "<|||i|m|_|o|w|n|||>"},
+    {&user_defined, true, "<|im_own|>", "<|im_own|>"},
     /* Llama takes whole words, though no merge makes them. */
     {&llama, false, "zebra", "zebra"},
     {&llama, false, "zebras", "z|e|b|r|as"},
