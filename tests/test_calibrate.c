@@ -109,7 +109,7 @@ static const struct {
               {3, 2, 1, 1, 1}};
 
 /* What is not hidden is described so. */
-LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
+LOOP(calibration_recovers_made_up_machines, 0, COUNT_OF(setups)) {
     cp_hardware h;
     const int ranks = setups[_i].ranks;
     const bool shared = setups[_i].local == 0;
@@ -252,7 +252,7 @@ static double simulated_seconds(const cp_hardware *h, cp_variant variant) {
     return forecast.ring;
 }
 
-TEST(a_ring_takes_about_what_is_simulated) {
+TEST(a_ring_takes_about_the_simulated_time) {
     double measured[2] = {0}, simulated[2] = {0};
     bool agree = false;
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {

@@ -63,7 +63,7 @@ LOOP(leaves_of_a_lost_rank_are_shared, 2, CP_LEAVES + 1) {
     }
 }
 
-TEST(heirs_get_whole_subtrees) {
+TEST(survivors_get_whole_subtrees) {
     static const uint32_t expected[] = {0x000043ff, 0x00ff8c00, 0xff003000};
     const cp_owners owners = cp_owners_without(cp_owners_first(4), 1, 4);
     for (int rank = 0; rank < 3; rank++)
@@ -263,7 +263,7 @@ LOOP(bits_do_not_depend_on_the_order_of_pages, 0, COUNT_OF(shapes)) {
         }
 }
 
-LOOP(what_is_not_seen_may_be_no_number, 0, COUNT_OF(shapes)) {
+LOOP(unseen_keys_may_be_nan, 0, COUNT_OF(shapes)) {
     const poisoning few = {shapes[_i], 30, 2, 3};
     const poisoning many = {shapes[_i], 30, 27, 3};
     poison_the_future(&few, harness_uniform, attend_by_two);
@@ -389,7 +389,7 @@ TEST(a_power_of_two_sends_no_byte_more) {
                      3 * cp_plan_node_bytes(plan, plan->slot_count - 1));
 }
 
-TEST(what_does_not_fit_is_refused) {
+TEST(calls_that_do_not_fit_are_refused) {
     plan_call(CP_PASS_KV, 5);
     plan->slots[plan->result].held /= 2;
     expect("; expected ");
@@ -425,7 +425,7 @@ TEST(keys_of_other_leaves_are_refused) {
     expect("outside its leaves");
 }
 
-TEST(what_has_no_exact_order_says_so) {
+TEST(calls_without_an_exact_order_are_refused) {
     const int64_t fresh[] = {300};
     const cp_shape shape = {4, 2, 8};
     cp_call call = {.ranks = 33,

@@ -32,7 +32,7 @@ static const struct {
                {8, 8, 4, 2},  {8, 3, 2, 4}, {8, 1, 8, 1}, {8, 2, 8, 1},
                {12, 4, 3, 4}, {4, 2, 7, 1}, {6, 5, 3, 2}, {5, 2, 16, 1}};
 
-LOOP(copies_are_those_of_all_choices, 0, COUNT_OF(counted)) {
+LOOP(copies_are_the_mean_over_all_choices, 0, COUNT_OF(counted)) {
     const cp_model_sizes model = {.experts = counted[_i].experts,
                                   .experts_used = counted[_i].used};
     const cp_experts experts = cp_experts_of(&model, counted[_i].gpus, 5);

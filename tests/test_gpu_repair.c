@@ -198,7 +198,7 @@ static void come_all(visitor *all, int count) {
 }
 
 /* Whichever of two ranks comes too late must not continue alone. */
-LOOP(of_two_the_late_one_ends, 0, 2) {
+LOOP(the_later_of_two_ranks_fails, 0, 2) {
     visitor all[] = {{0, 2, 0.0}, {1, 2, 0.0}};
     all[_i].after = 0.9;
     come_all(all, 2);
@@ -206,7 +206,7 @@ LOOP(of_two_the_late_one_ends, 0, 2) {
     ck_assert_int_eq(all[1 - _i].status, CP_OK);
 }
 
-TEST(who_comes_in_time_hears_who_has_come) {
+TEST(ranks_in_time_learn_which_ranks_joined) {
     visitor all[] = {{0, 4, 0.1}, {1, 4, 0.0}, {2, 5, 0.0}, {3, 4, 0.9}};
     come_all(all, 4);
     for (int n = 0; n < 4; n++)

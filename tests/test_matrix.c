@@ -87,7 +87,7 @@ LOOP(test_every_value_is_exact, 0, COUNT_OF(block_types)) {
     }
 }
 
-TEST(test_what_is_no_matrix) {
+TEST(test_impossible_matrices) {
     int64_t bytes;
     refuses(cp_matrix_bytes(16, 256, 1, &bytes), CP_INVALID, "IQ2_XXS (16)");
     refuses_with(cp_matrix_bytes(CP_GGUF_Q4_1, 33, 1, &bytes), CP_INVALID,
@@ -171,7 +171,7 @@ TEST(test_no_worse_than_a_loop) {
 }
 
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */
-LOOP(a_row_does_not_know_how_many_go_with_it, 0, 3) {
+LOOP(a_rows_bits_do_not_depend_on_the_batch, 0, 3) {
     enum { ROWS = 19, IN = 2144, OUT = 77 };
     static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_1, CP_GGUF_Q8_0};
     uint64_t state = 3 + (uint64_t)_i;

@@ -412,7 +412,7 @@ static const struct {
 };
 enum { WAITS = COUNT_OF(waits) };
 
-LOOP(who_waits_does_so_in_time, 0, launched(1)) {
+LOOP(waiting_ranks_time_out, 0, launched(1)) {
 #ifdef OPEN_MPI
     const bool survivors = true;
 #else
@@ -475,7 +475,7 @@ static const struct {
      "$D/ids.npy --out /dev/full"},
 };
 
-LOOP(one_line_for_all, 0, launched(COUNT_OF(refusals))) {
+LOOP(all_ranks_fail_with_one_line, 0, launched(COUNT_OF(refusals))) {
     const char *line = refusals[_i].line;
     const int status = shell("%s", line);
     const char *first = strstr(output, "longring: ");

@@ -142,7 +142,7 @@ static bool can(cp_numbers kind) {
     return status == CP_OK;
 }
 
-LOOP(products_are_those_of_the_definition, 0, KINDS) {
+LOOP(products_follow_the_definition, 0, KINDS) {
     static const int64_t sizes[][3] = {
         {1, 1, 1},   {3, 5, 7},       {33, 17, 2},    {64, 48, 1},
         {100, 3, 9}, {16, 16, 1},     {48, 112, 5},   {160, 48, 33},
@@ -199,7 +199,7 @@ TEST(more_sizes_than_are_remembered) {
 
 /* In order, a row has the same bits alone and among others; a multiplier that
  * has not been told is found out. */
-LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
+LOOP(rows_in_order_do_not_depend_on_others, 0, KINDS) {
     const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
         product_problem p = make_problem(160, 80, 1, kind, 5);
@@ -216,7 +216,7 @@ LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
 
 /* A row of few has the same bits wherever it stands, whatever stands around it;
  * a row of weights that is NaN spoils its own sums. */
-TEST(few_rows_do_not_look_at_others) {
+TEST(few_rows_do_not_depend_on_others) {
     enum { IN = 3136, OUT = 80, ROWS = 40, SPOILED = 70 };
     static const int groups[][2] = {{0, 8}, {3, 9}, {5, 17}, {8, 24}, {39, 1}};
     begin_kind(1, KINDS - 1);

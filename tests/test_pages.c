@@ -322,7 +322,7 @@ static cp_status commit(cp_cache *cache, const int64_t *fresh, bool decode) {
     return status;
 }
 
-TEST(what_cannot_be_done_changes_nothing) {
+TEST(a_refused_call_changes_nothing) {
     cp_cache *cache;
     cp_layout *layout;
     must(cp_cache_new(2, 3, 100, &cache));
@@ -392,7 +392,7 @@ TEST(the_longest_user_of_a_block_does_not_copy_it) {
 }
 
 /* The checker knows which rows two sequences may share. */
-TEST(the_checker_finds_rows_that_two_should_not_share) {
+TEST(the_checker_finds_rows_shared_by_mistake) {
     static const struct {
         int64_t piece, row;
         const char *text;

@@ -264,7 +264,7 @@ LOOP(damage_to_a_sparse_plan_is_found, 0, DAMAGES) {
     refuses(status, CP_BROKEN, said);
 }
 
-TEST(what_cannot_be_sparse_is_refused) {
+TEST(impossible_sparse_plans_are_refused) {
     static const cp_indexer wrong[] = {
         {0, 8, 5}, {2, 0, 5}, {2, 8, -1}, {65537, 8, 5}, {2, 65537, 5}};
     cp_plan_options options = {.element_bytes = 4, .spare = 1};

@@ -106,7 +106,7 @@ CP_KERNEL(post_numbers, posting) {
     atomicAdd(&a.numbers[THREADS], 1);
 }
 
-LOOP(what_is_said_to_be_there_is, 0, 8) {
+LOOP(posted_numbers_are_complete_if_fenced, 0, 8) {
     const dim3 one = {1, 1, 1};
     const bool fenced = (_i & (FENCE | LAST_FENCES)) != 0;
     const bool sound = (_i & MEET) != 0 && fenced;
@@ -267,7 +267,7 @@ static CUtensorMap map_of_a_slot(const void *tensor) {
     return map;
 }
 
-LOOP(hand_overs_are_seen_through, 0, 2 * COUNT_OF(hand_overs)) {
+LOOP(hand_overs_are_checked, 0, 2 * COUNT_OF(hand_overs)) {
     const dim3 one = {1, 1, 1};
     const bool copied = _i % 2 == 1;
     const bool wrong =

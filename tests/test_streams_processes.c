@@ -416,7 +416,7 @@ LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
 
 /* At the same time, since they mostly wait; but one by one on a GPU, which
  * takes long to start many processes. */
-LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
+LOOP_FOR(LIMIT, waiting_ranks_time_out, 0, 1) {
     started_process play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++) {
         play[n] = start_play(n);

@@ -336,7 +336,7 @@ LOOP(merges_go_by_rank, 0, COUNT_OF(joins)) {
     ck_assert_str_eq(bars(joins[_i].text, joins[_i].special), joins[_i].tokens);
 }
 
-LOOP(a_word_of_a_megabyte_is_no_trouble, 0, 2) {
+LOOP(a_word_may_have_a_megabyte, 0, 2) {
     static const char *const fills[] = {"a", " ", "\n", "\xC2\xBD", "\xFF"};
     const int64_t length = 1 << 20;
     char *text = room_for(length, 1);
@@ -351,7 +351,7 @@ LOOP(a_word_of_a_megabyte_is_no_trouble, 0, 2) {
     }
 }
 
-TEST(what_the_vocabulary_lacks_is_counted_or_named) {
+TEST(missing_tokens_are_counted_or_named) {
     const int32_t beyond = 323, negative = -7;
     char *text;
     int64_t length;
@@ -390,7 +390,7 @@ static const quarrel quarrels[] = {
     {{"a", "b", "ab"}, "a b", 3, 1, 2, NULL},
 };
 
-LOOP(quarrelling_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
+LOOP(contradictory_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
     const quarrel *q = &quarrels[_i];
     const small_vocabulary words = {"default",    3,      1,         q->types,
                                     q->last_type, q->end, q->tokens, &q->merge};

@@ -418,7 +418,7 @@ static bool can(cp_variant variant, const cp_shape *shape, int ranks) {
            variant == CP_GATHER_O || cp_shape_divides(shape, ranks);
 }
 
-LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
+LOOP(rings_are_within_the_bounds, 0, 5 * COUNT_OF(rings)) {
     static float output[2][FRESH * HEADS * WIDTH], lse[2][FRESH * HEADS];
     static wire_tensors tensors;
     const int kind = _i / 5, ranks = _i % 5 + 1;
@@ -599,7 +599,7 @@ static cp_status answer_all(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
+LOOP(every_rank_has_the_same_answer, 2, MOST_RANKS + 1) {
     const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
     const int64_t past = PAST, now = 1;
     const cp_threads_options threads = {.ranks = _i};
