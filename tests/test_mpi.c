@@ -356,7 +356,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
  * one surviving rank then prints again what was printed. The last rank is
  * killed, or the first, which reads the questions, or the last two. */
 #define A_REPAIRED_LOSS(question, options, which, seconds)                     \
-    "X=$D/mended-" seconds "; (echo " question "; "                            \
+    "X=$D/survivors-" seconds "; (echo " question "; "                         \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
     "kill -9 $(pgrep -f \"^$L chat .*--timeout " seconds "\" | " which "); "   \
     "echo 'three four'; echo 'five') | timeout 36 mpirun "                     \
