@@ -32,11 +32,11 @@ static void balance_of(cp_placement placement, int ranks, int64_t tokens,
     need(cp_layout_new(&call, &layout));
     double *table = pairs(layout), total = 0, most = 0, hops = 0;
     for (int k = 0; k < ranks; k++) {
-        double mine = 0;
+        double rank_pairs = 0;
         for (int s = 0; s < ranks; s++)
-            mine += table[k * ranks + s];
-        total += mine;
-        most = mine > most ? mine : most;
+            rank_pairs += table[k * ranks + s];
+        total += rank_pairs;
+        most = rank_pairs > most ? rank_pairs : most;
     }
     for (int hop = 0; hop < ranks; hop++) {
         double slowest = 0;

@@ -125,19 +125,19 @@ int main(int count, char **arguments) {
     const char *link = count > 1 ? arguments[1] : "memory";
     const int repeats = count > 2 ? atoi(arguments[2]) : 3;
     for (int t = 0; t < 2; t++)
-        for (int poked = 0; poked < 2; poked++) {
+        for (int progresses = 0; progresses < 2; progresses++) {
             const cp_mpi_options options = {.timeout = 60};
             mpi_measurement measured = {.tokens = tokens[t],
                                         .repeats = repeats};
             cp_comm *comm;
             must(cp_mpi_open(&options, &comm));
             cp_comm_ops ops = *comm->ops;
-            ops.progress = poked ? ops.progress : NULL;
+            ops.progress = progresses ? ops.progress : NULL;
             comm->ops = &ops;
             must(cp_mpi_run(comm, rank_main, &measured));
             if (comm->rank == 0)
                 printf("%s,%ld,%s,%.2f,%.2f,%.2f,%.2f,%.2f\n", link,
-                       measured.tokens, poked ? "poked" : "not",
+                       measured.tokens, progresses ? "poked" : "not",
                        (double)measured.bytes * 1e-6, measured.hop * 1e3,
                        measured.first * 1e3, measured.wait * 1e3,
                        measured.whole * 1e3);

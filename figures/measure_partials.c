@@ -41,11 +41,12 @@ static void round_all(float *numbers, int count) {
 static void merge_in_floats(void) {
     for (int i = 0; i < CELLS; i++) {
         const float larger = fmaxf(running_lse[i], part_lse[i]);
-        const float mine = expf(running_lse[i] - larger);
-        const float theirs = expf(part_lse[i] - larger);
-        const float sum = mine + theirs;
+        const float running_weight = expf(running_lse[i] - larger);
+        const float part_weight = expf(part_lse[i] - larger);
+        const float sum = running_weight + part_weight;
         for (int d = i * DIM; d < (i + 1) * DIM; d++)
-            running[d] = mine / sum * running[d] + theirs / sum * part[d];
+            running[d] =
+                running_weight / sum * running[d] + part_weight / sum * part[d];
         running_lse[i] = larger + logf(sum);
     }
 }
@@ -53,14 +54,16 @@ static void merge_in_floats(void) {
 /* Equation 4 with the partial's LSE in fp64, and the account in two floats. */
 static void merge_exact(void) {
     for (int i = 0; i < CELLS; i++) {
-        const double own = (double)running_lse[i] + (double)running_rest[i];
-        const double larger = fmax(own, exact_lse[i]);
-        const double mine = exp(own - larger);
-        const double theirs = exp(exact_lse[i] - larger);
-        const double sum = mine + theirs, both = larger + log(sum);
+        const double full_lse =
+            (double)running_lse[i] + (double)running_rest[i];
+        const double larger = fmax(full_lse, exact_lse[i]);
+        const double running_weight = exp(full_lse - larger);
+        const double part_weight = exp(exact_lse[i] - larger);
+        const double sum = running_weight + part_weight,
+                     both = larger + log(sum);
         for (int d = i * DIM; d < (i + 1) * DIM; d++)
-            running[d] = (float)(mine / sum * (double)running[d] +
-                                 theirs / sum * (double)part[d]);
+            running[d] = (float)(running_weight / sum * (double)running[d] +
+                                 part_weight / sum * (double)part[d]);
         running_lse[i] = (float)both;
         running_rest[i] = (float)(both - (double)running_lse[i]);
     }

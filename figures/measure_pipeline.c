@@ -124,9 +124,9 @@ static void layer_run(const measured_pipe *pipe, const pipe_stage *s,
                       int64_t sequence, int64_t layer, int64_t past,
                       int64_t rows, float *x) {
     const cp_shape *shape = &facts->shape;
-    const int64_t pairs = facts->rotary / 2, own = layer - s->first;
-    const int64_t row =
-        (sequence * (s->end - s->first) + own) * pipe->room * kv_width();
+    const int64_t pairs = facts->rotary / 2, stage_layer = layer - s->first;
+    const int64_t row = (sequence * (s->end - s->first) + stage_layer) *
+                        pipe->room * kv_width();
     float *const keys = s->keys + row, *const values = s->values + row;
     float *const new_keys = keys + past * kv_width();
     const cp_angles angles = {pairs, s->cosines + past * pairs,

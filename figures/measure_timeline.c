@@ -33,10 +33,10 @@ typedef struct {
 
 static void observe(void *context, const cp_walker *walker, const cp_op *op,
                     double start, double end) {
-    timeline_line *mine = context;
+    timeline_line *line = context;
     (void)walker;
-    if (mine->count < MOST_OPS)
-        mine->stretches[mine->count++] = (stretch){op->kind, start, end};
+    if (line->count < MOST_OPS)
+        line->stretches[line->count++] = (stretch){op->kind, start, end};
 }
 
 static double last_end(const timeline_job *job) {

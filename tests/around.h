@@ -35,14 +35,14 @@ static cp_plan *around; /* the current plan */
 /* Copy a rank's rows from the problem, where they are in order of position, or
  * back. */
 static inline void move_rows(const cp_plan *plan, int rank, int64_t width,
-                             float *whole, float *mine, bool back) {
+                             float *all_rows, float *rank_rows, bool back) {
     const cp_pieces *pieces = &plan->layout->queries[rank].pieces;
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         for (int64_t i = 0; i < piece.span.count; i++) {
             const int64_t position = piece.span.start + i * piece.span.step;
-            float *there = whole + position * width;
-            float *here = mine + (piece.row + i) * width;
+            float *there = all_rows + position * width;
+            float *here = rank_rows + (piece.row + i) * width;
             memcpy(back ? there : here, back ? here : there,
                    (size_t)width * sizeof(float));
         }

@@ -150,13 +150,13 @@ static cp_status send_in_order(cp_comm *comm, void *context) {
 
 static cp_status wait_alone(cp_comm *comm, void *context) {
     (void)context;
-    int32_t value = comm->rank == 0 ? 42 : 0, own = comm->rank, others[2];
+    int32_t value = comm->rank == 0 ? 42 : 0, rank = comm->rank, others[2];
     void *gathered[2] = {&others[0], &others[1]};
     CP_TRY(give(comm, &value, 4, 4));
     if (comm->rank == 0)
         CP_TRY(cp_comm_wait(comm));
     CP_TRY(cp_comm_barrier(comm));
-    CP_TRY(cp_comm_all_gather(comm, &own, gathered, 4));
+    CP_TRY(cp_comm_all_gather(comm, &rank, gathered, 4));
     REQUIRE(others[1 - comm->rank] == 1 - comm->rank, "lost in between");
     if (comm->rank == 1)
         CP_TRY(cp_comm_wait(comm));
@@ -200,16 +200,16 @@ static cp_status talk_to_oneself(cp_comm *comm, void *context) {
 }
 
 static cp_status meet_in_time(cp_comm *comm, void *context) {
-    double entered[16], mine;
+    double entered[16], entry_time;
     void *receive[16];
     (void)context;
     for (int r = 0; r < comm->ranks; r++)
         receive[r] = &entered[r];
     nap(30 * ((comm->rank + 1) % comm->ranks) / comm->ranks);
-    entered[comm->rank] = mine = cp_clock();
+    entered[comm->rank] = entry_time = cp_clock();
     CP_TRY(cp_comm_barrier(comm));
     const double left = cp_clock();
-    CP_TRY(cp_comm_all_gather(comm, &mine, receive, sizeof(mine)));
+    CP_TRY(cp_comm_all_gather(comm, &entry_time, receive, sizeof(entry_time)));
     for (int r = 0; r < comm->ranks; r++)
         REQUIRE(entered[r] <= left, "rank %d came %g s late to the barrier", r,
                 entered[r] - left);

@@ -50,7 +50,7 @@ static inline cp_status all_gather(void *items, int64_t bytes) {
 }
 
 /* What every thread runs: a function of the suite. */
-static cp_status (*live)(crowd_member *mine);
+static cp_status (*live)(crowd_member *member);
 
 static inline void *take_seat(void *given) {
     myself = given;

@@ -135,7 +135,7 @@ TEST(seeing_nothing_is_zero_and_minus_infinity) {
     check(p, attend_by_two, 1.0);
 }
 
-TEST(nan_reaches_those_who_see_it_and_nobody_else) {
+TEST(nan_reaches_only_queries_that_see_it) {
     const poisoning calls[] = {{{6, 2, 64}, 0, 150, 1},
                                {{8, 2, 64}, 180, 24, 1},
                                {{2, 2, 20}, 100, 40, 3},

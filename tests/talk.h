@@ -344,10 +344,10 @@ static inline void ask_for_each(const talk *t, const cp_pieces *asked,
             cp_piece one = cp_piece_part(asked->items[n], i, 1);
             cp_pieces query = {&one, 1, 1}, chosen = {0};
             const int64_t row = one.row;
-            int64_t its = 0;
-            while (all->items[its].span.sequence != one.span.sequence)
-                its++;
-            choose(t, one.span, all->items[its], &chosen);
+            int64_t found = 0;
+            while (all->items[found].span.sequence != one.span.sequence)
+                found++;
+            choose(t, one.span, all->items[found], &chosen);
             one.row = 0;
             must(cp_oracle(
                 &t->shape, &query, queries + row * width_of(t, QUERY), &chosen,

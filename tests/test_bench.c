@@ -165,7 +165,7 @@ TEST(a_small_million_is_right) {
     ck_assert_int_eq(shell("$M 999 21 0"), 2);
 }
 
-TEST(bad_wishes_and_those_without_meaning_are_status_2) {
+TEST(bad_and_meaningless_options_are_status_2) {
     refused(2, "no such part", "$B --only ''");
     refused(2, "casual: no such part; there are fma,micro,read,full,causal",
             "$B --only fma,casual,ring");

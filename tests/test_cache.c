@@ -129,7 +129,7 @@ static void take_step(int64_t most, uint64_t *random) {
         cut(s, kept[s]);
 }
 
-LOOP(rows_are_bounded_whatever_is_taken_back, 0, 9 * COUNT_OF(ways)) {
+LOOP(rows_are_bounded_whatever_is_truncated, 0, 9 * COUNT_OF(ways)) {
     enum { POSITIONS = HARNESS_SANITIZED ? 300 : 900 };
     const int ranks = 1 + _i % 9;
     const cp_dealing *how = &ways[_i / 9];
@@ -170,7 +170,7 @@ TEST(ten_thousand_steps_leave_four_ranks_balanced) {
 
 /* Prefills of as many tokens as ranks give the first token to the fullest rank.
  * All but that token are taken back, until that rank has no room. */
-TEST(prompts_are_not_dealt_to_be_taken_back) {
+TEST(repeated_truncation_can_fill_a_rank) {
     const int64_t fresh = 5;
     cp_layout *layout;
     cp_status status = CP_OK;
@@ -188,7 +188,7 @@ TEST(prompts_are_not_dealt_to_be_taken_back) {
     cp_cache_free(cache);
 }
 
-TEST(a_cut_that_cannot_be_is_refused) {
+TEST(an_impossible_cut_is_refused) {
     must(cp_cache_new(2, 2, 200, &cache));
     take_turn((int64_t[]){9, 100}, false);
     refuses(cp_cache_truncate(cache, 0, 10), CP_INVALID,

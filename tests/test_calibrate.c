@@ -109,7 +109,7 @@ static const struct {
               {3, 2, 1, 1, 1}};
 
 /* What is not hidden is described so. */
-LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
+LOOP(calibration_recovers_made_up_machines, 0, COUNT_OF(setups)) {
     cp_hardware h;
     const int ranks = setups[_i].ranks;
     const bool shared = setups[_i].local == 0;
@@ -135,11 +135,11 @@ LOOP(made_up_machines_come_out, 0, COUNT_OF(setups)) {
         ck_assert_double_eq_tol(h.overlap, fmax(0, truth.share), 1e-9);
     }
     /* Decode steps take the measured time. */
-    const double own = h.memory_rate / (shared ? ranks : 1);
+    const double rank_rate = h.memory_rate / (shared ? ranks : 1);
     for (int k = 0; k < 3 && truth.speed <= 1; k += 2) {
         const cp_timed_work step = {CP_TIME_ATTEND, 1, keys[k], 0};
         near(h.decode_attend +
-                 (double)keys[k] * 256 / (h.decode_key_fraction * own),
+                 (double)keys[k] * 256 / (h.decode_key_fraction * rank_rate),
              attend_truth(&step));
     }
     /* Measured fields are marked so. */
@@ -252,7 +252,7 @@ static double simulated_seconds(const cp_hardware *h, cp_variant variant) {
     return forecast.ring;
 }
 
-TEST(a_ring_takes_about_what_is_simulated) {
+TEST(a_ring_takes_about_the_simulated_time) {
     double measured[2] = {0}, simulated[2] = {0};
     bool agree = false;
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {

@@ -66,7 +66,7 @@ static cp_transcript_difference played(cp_status expected) {
     return difference;
 }
 
-TEST(a_true_tape_agrees_and_a_false_one_does_not) {
+TEST(only_a_true_transcript_agrees) {
     make_transcript();
     cp_transcript_difference difference = played(CP_OK);
     ck_assert_int_eq(difference.tokens, 30);
@@ -126,7 +126,7 @@ TEST(text_is_shown_whole) {
         }
 }
 
-TEST(guesses_are_what_was_said_before) {
+TEST(guesses_repeat_what_was_said_before) {
     const struct {
         const char *said, *guess; /* a letter is a token */
     } cases[] = {

@@ -115,7 +115,7 @@ LOOP(all_run_and_the_fastest_stands_first, 0, COUNT_OF(races)) {
 
 /* Key heads and GPUs: cutting heads further copies keys, and cutting tokens
  * does not. */
-TEST(more_gpus_than_key_heads_cut_the_tokens) {
+TEST(more_gpus_than_key_heads_shard_the_tokens) {
     const race race = {"gtt", "llama3-70b", 4, 8, 1, 1000000, 8};
     cp_scenario call = call_of(&race);
     cp_comparison_entry all[CP_COMPARISON_ENTRIES];

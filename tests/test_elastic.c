@@ -182,7 +182,7 @@ static void forget_a_wait(const move_case *m) {
 
 /* What a conversation read in one prefill must move, and moves: if ranks are
  * added, only tokens for the new ones. */
-TEST(little_moves) {
+TEST(few_tokens_move) {
     static const struct {
         int from, to, percent;
     } cases[] = {{1, 4, 75}, {2, 4, 50}, {4, 8, 50}, {4, 6, 34}, {3, 4, 34},
@@ -204,7 +204,7 @@ TEST(little_moves) {
     }
 }
 
-LOOP(what_is_lost_or_doubled_is_found, 0, 16) {
+LOOP(lost_and_doubled_tokens_are_found, 0, 16) {
     static const struct {
         void (*harm)(const move_case *m);
         const char *words;
@@ -251,7 +251,7 @@ TEST(a_migration_is_drawn) {
     free_moving(&m);
 }
 
-TEST(what_does_not_fit_is_refused) {
+TEST(calls_that_do_not_fit_are_refused) {
     cp_cache *cache = empty_cache(&ways[0], 2, 0), *other;
     cp_migration *migration;
     refuses(cp_cache_assign(cache, (int64_t[]){1, 0, 5000}), CP_CAPACITY,
@@ -330,7 +330,7 @@ static void move(cp_session *session, int from, int to, int64_t tokens) {
     hold(report.most <= report.bytes && report.after < 1.3);
 }
 
-LOOP(a_conversation_goes_on_over_other_ranks, 0, 16 * 2) {
+LOOP(a_conversation_continues_on_other_ranks, 0, 16 * 2) {
     const int from = 1 + _i % 4, to = 1 + _i / 4 % 4;
     const cp_session_options ways[] = {
         {.block = 4, .cores = 1},
@@ -400,7 +400,7 @@ static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
 
 /* A saved conversation continues as one that moved to as many ranks, with the
  * same bits each time, and is saved with the same bytes. */
-LOOP(what_was_kept_goes_on_as_before, 0, 9) {
+LOOP(a_saved_conversation_continues, 0, 9) {
     const int from = 1 + _i % 3, to = 1 + _i / 3;
     const cp_session_options how = {.block = 4, .cores = 1};
     cp_gguf *file = model_load();
@@ -434,7 +434,7 @@ LOOP(what_was_kept_goes_on_as_before, 0, 9) {
 }
 
 /* Whichever byte is changed, or missing. */
-LOOP(what_was_kept_badly_is_refused, 0, 10) {
+LOOP(damaged_saved_conversations_are_refused, 0, 10) {
     const cp_session_options how = {.cores = 1};
     cp_gguf *file = model_load();
     cp_session *const both[] = {talk_open(&how, 2), talk_open(&how, 3)};

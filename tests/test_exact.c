@@ -28,16 +28,16 @@ LOOP(leaves_are_dealt_in_order_and_evenly, 1, CP_LEAVES + 1) {
     cp_node nodes[CP_NODES_MAX];
     uint32_t all = 0;
     for (int rank = 0; rank < _i; rank++) {
-        const uint32_t own = cp_rank_leaves(&owners, rank);
-        ck_assert_uint_eq(all & own, 0);
-        hold(all == 0 || (all ^ (all + own)) == own); /* after the others */
-        hold((own & ~(own - 1)) == 1u << CP_LEAVES * rank / _i);
-        hold(bits_in(own) == CP_LEAVES / _i ||
-             bits_in(own) == CP_LEAVES / _i + 1);
-        const int count = cp_leaves_nodes(own, nodes);
+        const uint32_t owned = cp_rank_leaves(&owners, rank);
+        ck_assert_uint_eq(all & owned, 0);
+        hold(all == 0 || (all ^ (all + owned)) == owned); /* after the others */
+        hold((owned & ~(owned - 1)) == 1u << CP_LEAVES * rank / _i);
+        hold(bits_in(owned) == CP_LEAVES / _i ||
+             bits_in(owned) == CP_LEAVES / _i + 1);
+        const int count = cp_leaves_nodes(owned, nodes);
         hold(CP_LEAVES % _i != 0 || count == 1);
-        hold(cp_leaves_tokens(own, 0, 2048 * 3) == 3 * 64 * bits_in(own));
-        all |= own;
+        hold(cp_leaves_tokens(owned, 0, 2048 * 3) == 3 * 64 * bits_in(owned));
+        all |= owned;
     }
     ck_assert_uint_eq(all, cp_all_leaves);
 }
@@ -52,18 +52,18 @@ LOOP(leaves_of_a_lost_rank_are_shared, 2, CP_LEAVES + 1) {
         uint32_t all = 0;
         owners = cp_owners_without(before, lost, ranks);
         for (int rank = 0; rank < ranks - 1; rank++) {
-            const uint32_t own = cp_rank_leaves(&owners, rank);
+            const uint32_t owned = cp_rank_leaves(&owners, rank);
             const uint32_t had = cp_rank_leaves(&before, rank + (rank >= lost));
-            ck_assert_uint_eq(own & had, had);
-            hold(bits_in(own) == CP_LEAVES / (ranks - 1) ||
-                 bits_in(own) == CP_LEAVES / (ranks - 1) + 1);
-            all |= own;
+            ck_assert_uint_eq(owned & had, had);
+            hold(bits_in(owned) == CP_LEAVES / (ranks - 1) ||
+                 bits_in(owned) == CP_LEAVES / (ranks - 1) + 1);
+            all |= owned;
         }
         ck_assert_uint_eq(all, cp_all_leaves);
     }
 }
 
-TEST(heirs_get_whole_subtrees) {
+TEST(survivors_get_whole_subtrees) {
     static const uint32_t expected[] = {0x000043ff, 0x00ff8c00, 0xff003000};
     const cp_owners owners = cp_owners_without(cp_owners_first(4), 1, 4);
     for (int rank = 0; rank < 3; rank++)
@@ -263,7 +263,7 @@ LOOP(bits_do_not_depend_on_the_order_of_pages, 0, COUNT_OF(shapes)) {
         }
 }
 
-LOOP(what_is_not_seen_may_be_no_number, 0, COUNT_OF(shapes)) {
+LOOP(unseen_keys_may_be_nan, 0, COUNT_OF(shapes)) {
     const poisoning few = {shapes[_i], 30, 2, 3};
     const poisoning many = {shapes[_i], 30, 27, 3};
     poison_the_future(&few, harness_uniform, attend_by_two);
@@ -389,7 +389,7 @@ TEST(a_power_of_two_sends_no_byte_more) {
                      3 * cp_plan_node_bytes(plan, plan->slot_count - 1));
 }
 
-TEST(what_does_not_fit_is_refused) {
+TEST(calls_that_do_not_fit_are_refused) {
     plan_call(CP_PASS_KV, 5);
     plan->slots[plan->result].held /= 2;
     expect("; expected ");
@@ -425,7 +425,7 @@ TEST(keys_of_other_leaves_are_refused) {
     expect("outside its leaves");
 }
 
-TEST(what_has_no_exact_order_says_so) {
+TEST(calls_without_an_exact_order_are_refused) {
     const int64_t fresh[] = {300};
     const cp_shape shape = {4, 2, 8};
     cp_call call = {.ranks = 33,
@@ -474,12 +474,12 @@ LOOP(an_answer_is_read_from_where_its_token_is, 0, 2) {
     for (int order = 0; order < 2; order++) {
         for (int n = 0; n < 3; n++) {
             const int rank = order == 0 ? n : 2 - n;
-            float mine[9 * 2 * 8], its_lse[9 * 2];
-            for (int i = 0; i < COUNT_OF(mine); i++)
-                mine[i] = (float)rank;
-            for (int i = 0; i < COUNT_OF(its_lse); i++)
-                its_lse[i] = (float)rank;
-            cp_attend_read(&call, rank, mine, its_lse);
+            float rank_output[9 * 2 * 8], rank_lse[9 * 2];
+            for (int i = 0; i < COUNT_OF(rank_output); i++)
+                rank_output[i] = (float)rank;
+            for (int i = 0; i < COUNT_OF(rank_lse); i++)
+                rank_lse[i] = (float)rank;
+            cp_attend_read(&call, rank, rank_output, rank_lse);
         }
         if (order == 0)
             memcpy(forwards, lse, sizeof(lse));

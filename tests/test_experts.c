@@ -32,19 +32,19 @@ static const struct {
                {8, 8, 4, 2},  {8, 3, 2, 4}, {8, 1, 8, 1}, {8, 2, 8, 1},
                {12, 4, 3, 4}, {4, 2, 7, 1}, {6, 5, 3, 2}, {5, 2, 16, 1}};
 
-LOOP(copies_are_those_of_all_choices, 0, COUNT_OF(counted)) {
+LOOP(copies_are_the_mean_over_all_choices, 0, COUNT_OF(counted)) {
     const cp_model_sizes model = {.experts = counted[_i].experts,
                                   .experts_used = counted[_i].used};
-    const cp_experts its = cp_experts_of(&model, counted[_i].gpus, 5);
-    ck_assert_double_eq_tol(its.copies,
+    const cp_experts experts = cp_experts_of(&model, counted[_i].gpus, 5);
+    ck_assert_double_eq_tol(experts.copies,
                             copies_by_looking(counted[_i].experts,
                                               counted[_i].used,
                                               counted[_i].gpus),
                             1e-12);
-    ck_assert_double_eq(its.held, counted[_i].held);
+    ck_assert_double_eq(experts.held, counted[_i].held);
     ck_assert_double_eq_tol(
-        its.pairs, 5.0 * counted[_i].used * its.held / counted[_i].experts,
-        1e-12);
+        experts.pairs,
+        5.0 * counted[_i].used * experts.held / counted[_i].experts, 1e-12);
 }
 
 TEST(few_tokens_use_few_experts) {

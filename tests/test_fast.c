@@ -66,7 +66,7 @@ static const struct {
     {{"haswell", true, false, 0, 0}, false, "BLIS_ARCH_TYPE=haswell asks"},
 };
 
-LOOP(a_kernel_is_chosen_by_what_the_processor_does, 0, COUNT_OF(processors)) {
+LOOP(a_kernel_is_chosen_by_the_processors_abilities, 0, COUNT_OF(processors)) {
     const cp_kernel_choice choice = cp_kernel_decide(&processors[_i].processor);
     ck_assert_int_eq(choice.wide, processors[_i].wide);
     ck_assert_ptr_nonnull(strstr(choice.reason, processors[_i].because));
@@ -170,7 +170,7 @@ TEST(shares_of_long_rows_and_of_few_add_up) {
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
 }
 
-LOOP(a_ring_of_it_equals_dense_attention, 1, 9) {
+LOOP(a_ring_equals_dense_attention, 1, 9) {
     const int64_t past[2] = {150, 9}, more[2] = {3, 70}, one[2] = {1, 1};
     rig rig = {.shape = {6, 2, 40},
                .ranks = _i,

@@ -178,7 +178,7 @@ TEST(arrays_come_back_and_wrong_questions_are_named) {
     ck_assert_ptr_null(tokens);
 }
 
-TEST(integers_of_every_width_keep_their_sign) {
+TEST(integers_of_every_width_keep_the_sign) {
     static const int kinds[] = {0, 2, 4, 10, 1, 3, 5, 11};
     static const int widths[] = {1, 2, 4, 8, 1, 2, 4, 8};
     for (int i = 0; i < 8; i++) {
@@ -299,7 +299,7 @@ LOOP(tensors_that_lie_are_refused, 0, COUNT_OF(lies)) {
     refused(lies[_i].because);
 }
 
-TEST(tensors_that_quarrel_are_refused) {
+TEST(contradictory_tensors_are_refused) {
     put_header(3, 2, 0);
     put_tensor("late", 8, 1, 0, 32);
     put_tensor("early", 9, 1, 0, 0);
@@ -412,7 +412,7 @@ LOOP(blocks_give_the_reference_values_exactly, 0, COUNT_OF(golden_blocks)) {
 }
 
 /* A random block is finite if all its values are. */
-TEST(weights_that_are_no_numbers_are_found) {
+TEST(nan_weights_are_found) {
     uint64_t seed = 11;
     for (int t = 0; t < COUNT_OF(block_types); t++)
         for (int n = 0; n < 500; n++) {
@@ -448,7 +448,7 @@ TEST(every_half_is_what_its_bits_say) {
     }
 }
 
-TEST(what_cannot_be_computed_or_opened_is_named) {
+TEST(impossible_calls_and_files_are_named) {
     unsigned char zeros[256] = {0};
     float out[32];
     refuses(cp_dequantise(16, zeros, 256, out), CP_INVALID, "IQ2_XXS (16)");
@@ -502,7 +502,7 @@ static void remove_parts(void) {
 
 /* Whichever part is named, all are read, and together they are the whole
  * file. */
-LOOP(parts_are_the_file, 1, 4) {
+LOOP(parts_equal_the_whole_file, 1, 4) {
     cp_gguf *parts;
     int64_t count, parts_count, context;
     write_parts();

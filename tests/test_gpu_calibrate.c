@@ -30,7 +30,7 @@ static const struct {
 } setups[] = {{1, CP_NUMBERS_BF16}, {2, CP_NUMBERS_F32},  {2, CP_NUMBERS_F8},
               {3, CP_NUMBERS_BF16}, {2, CP_NUMBERS_BF16}, {4, CP_NUMBERS_BF16}};
 
-LOOP(the_pretended_machine_comes_out, 0, HARNESS_SANITIZED ? 4 : 6) {
+LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
     const int ranks = setups[_i].ranks;
     cp_hardware h;
     const cp_calibration wanted = asked(ranks, &h);
@@ -119,7 +119,7 @@ LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
     end();
 }
 
-LOOP(what_fails_fails_cleanly, 0, 3 * stand_in_pretends()) {
+LOOP(failures_leave_nothing_behind, 0, 3 * stand_in_pretends()) {
     static void (*const break_it[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     cp_hardware h;
@@ -150,7 +150,8 @@ static const struct {
     {1 << 28, {1, 1, 8}, CP_NUMBERS_F8, CP_INVALID, "16"},
 };
 
-LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
+LOOP(impossible_calls_are_refused, 0,
+     COUNT_OF(impossible) * stand_in_pretends()) {
     cp_hardware h;
     cp_calibration wanted = asked(2, &h);
     wanted.shape = impossible[_i].shape;
@@ -160,7 +161,7 @@ LOOP(what_cannot_be_is_refused, 0, COUNT_OF(impossible) * stand_in_pretends()) {
     end();
 }
 
-LOOP(a_dead_process_costs_patience, 0, stand_in_pretends()) {
+LOOP(a_dead_process_times_out, 0, stand_in_pretends()) {
     calibrate_process all[CROWD];
     begin_open(1);
     stand_in_dead_rank(1, 40);

@@ -192,7 +192,7 @@ static const struct {
     {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
 };
 
-LOOP(a_model_on_gpus_says_what_it_says_on_threads, 0, COUNT_OF(places)) {
+LOOP(gpus_and_threads_give_the_same_logits, 0, COUNT_OF(places)) {
     begin_file(&(tiny_gguf_options){.seed = 7,
                                     .query = CP_GGUF_Q8_0,
                                     .down = CP_GGUF_Q4_1,
@@ -267,7 +267,7 @@ static void note_sent(const cp_backend *backend, cp_variant variant,
     close_session();
 }
 
-LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
+LOOP(ranks_on_gpus_send_as_many_bytes_as_threads, 0, 3) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
@@ -280,7 +280,7 @@ LOOP(ranks_on_gpus_send_what_threads_send, 0, 3) {
     end_file();
 }
 
-TEST(fewer_bits_say_nearly_the_same) {
+TEST(fewer_bits_give_nearly_the_same_logits) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     const double bf16 = compare(&cp_backend_cuda, 3, CP_PASS_KV, talk, TALK);
     const double fp8 = compare(&cp_backend_cuda_fp8, 3, CP_PASS_KV, talk, TALK);
@@ -306,18 +306,18 @@ static void make_long_talk(model_turn *turns) {
 
 LOOP(graphs_change_nothing, 0, 2) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
-    cp_backend mine = cp_backend_cuda_fp32;
+    cp_backend backend = cp_backend_cuda_fp32;
     model_turn turns[STEPS + 1];
     float *logits[2];
     int64_t numbers;
-    mine.engine_new = my_engine;
+    backend.engine_new = my_engine;
     make_long_talk(turns);
     /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
         my_place =
             (cp_device_runner){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
         logits[m] =
-            listen(&mine, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
+            listen(&backend, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
     }
     if (stand_in_pretends())
         ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
@@ -339,17 +339,17 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     const cp_backend *const backends[] = {
         &cp_backend_cuda, &cp_backend_cuda_fp32, &cp_backend_cuda_fp8};
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
-    cp_backend mine = *backends[_i];
+    cp_backend backend = *backends[_i];
     int64_t numbers;
-    mine.engine_new = my_engine;
+    backend.engine_new = my_engine;
     dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     my_place = (cp_device_runner){.only = CP_NOBODY};
     const float *one =
-        listen(&mine, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
+        listen(&backend, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
     my_place.rows = 7;
     my_place.graphs = true;
-    const float *got = listen(&mine, others[_i].ranks, others[_i].variant,
+    const float *got = listen(&backend, others[_i].ranks, others[_i].variant,
                               turns, COUNT_OF(turns), &numbers);
     ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
     end_file();
@@ -421,7 +421,7 @@ static void answer(const model_turn *call, uint64_t seed,
     must(cp_session_logits(f.session, said - 1, 1, out));
 }
 
-LOOP(whatever_fails_the_conversation_goes_on, 0, 3 * stand_in_pretends()) {
+LOOP(after_a_failure_the_conversation_continues, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
@@ -593,7 +593,8 @@ static const struct {
               {2, 2, 0, 0},       {4, 2, 0, 0},       {3, 1, 1, 0},
               {3, 1, 0, REFUSED}, {3, 1, 0, NOT_MADE}};
 
-LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
+LOOP(ranks_in_processes_give_the_same_logits, 0,
+     COUNT_OF(crowds) * stand_in_pretends()) {
     const int count = crowds[_i].processes;
     begin_file(&(tiny_gguf_options){.seed = 7, .up = CP_GGUF_Q8_0}, _i);
     model_process all[CROWD] = {0};
@@ -626,7 +627,8 @@ LOOP(ranks_apart_say_the_same, 0, COUNT_OF(crowds) * stand_in_pretends()) {
 }
 
 /* With 2 GPUs for each of 2 ranks, and 8 for one. */
-LOOP(sums_of_fewer_bits_say_nearly_the_same, 0, 4 * stand_in_pretends()) {
+LOOP(sums_of_fewer_bits_give_nearly_the_same_logits, 0,
+     4 * stand_in_pretends()) {
     static const double most[] = {0.027, 0.3};
     const int count = 4 << _i / 2;
     model_process all[CROWD] = {0};
@@ -667,7 +669,7 @@ static int64_t count_nodes(int ranks, int layers) {
     return nodes;
 }
 
-LOOP(a_layer_of_decode_is_so_many_nodes, 0, 3 * stand_in_pretends()) {
+LOOP(a_decode_layer_has_a_known_number_of_nodes, 0, 3 * stand_in_pretends()) {
     static const struct {
         int ranks, nodes;
     } most[] = {{1, 11}, {4, 19}, {8, 27}};
@@ -686,7 +688,7 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
     end_file();
 }
 
-LOOP(ranks_that_disagree_hear_of_it, 0, stand_in_pretends()) {
+LOOP(ranks_that_disagree_are_told, 0, stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     model_process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1);
@@ -719,7 +721,7 @@ LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * stand_in_pretends()) {
     end();
 }
 
-LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
+LOOP(missing_resources_are_named, 0, stand_in_pretends()) {
     begin_with(&(tiny_gguf_options){.seed = 9},
                (stand_in_options){.bare = true});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_BROKEN,
@@ -730,7 +732,7 @@ LOOP(what_is_wanting_is_named, 0, stand_in_pretends()) {
     end_file();
 }
 
-TEST(a_wish_to_stop_is_heard) {
+TEST(a_request_to_stop_is_obeyed) {
     volatile sig_atomic_t stop = 1;
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .stop = &stop};
@@ -744,7 +746,7 @@ TEST(a_wish_to_stop_is_heard) {
     end_file();
 }
 
-TEST(all_promised_positions_can_be_had) {
+TEST(all_promised_positions_can_be_used) {
     const model_turn word = {false, {1, 0, 0}};
     const cp_session_options options = {
         .ranks = 4, .sequences = SEQUENCES, .capacity = 72};

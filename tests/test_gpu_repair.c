@@ -198,7 +198,7 @@ static void come_all(visitor *all, int count) {
 }
 
 /* Whichever of two ranks comes too late must not continue alone. */
-LOOP(of_two_the_late_one_ends, 0, 2) {
+LOOP(the_later_of_two_ranks_fails, 0, 2) {
     visitor all[] = {{0, 2, 0.0}, {1, 2, 0.0}};
     all[_i].after = 0.9;
     come_all(all, 2);
@@ -206,7 +206,7 @@ LOOP(of_two_the_late_one_ends, 0, 2) {
     ck_assert_int_eq(all[1 - _i].status, CP_OK);
 }
 
-TEST(who_comes_in_time_hears_who_has_come) {
+TEST(ranks_in_time_learn_which_ranks_joined) {
     visitor all[] = {{0, 4, 0.1}, {1, 4, 0.0}, {2, 5, 0.0}, {3, 4, 0.9}};
     come_all(all, 4);
     for (int n = 0; n < 4; n++)
@@ -220,7 +220,7 @@ TEST(who_comes_in_time_hears_who_has_come) {
 
 /* Over NCCL a rank is a thread. The group is a shared table, and a rank that is
  * missing there is waited for up to the timeout, as elsewhere. */
-static const double PATIENCE = HARNESS_SANITIZED ? 2.4 : 0.6;
+static const double TIMEOUT = HARNESS_SANITIZED ? 2.4 : 0.6;
 
 typedef struct {
     cp_process_group group;
@@ -245,7 +245,7 @@ static struct {
 static cp_status meet(void) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_nsec += (int64_t)(1.5e9 * PATIENCE);
+    end.tv_nsec += (int64_t)(1.5e9 * TIMEOUT);
     end.tv_sec += end.tv_nsec / 1000000000;
     end.tv_nsec %= 1000000000;
     pthread_mutex_lock(&table.lock);
@@ -313,7 +313,7 @@ static _Thread_local int dying; /* which death is next; or -1 - n: this rank's
                                    was n */
 
 static cp_status stay_silent(int number) {
-    const double half = PATIENCE / 2;
+    const double half = TIMEOUT / 2;
     const struct timespec a_while = {(time_t)half, (long)(fmod(half, 1) * 1e9)};
     const int living = table.living;
     if (plays[play].deaths[number].how == IS_SILENT)
@@ -334,7 +334,7 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
     words[me->group.rank].sound = loss->sound;
     if (me->group.rank < 2)
         must(cp_nccl_id(&words[me->group.rank].id));
-    CP_TRY(cp_rendezvous(place, me->group.rank, world->ranks, 2 * PATIENCE,
+    CP_TRY(cp_rendezvous(place, me->group.rank, world->ranks, 2 * TIMEOUT,
                          words, sizeof(words[0]), present));
     pthread_mutex_lock(&table.lock);
     table.living = 0;
@@ -370,15 +370,15 @@ static cp_status go_on(cp_session *session) {
 }
 
 /* Does this rank die in this turn? The first of these ranks arranges it. */
-static cp_status arrange(int n, bool *mine) {
+static cp_status arrange(int n, bool *dies) {
     const death *next = &plays[play].deaths[dying];
-    *mine = false;
+    *dies = false;
     if (dying > 1 || next->turn != n || (dying == 1 && n == 0))
         return CP_OK;
-    *mine = me->group.rank == next->rank ||
+    *dies = me->group.rank == next->rank ||
             (next->also > 0 && me->group.rank == next->also);
     CP_TRY(meet());
-    if (*mine && next->how != IS_GONE)
+    if (*dies && next->how != IS_GONE)
         (next->how == FAILS ? stand_in_failing_rank
                             : stand_in_dead_rank)(me->group.rank, next->after);
     return meet();
@@ -386,12 +386,12 @@ static cp_status arrange(int n, bool *mine) {
 
 static cp_status talk_as(cp_session *session) {
     for (int n = 0; n < TURNS; n++) {
-        bool mine;
-        CP_TRY(arrange(n, &mine));
-        me->died = me->died || mine;
-        if (mine && plays[play].deaths[dying].how == IS_GONE)
+        bool dies;
+        CP_TRY(arrange(n, &dies));
+        me->died = me->died || dies;
+        if (dies && plays[play].deaths[dying].how == IS_GONE)
             return cp_fail(CP_BROKEN, "gone");
-        dying = mine ? -1 - dying : dying;
+        dying = dies ? -1 - dying : dying;
         cp_status status = answer(session, n);
         if (status == CP_BROKEN && dying >= 0) {
             CP_TRY(go_on(session));
@@ -408,12 +408,12 @@ static cp_status live(void) {
     options.ranks = me->group.ranks;
     CP_TRY(cp_nccl_new(&first_id, me->group.rank, me->group.ranks, 10,
                        &me->world));
-    cp_nccl_set_timeout(me->world, PATIENCE);
+    cp_nccl_set_timeout(me->world, TIMEOUT);
     me->world->agree = agree;
     my_place = (cp_device_runner){.only = me->group.rank,
                                   .link = &me->world->link,
                                   .group = &me->group,
-                                  .timeout = PATIENCE,
+                                  .timeout = TIMEOUT,
                                   .graphs = true};
     cp_status status = cp_session_open(f.model, &options, &session);
     if (status == CP_OK)
@@ -453,16 +453,16 @@ static void run_all(int ranks) {
 
 LOOP(a_conversation_survives_a_rank_of_nccl, 0,
      COUNT_OF(plays) * stand_in_pretends()) {
-    cp_backend mine = cp_backend_cuda_fp32;
+    cp_backend backend = cp_backend_cuda_fp32;
     int died = 0;
     play = _i;
     begin_talk(false);
     find_place();
-    mine.engine_new = my_engine;
-    must(cp_model_open(&mine, f.file, &f.model));
+    backend.engine_new = my_engine;
+    must(cp_model_open(&backend, f.file, &f.model));
     const double began = cp_clock();
     run_all(plays[_i].ranks);
-    ck_assert_double_le(cp_clock() - began, 25 * PATIENCE);
+    ck_assert_double_le(cp_clock() - began, 25 * TIMEOUT);
     for (int r = 0; r < plays[_i].ranks; r++) {
         died += all[r].died;
         ck_assert_msg((all[r].status == CP_OK) == !all[r].died, "rank %d: %s",

@@ -367,7 +367,7 @@ static void all_do(graph_batch *b, cp_status (*what)(crowd_member *)) {
         ck_assert_msg(seats[r].status == CP_OK, "%s", seats[r].message);
 }
 
-LOOP(ranks_over_nccl_capture_their_messages, 0, 10 * stand_in_pretends()) {
+LOOP(ranks_over_nccl_capture_messages, 0, 10 * stand_in_pretends()) {
     graph_batch b;
     open_batch(&b, (uint64_t)_i, 20);
     all_do(&b, join);

@@ -272,7 +272,7 @@ static void put_file(const char *root, const char *name, const char *text) {
     fclose(file);
 }
 
-LOOP(cores_are_the_least_of_what_limits_them, 0, COUNT_OF(limits)) {
+LOOP(cores_are_the_least_of_all_limits, 0, COUNT_OF(limits)) {
     char root[] = "/tmp/limits-XXXXXX", command[64], words[400], *rest = words;
     ck_assert_ptr_nonnull(mkdtemp(root));
     snprintf(words, sizeof(words), "%s", limits[_i].files);

@@ -203,7 +203,7 @@ static cudaError_t run(product_way how, int columns, bool *is_right) {
     return error;
 }
 
-LOOP(instructions_mean_what_they_mean, 0, 12) {
+LOOP(instructions_compute_the_right_product, 0, 12) {
     bool is_right;
     begin(_i + 1);
     must(run(_i % 3 == 0 ? ZEROED : RIGHT, _i % 2 == 0 ? 128 : 64, &is_right));
@@ -250,7 +250,7 @@ LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {
     }
 }
 
-TEST(a_tensor_map_that_cannot_be_is_refused) {
+TEST(an_impossible_tensor_map_is_refused) {
     CUtensorMap map;
     begin(1);
     char *there = on_device(65536);

@@ -229,7 +229,8 @@ LOOP_FOR(60, uneven_heads_are_those_of_the_oracle, 0, COUNT_OF(uneven)) {
     end();
 }
 
-LOOP(nan_reaches_those_who_see_it_through_uneven_heads, 0, COUNT_OF(uneven)) {
+LOOP(nan_reaches_only_queries_that_see_it_with_uneven_heads, 0,
+     COUNT_OF(uneven)) {
     begin(1);
     const poisoning call = {uneven[_i], 21, 10, 1};
     poison_the_future(&call, draw, attend);
@@ -257,7 +258,7 @@ static const cp_device_attention refused[] = {
 };
 
 /* By all kernels but the loops. */
-LOOP(what_a_kernel_does_not_take_is_refused, 0, COUNT_OF(refused)) {
+LOOP(unsupported_calls_of_a_kernel_are_refused, 0, COUNT_OF(refused)) {
     cp_device_attention call = refused[_i];
     begin(1);
     call.queries_of.room = call.rows = 1;
@@ -457,7 +458,7 @@ LOOP(tensor_cores_agree_with_the_oracle, 0, COUNT_OF(products)) {
 }
 
 /* Scores of some hundreds; and values that are all 1, whose mean is. */
-LOOP(tensor_cores_bear_extremes, 0, COUNT_OF(products)) {
+LOOP(tensor_cores_handle_extreme_scores, 0, COUNT_OF(products)) {
     begin(_i);
     check(product(_i, 1, 8.0f), attend, 20.0);
     problem *p = product(_i, 2, 1.0f);
@@ -530,7 +531,7 @@ LOOP(sequences_do_not_see_each_other, CP_ATTEND_LOOPS, CP_ATTEND_FEW + 1) {
     end();
 }
 
-LOOP(nan_reaches_those_who_see_it_and_nobody_else, 0, COUNT_OF(shapes)) {
+LOOP(nan_reaches_only_queries_that_see_it, 0, COUNT_OF(shapes)) {
     begin(1);
     const poisoning call = {shapes[_i], 21, 10, 1};
     poison_the_future(&call, draw, attend);
@@ -692,14 +693,14 @@ static void norm(row_case *c) {
                                       NULL};
     must(cp_device_norm(&call, NULL));
     for (int64_t row = 0; row < rows; row++) {
-        const float *mine = x + row * width;
+        const float *x_row = x + row * width;
         double squares = 0.0;
         for (int64_t i = 0; i < width; i++)
-            squares += (double)mine[i] * mine[i];
+            squares += (double)x_row[i] * x_row[i];
         const double scale =
             1.0 / sqrt(squares / (double)width + (double)1e-5f);
         for (int64_t i = 0; i < width; i++)
-            c->wanted[row * width + i] = (double)mine[i] * scale * weight[i];
+            c->wanted[row * width + i] = (double)x_row[i] * scale * weight[i];
     }
     c->host = on_host(rows * width * 4);
     cp_norm_rows(rows, width, x, weight, (double)1e-5f, 1, c->host);
@@ -829,7 +830,7 @@ LOOP(every_rounding_to_8_bits_is_to_nearest_even, 0, 12) {
     end();
 }
 
-LOOP(rows_of_8_bits_stand_for_their_numbers, 0, 8) {
+LOOP(rows_of_8_bits_encode_the_numbers, 0, 8) {
     static const int64_t lengths[] = {1, 3, 16, 64, 255, 257, 1024, 2052};
     const int64_t rows = 5, width = lengths[_i];
     uint64_t state = (uint64_t)_i + 7;
@@ -1135,7 +1136,7 @@ LOOP(far_blocks_work_on_far_rows, 0, 5 * stand_in_pretends()) {
     end();
 }
 
-TEST(what_lies_behind_an_lse_of_nothing_is_not_read) {
+TEST(output_with_an_empty_lse_is_not_read) {
     float nothing[65], row[65];
     for (int i = 0; i < 65; i++) {
         nothing[i] = i < 64 ? NAN : -INFINITY;
@@ -1207,7 +1208,7 @@ LOOP(rows_are_written_as_on_the_host, 0, 8) {
     }
 }
 
-TEST(what_cannot_be_launched_is_refused) {
+TEST(impossible_launches_are_refused) {
     const int64_t many = INT64_C(1) << 31;
     const cp_device_norm_args norm = {.rows = many, .width = 1};
     const cp_device_gate_args gate = {.rows = 1, .inner = many};

@@ -84,7 +84,7 @@ static void weighs(cp_shape shape, cp_wire wire, const int64_t bytes[4]) {
     cp_cache_free(cache);
 }
 
-TEST(a_row_weighs_what_it_holds) {
+TEST(a_row_has_the_bytes_of_its_encoding) {
     weighs((cp_shape){8, 2, 6}, CP_WIRE_FP32,
            (int64_t[]){2 * 12 * 2, 8 * 6 * 2, 2 * 12 * 2, 8 * 7 * 4});
     weighs((cp_shape){8, 2, 6, 5, false}, CP_WIRE_FP32,
@@ -101,7 +101,7 @@ TEST(a_row_weighs_what_it_holds) {
            (int64_t[]){1152, 128 * 1152, 1152, 128 * 513 * 4});
 }
 
-TEST(work_is_counted_by_the_numbers_of_both) {
+TEST(work_counts_key_and_value_dimensions) {
     const int64_t tokens = 4; /* 10 pairs */
     const cp_shape shape = {6, 1, 20, 16, true};
     cp_plan_report report;
@@ -119,7 +119,7 @@ TEST(work_is_counted_by_the_numbers_of_both) {
     cp_cache_free(cache);
 }
 
-TEST(no_value_is_refused_by_its_numbers) {
+TEST(bad_value_sizes_are_refused) {
     const cp_shape less = {4, 1, 8, -1, false}, more = {4, 1, 8, 577, false};
     const cp_shape beyond = {4, 1, 8, 9, true}, all = {4, 1, 8, 8, true};
     const cp_shape wide = {4, 1, 8, 576, false}, unsaid = {4, 1, 8, 0, true};
@@ -156,7 +156,7 @@ static float *draw(int64_t count, float scale) {
     return numbers;
 }
 
-LOOP(bytes_on_the_wire_err_within_their_bound, 0, SHAPES) {
+LOOP(errors_of_the_wire_are_within_the_bound, 0, SHAPES) {
     const cp_shape shape = shapes[_i];
     const int64_t fresh = 9, past = 14, heads = shape.query_heads;
     one_call plain = ask(shape, fresh, past), bytes = plain;
@@ -322,7 +322,7 @@ TEST(a_layer_of_latents_weighs_what_it_should) {
 }
 
 /* 131,072 / 768 queries for each key, of each rank: 512 pairs for three keys. */
-TEST(who_expands_has_queries_enough) {
+TEST(expanding_needs_enough_queries) {
     cp_model_sizes model;
     must(cp_model_sizes_read("deepseek-v3-like", NULL, &model));
     for (int ranks = 1; ranks <= 8; ranks *= 2) {
@@ -352,7 +352,7 @@ static cp_forecast foresee(const char *model_name, cp_variant variant,
     return forecast;
 }
 
-TEST(what_is_foreseen_of_a_latent) {
+TEST(latent_forecasts_are_as_by_hand) {
     const char *name = "deepseek-v3-like";
     const int64_t fresh = 8000, row = 576 * 2;
     const cp_forecast first = foresee(name, CP_PASS_KV, 1, fresh, 0);
@@ -385,7 +385,7 @@ TEST(what_is_foreseen_of_a_latent) {
 }
 
 /* If only links count, half the bytes take half the time. */
-TEST(a_described_machine_knows_what_a_latent_sends) {
+TEST(the_choice_counts_what_a_latent_sends) {
     const cp_shape shapes[2] = {{128, 1, 576, 512, true},
                                 {128, 1, 576, 576, false}};
     const int64_t fresh = 40, cached = 40000;

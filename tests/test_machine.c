@@ -137,7 +137,7 @@ TEST(damage_is_read_or_refused) {
     free(text);
 }
 
-TEST(what_is_left_out_follows) {
+TEST(omitted_fields_follow) {
     cp_hardware h, gtt, gti;
     static const char *const heads[][2] = {
         {"machine m\nlike nothing\n", "like: it names no built-in"},
@@ -165,7 +165,7 @@ TEST(what_is_left_out_follows) {
     ck_assert_double_eq(gti.step, gtt.step);
 }
 
-TEST(curves_meet_their_points) {
+TEST(curves_pass_through_the_points) {
     const cp_curve curve = {3, {10, 1000, 2000}, {2, 8, 4}};
     static const double points[][2] = {
         {1, 2}, {10, 2}, {100, 4}, {1000, 8}, {2000, 4}, {2001, 4}, {1e18, 4}};
@@ -174,7 +174,7 @@ TEST(curves_meet_their_points) {
                                 1e-12);
 }
 
-TEST(surfaces_meet_their_points) {
+TEST(surfaces_pass_through_the_points) {
     const char *const lines = "attention_by 1 10 1 TFLOP/s measured a\n"
                               "attention_by 1 1000 4 TFLOP/s measured a\n"
                               "attention_by 100 10 16 TFLOP/s measured a\n";

@@ -87,7 +87,7 @@ LOOP(test_every_value_is_exact, 0, COUNT_OF(block_types)) {
     }
 }
 
-TEST(test_what_is_no_matrix) {
+TEST(test_impossible_matrices) {
     int64_t bytes;
     refuses(cp_matrix_bytes(16, 256, 1, &bytes), CP_INVALID, "IQ2_XXS (16)");
     refuses_with(cp_matrix_bytes(CP_GGUF_Q4_1, 33, 1, &bytes), CP_INVALID,
@@ -149,7 +149,7 @@ LOOP(test_products, 0, 9) {
 
 TEST(test_no_worse_than_a_loop) {
     uint64_t state = 7;
-    double ours = 0.0, theirs = 0.0;
+    double product_error = 0.0, loop_error = 0.0;
     sample s = draw(CP_GGUF_Q4_1, 1536, 256, &state);
     float x[1536], y[256];
     for (int k = 0; k < 1536; k++)
@@ -163,14 +163,15 @@ TEST(test_no_worse_than_a_loop) {
             loop += x[k] * s.values[o * 1536 + k];
             truth += (double)x[k] * (double)s.values[o * 1536 + k];
         }
-        ours += pow((double)y[o] - truth, 2.0);
-        theirs += pow((double)loop - truth, 2.0);
+        product_error += pow((double)y[o] - truth, 2.0);
+        loop_error += pow((double)loop - truth, 2.0);
     }
-    ck_assert_msg(ours <= 1.1 * theirs, "%g > %g", ours, theirs);
+    ck_assert_msg(product_error <= 1.1 * loop_error, "%g > %g", product_error,
+                  loop_error);
 }
 
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */
-LOOP(a_row_does_not_know_how_many_go_with_it, 0, 3) {
+LOOP(a_rows_bits_do_not_depend_on_the_batch, 0, 3) {
     enum { ROWS = 19, IN = 2144, OUT = 77 };
     static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_1, CP_GGUF_Q8_0};
     uint64_t state = 3 + (uint64_t)_i;

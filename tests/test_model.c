@@ -266,7 +266,7 @@ static void verify(cp_session *session, const int32_t *text,
                                    rows + (s * TEXT + before[s]) * f.words));
 }
 
-LOOP(what_is_taken_back_was_never_there, 0,
+LOOP(truncated_tokens_leave_no_trace, 0,
      COUNT_OF(dealings) * COUNT_OF(odd_ranks)) {
     open_tiny(&(tiny_gguf_options){.seed = 23});
     const cp_session_options options = {

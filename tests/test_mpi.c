@@ -356,7 +356,7 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
  * one surviving rank then prints again what was printed. The last rank is
  * killed, or the first, which reads the questions, or the last two. */
 #define A_REPAIRED_LOSS(question, options, which, seconds)                     \
-    "X=$D/mended-" seconds "; (echo " question "; "                            \
+    "X=$D/survivors-" seconds "; (echo " question "; "                         \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
     "kill -9 $(pgrep -f \"^$L chat .*--timeout " seconds "\" | " which "); "   \
     "echo 'three four'; echo 'five') | timeout 36 mpirun "                     \
@@ -412,7 +412,7 @@ static const struct {
 };
 enum { WAITS = COUNT_OF(waits) };
 
-LOOP(who_waits_does_so_in_time, 0, launched(1)) {
+LOOP(waiting_ranks_time_out, 0, launched(1)) {
 #ifdef OPEN_MPI
     const bool survivors = true;
 #else
@@ -475,7 +475,7 @@ static const struct {
      "$D/ids.npy --out /dev/full"},
 };
 
-LOOP(one_line_for_all, 0, launched(COUNT_OF(refusals))) {
+LOOP(all_ranks_fail_with_one_line, 0, launched(COUNT_OF(refusals))) {
     const char *line = refusals[_i].line;
     const int status = shell("%s", line);
     const char *first = strstr(output, "longring: ");

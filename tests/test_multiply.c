@@ -142,7 +142,7 @@ static bool can(cp_numbers kind) {
     return status == CP_OK;
 }
 
-LOOP(products_are_those_of_the_definition, 0, KINDS) {
+LOOP(products_follow_the_definition, 0, KINDS) {
     static const int64_t sizes[][3] = {
         {1, 1, 1},   {3, 5, 7},       {33, 17, 2},    {64, 48, 1},
         {100, 3, 9}, {16, 16, 1},     {48, 112, 5},   {160, 48, 33},
@@ -199,7 +199,7 @@ TEST(more_sizes_than_are_remembered) {
 
 /* In order, a row has the same bits alone and among others; a multiplier that
  * has not been told is found out. */
-LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
+LOOP(rows_in_order_do_not_depend_on_others, 0, KINDS) {
     const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
         product_problem p = make_problem(160, 80, 1, kind, 5);
@@ -216,7 +216,7 @@ LOOP(rows_in_order_do_not_look_at_others, 0, KINDS) {
 
 /* A row of few has the same bits wherever it stands, whatever stands around it;
  * a row of weights that is NaN spoils its own sums. */
-TEST(few_rows_do_not_look_at_others) {
+TEST(few_rows_do_not_depend_on_others) {
     enum { IN = 3136, OUT = 80, ROWS = 40, SPOILED = 70 };
     static const int groups[][2] = {{0, 8}, {3, 9}, {5, 17}, {8, 24}, {39, 1}};
     begin_kind(1, KINDS - 1);
@@ -309,14 +309,14 @@ static bool right_across_streams(const product_problem *p, bool wait) {
     cudaStream_t maker = new_stream(), user = new_stream();
     cudaEvent_t made = new_event();
     void *x = on_device(bytes);
-    product_problem mine = *p;
-    mine.x = x;
+    product_problem copy = *p;
+    copy.x = x;
     must(cudaMemcpyAsync(x, p->x, (size_t)bytes, cudaMemcpyDeviceToDevice,
                          maker));
     must(cudaEventRecord(made, maker));
     if (wait)
         must(cudaStreamWaitEvent(user, made, 0));
-    must(product(&mine, false, user));
+    must(product(&copy, false, user));
     must(cudaDeviceSynchronize());
     return !isnan(*(float *)fetch(p->y, 4));
 }
@@ -489,7 +489,7 @@ LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
     cublasLtHandle_t library;
     cublasLtMatmulDescOpaque_t how;
     cublasLtMatrixLayoutOpaque_t a, b, d;
-    cublasLtMatmulPreferenceOpaque_t wish;
+    cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t found;
     int count;
     begin(_i);
@@ -510,15 +510,15 @@ LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
                              (uint64_t)(K + f.b_rows), N, K);
     cublasLtMatrixLayoutInit(&d, f.d_narrow ? CUDA_R_8F_E4M3 : CUDA_R_32F, M, N,
                              M);
-    cublasLtMatmulPreferenceInit(&wish);
+    cublasLtMatmulPreferenceInit(&preference);
     cublasLtMatmulPreferenceSetAttribute(
-        &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
+        &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
     if (f.b_alignment != 0)
         cublasLtMatmulPreferenceSetAttribute(
-            &wish, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &f.b_alignment,
-            4);
+            &preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            &f.b_alignment, 4);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        library, &how, &a, &b, &d, &d, &wish, 1, &found, &count);
+        library, &how, &a, &b, &d, &d, &preference, 1, &found, &count);
     ck_assert_int_eq(status, faults[_i].found);
     if (f.fewer_columns) {
         cublasLtMatrixLayoutInit(&b, CUDA_R_16BF, K, 2, K);

@@ -42,7 +42,7 @@ static void unreadable(const char *because) {
     ck_assert_ptr_null(array.data);
 }
 
-TEST(what_is_written_is_read) {
+TEST(a_written_array_is_read_back) {
     const float numbers[6] = {0, -1.5f, 3e38f, 1e-45f, 5, 6};
     const int64_t shape[3] = {2, 3, 1};
     cp_npy array;
@@ -190,7 +190,7 @@ TEST(nan_is_named_by_its_index) {
     cp_npy_free(&array);
 }
 
-TEST(a_logarithm_may_be_that_of_0) {
+TEST(the_logarithm_of_0_is_accepted) {
     const double numbers[4] = {-INFINITY, -1e39, -2, 1e39};
     const int64_t three = 3, four = 4;
     cp_npy array;

@@ -299,13 +299,14 @@ LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
 static uint64_t fingerprint(const cp_cache *cache) {
     uint64_t sum = cp_hash(0, cache->length, 8 * cache->sequences);
     for (int rank = 0; rank < cache->ranks; rank++) {
-        const cp_pages *own = cache->pages[rank];
-        sum = cp_hash(sum, own->users, 8 * own->blocks);
-        sum = cp_hash(sum, own->unused, 8 * own->left);
+        const cp_pages *pages = cache->pages[rank];
+        sum = cp_hash(sum, pages->users, 8 * pages->blocks);
+        sum = cp_hash(sum, pages->unused, 8 * pages->left);
         for (int64_t s = 0; s < cache->sequences; s++) {
             const cp_pieces *held = cp_cache_held(cache, rank, s);
-            sum = cp_hash(sum, own->tables[s].blocks, 8 * own->tables[s].count);
-            sum = cp_hash(sum, &own->tables[s].rows, 8);
+            sum = cp_hash(sum, pages->tables[s].blocks,
+                          8 * pages->tables[s].count);
+            sum = cp_hash(sum, &pages->tables[s].rows, 8);
             sum = cp_hash(sum, held->items,
                           held->count * (int64_t)sizeof(cp_piece));
         }
@@ -321,7 +322,7 @@ static cp_status commit(cp_cache *cache, const int64_t *fresh, bool decode) {
     return status;
 }
 
-TEST(what_cannot_be_done_changes_nothing) {
+TEST(a_refused_call_changes_nothing) {
     cp_cache *cache;
     cp_layout *layout;
     must(cp_cache_new(2, 3, 100, &cache));
@@ -391,7 +392,7 @@ TEST(the_longest_user_of_a_block_does_not_copy_it) {
 }
 
 /* The checker knows which rows two sequences may share. */
-TEST(the_checker_finds_rows_that_two_should_not_share) {
+TEST(the_checker_finds_rows_shared_by_mistake) {
     static const struct {
         int64_t piece, row;
         const char *text;

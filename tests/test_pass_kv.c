@@ -7,7 +7,7 @@ LOOP(keys_go_round, 1, 10) {
         goes_around(cp_plan_pass_kv, _i, tokens, 1 + _i % 3);
 }
 
-LOOP(or_are_gathered, 1, 6) {
+LOOP(keys_are_gathered, 1, 6) {
     goes_around(cp_plan_all_gather, _i, 40, 1);
 }
 

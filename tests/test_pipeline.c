@@ -260,7 +260,7 @@ TEST(one_stage_is_one_rank) {
     ck_assert_double_eq_tol(f.seconds, expected.seconds + 9, 1e-6);
 }
 
-TEST(what_cannot_be_cut_is_refused) {
+TEST(impossible_cuts_are_refused) {
     const int64_t fresh = 4, past = 0;
     describe(2, "");
     cp_scenario call = call_of(3, 1, &fresh, &past, CP_PASS_KV);

@@ -360,14 +360,14 @@ static void send_twice(cp_plan *plan) {
     const int slots = cp_plan_add_slots(plan, CP_SLOT_KEYS, 3);
     for (int k = 0; k < 3; k++) {
         const cp_use cache_of = cp_use_of(plan->cache, k);
-        const cp_use own = cp_use_of(slots, k);
-        cp_emit(plan, k, 0, CP_OP_PACK, cache_of, own);
+        const cp_use block = cp_use_of(slots, k);
+        cp_emit(plan, k, 0, CP_OP_PACK, cache_of, block);
         for (int h = 1; h < 3; h++)
-            cp_emit_exchange(plan, k, h, own, (k + h) % 3,
+            cp_emit_exchange(plan, k, h, block, (k + h) % 3,
                              cp_use_of(slots + h, (k + 3 - h) % 3),
                              (k + 3 - h) % 3);
         cp_emit_wait(plan, k, 1);
-        cp_emit(plan, k, 1, CP_OP_PACK, cache_of, own);
+        cp_emit(plan, k, 1, CP_OP_PACK, cache_of, block);
         cp_emit_wait(plan, k, 2);
     }
 }

@@ -77,7 +77,7 @@ TEST(winners_of_table_4_are_right) {
     ck_assert_double_gt(ratio_at(6577), 1);
 }
 
-TEST(roles_are_as_many_as_they_should_be) {
+TEST(roles_have_the_right_counts) {
     int roles[5] = {0}, constants = 0;
     for (int n = 0; n < paper.count; n++) {
         roles[paper.rows[n].role]++;
@@ -235,7 +235,7 @@ TEST(nothing_to_learn) {
     ck_assert(isfinite(fit.alpha) && fit.alpha > 0 && fit.beta == 0);
 }
 
-TEST(regret_is_of_the_total) {
+TEST(regret_is_relative_to_the_total) {
     const trial items[3] = {
         {0, 1000, 0, 4, 6}, {0, 10, 9990, 4, 5}, {0, 5, 5, 4, 4}};
     score total = {0};

@@ -133,7 +133,7 @@ static void some_turns(uint64_t *random) {
     }
 }
 
-LOOP(what_a_rank_held_is_dealt_out_anew, 0, 6 * COUNT_OF(ways)) {
+LOOP(tokens_of_a_lost_rank_are_redistributed, 0, 6 * COUNT_OF(ways)) {
     uint64_t random = (uint64_t)_i + 1;
     const int ranks = 2 + _i % 3 + _i / COUNT_OF(ways) % 3;
     must(cp_cache_new(ranks, SEQUENCES, ROOM, &cache));
@@ -156,7 +156,7 @@ LOOP(what_a_rank_held_is_dealt_out_anew, 0, 6 * COUNT_OF(ways)) {
 
 /* Two of four ranks hold only new tokens; then another rank is lost while the
  * tokens of the first are being restored. */
-TEST(a_second_loss_while_the_first_is_mended) {
+TEST(a_second_loss_during_recovery) {
     int64_t lengths[SEQUENCES], count;
     uint64_t random = 3;
     must(cp_cache_new(4, SEQUENCES, ROOM, &cache));
@@ -174,7 +174,7 @@ TEST(a_second_loss_while_the_first_is_mended) {
 /* The tokens of a rank that took over are not in the order of positions. That
  * rank is lost in turn, and its tokens are restored in calls that end one token
  * into a leaf. */
-TEST(leaves_come_back_in_their_order) {
+TEST(leaves_come_back_in_order) {
     uint64_t random = 3;
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
     cache->dealing = ways[COUNT_OF(ways) - 1];
@@ -209,7 +209,7 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
 }
 
 /* A sequence that has not begun loses nothing. */
-TEST(a_rank_that_held_nothing_is_not_missed) {
+TEST(losing_a_rank_without_tokens_changes_nothing) {
     int64_t lengths[SEQUENCES], count;
     must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
     must(cp_cache_lose(cache, 1, ROOM));

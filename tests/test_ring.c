@@ -488,7 +488,7 @@ LOOP(a_failed_call_leaves_the_cache_as_it_was, 0, 8) {
     rig_close(&rig);
 }
 
-TEST(what_does_not_fit_is_refused_before_any_work) {
+TEST(calls_that_do_not_fit_are_refused_before_any_work) {
     const int64_t first = 40, exact = 24, more = 25;
     rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
     must(rig_open(&rig));

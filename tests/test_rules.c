@@ -274,7 +274,7 @@ TEST(the_causal_half_doubles_the_first_prompt) {
                           .hidden == (less == 0));
 }
 
-TEST(what_holds_of_all_rules) {
+TEST(invariants_of_all_rules) {
     static const int64_t steps[12] = {1,    2,    15,   124,   125,   1000,
                                       3199, 3200, 4000, 20000, 99999, 1000000};
     for (int ranks = 1; ranks <= 16; ranks++)
@@ -299,7 +299,7 @@ TEST(what_holds_of_all_rules) {
             }
 }
 
-LOOP(bisection_finds_what_a_walk_finds, 0, 4) {
+LOOP(bisection_finds_what_a_linear_search_finds, 0, 4) {
     cp_setting setting = paper(2 + _i, 800e12, 5000e9);
     setting.latency = 1e-9;
     setting.all_to_all_latency = 1e-8;

@@ -141,7 +141,7 @@ static void share_out(const chosen *result, int ranks, int rank,
     }
 }
 
-LOOP(lists_of_ranks_merge_to_the_same_bits, 0, CHOICES) {
+LOOP(merged_lists_of_ranks_have_the_same_bits, 0, CHOICES) {
     const chosen *result = chosen_of(_i);
     for (int ranks = 1; ranks <= 9; ranks++) {
         cp_candidate *all = NULL;
@@ -187,7 +187,7 @@ TEST(every_other_position_is_a_span_too) {
     cp_pieces_free(&pieces);
 }
 
-TEST(a_score_that_is_no_number_is_chosen_last) {
+TEST(a_nan_score_is_chosen_last) {
     chosen *result = chosen_of(6);
     const int64_t dim = result->of->indexer.dim;
     result->keys[3 * dim] = NAN;
@@ -253,7 +253,7 @@ LOOP(attention_is_exact_over_what_was_chosen, 0, CHOICES) {
 }
 
 /* Queries that choose all keys get the answers of any kernel. */
-TEST(a_choice_of_all_is_no_choice) {
+TEST(choosing_all_keys_is_dense_attention) {
     uint64_t state = 7;
     problem *p = new_problem(shape);
     now = chosen_of(6);
@@ -263,7 +263,7 @@ TEST(a_choice_of_all_is_no_choice) {
     check(p, attend_to_chosen, 1.0);
 }
 
-TEST(nobody_selects_without_threads) {
+TEST(selection_needs_threads) {
     const cp_selection call = {.indexer = &choices[0].indexer};
     refuses(cp_select(&call), CP_INVALID, "0 threads");
 }

@@ -271,7 +271,7 @@ LOOP(a_first_prompt_gives_part_n_to_rank_n, 1, 10) {
     }
 }
 
-LOOP(a_batch_of_short_prompts_is_work_for_all, 1, 20) {
+LOOP(a_batch_of_short_prompts_keeps_every_rank_busy, 1, 20) {
     enum { BATCH = 16, RANKS = 4 };
     int64_t fresh[BATCH], none[BATCH] = {0};
     for (int n = 0; n < BATCH; n++)

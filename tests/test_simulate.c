@@ -330,7 +330,7 @@ static double seconds_of(const cp_scenario *scenario) {
     return forecast.seconds * (1 + 1e-12);
 }
 
-TEST(worse_is_not_better) {
+TEST(worse_hardware_is_not_faster) {
     uint64_t seed = 13;
     for (int n = 0; n < 150; n++) {
         chance c;
@@ -519,7 +519,7 @@ LOOP(a_step_of_several_tokens_reads_keys_once, 0, 2) {
 
 /* Nothing could hide under an all-to-all, so it costs no more where nothing
  * hides. */
-TEST(a_trade_is_copied_once) {
+TEST(an_all_to_all_is_copied_once) {
     chance c;
     double seconds[2];
     chance_of_paper(&c, 8, 4096);
@@ -564,7 +564,7 @@ static const struct {
     {"new", {0}, {2}, 1, CP_PASS_KV},
     {"variant", {2}, {2}, 1, CP_AUTO},
 };
-LOOP(what_cannot_be_is_refused, 0, 2 * COUNT_OF(absurd)) {
+LOOP(impossible_calls_are_refused, 0, 2 * COUNT_OF(absurd)) {
     chance c;
     cp_forecast forecast;
     uint64_t seed = 16;

@@ -47,7 +47,7 @@ static cp_span dealt(int64_t tokens, int64_t groups, int64_t group) {
                      .step = groups};
 }
 
-TEST(a_million_tokens_dealt_to_seven_groups_keep_their_pairs) {
+TEST(a_million_tokens_over_seven_groups_keep_all_pairs) {
     const int64_t tokens = 1000003, groups = 7;
     int64_t pairs = 0;
     for (int64_t q = 0; q < groups; q++)
@@ -118,7 +118,7 @@ TEST(a_list_holds_the_tokens_that_were_appended) {
     }
 }
 
-TEST(what_continues_is_joined) {
+TEST(adjacent_pieces_are_joined) {
     cp_pieces pieces = {0}, copy = {0};
     for (int64_t i = 0; i < 1000; i++)
         cp_pieces_append(&pieces, (cp_piece){{0, 4 * i, 1, 1}, i});
@@ -142,7 +142,7 @@ TEST(what_continues_is_joined) {
     cp_pieces_free(&copy);
 }
 
-TEST(wrong_shapes_are_refused_by_their_numbers) {
+TEST(wrong_shapes_are_refused_with_the_numbers) {
     const cp_shape none = {8, 0, 64}, uneven = {9, 2, 64}, wide = {8, 8, 577};
     const cp_shape right = {9, 3, 64};
     ck_assert_int_eq(cp_shape_check(&none), CP_INVALID);

@@ -264,7 +264,7 @@ LOOP(damage_to_a_sparse_plan_is_found, 0, DAMAGES) {
     refuses(status, CP_BROKEN, said);
 }
 
-TEST(what_cannot_be_sparse_is_refused) {
+TEST(impossible_sparse_plans_are_refused) {
     static const cp_indexer wrong[] = {
         {0, 8, 5}, {2, 0, 5}, {2, 8, -1}, {65537, 8, 5}, {2, 65537, 5}};
     cp_plan_options options = {.element_bytes = 4, .spare = 1};
@@ -328,12 +328,12 @@ LOOP(the_simulator_sends_these_bytes, 0, 8) {
                                   .variant = rings[_i % 3],
                                   .indexer = indexer};
     must(cp_simulate(&scenario, &forecast));
-    const cp_shape its = cp_model_sizes_shape(&model);
+    const cp_shape model_shape = cp_model_sizes_shape(&model);
     const cp_plan_options options = {
         .element_bytes = model.cache_bytes, .spare = 1, .indexer = indexer};
     plan_call(3, past, fresh, indexer, rings[_i % 3]);
     cp_plan_free(plan);
-    must(cp_plan_build(rings[_i % 3], layout, &its, &options, &plan));
+    must(cp_plan_build(rings[_i % 3], layout, &model_shape, &options, &plan));
     must(cp_plan_check(plan, &report));
     double sent = 0;
     for (int k = 0; k < 3; k++)

@@ -360,7 +360,7 @@ LOOP_BY_TENS(a_captured_length_goes_stale, 3) {
     end();
 }
 
-LOOP_BY_TENS(a_graph_never_meets_itself, 2) {
+LOOP_BY_TENS(launches_of_one_graph_never_overlap, 2) {
     float host[NOTES + 1];
     begin(_i);
     cudaStream_t one = new_stream(), two = new_stream();
@@ -935,7 +935,7 @@ LOOP(mistakes_are_found_on_every_seed, 0, COUNT_OF(mistakes)) {
 /* A blocking copy is followed by a kernel on another stream. Only a copy from
  * pinned memory has ended by then; from other memory, only if the null stream
  * has ended. */
-LOOP_BY_TENS(a_copy_may_be_on_its_way, 6) {
+LOOP_BY_TENS(a_copy_may_be_in_flight, 6) {
     static float pageable[WIDTH];
     begin_so(_i / 3, STAND_IN_LATE);
     ring_open(1);

@@ -106,7 +106,7 @@ CP_KERNEL(post_numbers, posting) {
     atomicAdd(&a.numbers[THREADS], 1);
 }
 
-LOOP(what_is_said_to_be_there_is, 0, 8) {
+LOOP(posted_numbers_are_complete_if_fenced, 0, 8) {
     const dim3 one = {1, 1, 1};
     const bool fenced = (_i & (FENCE | LAST_FENCES)) != 0;
     const bool sound = (_i & MEET) != 0 && fenced;
@@ -197,7 +197,7 @@ static void read_slot(const hand_over *a, uint32_t *slots, slot_barriers *b,
                       int n) {
     const unsigned lane = threadIdx.x % 32;
     const int slot = n % SLOTS, phase = n / SLOTS % 2;
-    uint32_t *mine = slots + slot * SLOT / 4 + threadIdx.x;
+    uint32_t *cell = slots + slot * SLOT / 4 + threadIdx.x;
     if (lane == 0 || (a->how != LANE_WAITS && a->how != LANES_GO_ON))
         barrier_wait(&b->full[slot ^ (a->how == FULL_OF_OTHER)],
                      phase ^ (a->how == FULL_TURNED));
@@ -205,9 +205,9 @@ static void read_slot(const hand_over *a, uint32_t *slots, slot_barriers *b,
         __syncwarp();
     if (a->how == LET_GO_BEFORE)
         let_slot_go(a, b, slot);
-    a->sums[threadIdx.x] += *mine;
+    a->sums[threadIdx.x] += *cell;
     if (a->how == CLEANED || a->how == NO_FENCE)
-        *mine = 0;
+        *cell = 0;
     if (a->how == CLEANED)
         async_fence();
     if (a->how != LET_GO_BEFORE)
@@ -267,7 +267,7 @@ static CUtensorMap map_of_a_slot(const void *tensor) {
     return map;
 }
 
-LOOP(hand_overs_are_seen_through, 0, 2 * COUNT_OF(hand_overs)) {
+LOOP(hand_overs_are_checked, 0, 2 * COUNT_OF(hand_overs)) {
     const dim3 one = {1, 1, 1};
     const bool copied = _i % 2 == 1;
     const bool wrong =

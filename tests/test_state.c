@@ -166,7 +166,7 @@ TEST(an_empty_run_changes_nothing) {
 }
 
 /* A pair for a known state gives that state, whatever precedes it. */
-TEST(a_known_state_forgets_what_was_before) {
+TEST(a_known_state_replaces_the_earlier_one) {
     const cp_state_run run = run_of(2);
     float *known = room_for(cp_pair_floats(&run.shape), 4);
     float *pair = pair_of(&run, 0, 30);
@@ -224,7 +224,7 @@ LOOP(tails_are_enough, 1, 6) {
     }
 }
 
-TEST(nobody_moves_a_state_without_threads) {
+TEST(a_state_needs_threads) {
     cp_state_run run = run_of(2);
     float *pair = pair_of(&run, 0, 1);
     refuses(cp_state_pair(&run, 0, pair), CP_INVALID, "0 threads");
@@ -259,8 +259,8 @@ static cp_status scan_rank(cp_comm *comm, void *context) {
     cp_walker *walker;
     CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
     for (int half = 0; half < 2; half++) {
-        const cp_use own = cp_plan_own_run(plan, comm->rank, half);
-        memcpy(walker->slots[own.slot], scanned->items[own.origin], WORD);
+        const cp_use run = cp_plan_own_run(plan, comm->rank, half);
+        memcpy(walker->slots[run.slot], scanned->items[run.origin], WORD);
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {
@@ -289,7 +289,7 @@ static cp_plan *scan_over(cp_scan scan, cp_layout *layout, int64_t bytes) {
 }
 
 /* Letters over N ranks: each chunk gets the alphabet before it. */
-LOOP(scans_are_proved_and_run, 0, MOST_RANKS *CP_SCANS) {
+LOOP(scans_are_checked_and_run, 0, MOST_RANKS *CP_SCANS) {
     const int ranks = _i / CP_SCANS + 1;
     const cp_scan scan = (cp_scan)(_i % CP_SCANS);
     cp_layout *layout = layout_over(ranks);
@@ -381,7 +381,7 @@ static cp_status convolve_rank(cp_comm *comm, void *context) {
     return status;
 }
 
-LOOP(a_convolution_over_ranks_is_one, 0, 9 * CP_SCANS) {
+LOOP(a_convolution_over_ranks_equals_one_rank, 0, 9 * CP_SCANS) {
     const int ranks = 1 + _i / CP_SCANS;
     const int64_t floats = cp_tail_floats(4, CHANNELS);
     cp_layout *layout = layout_over(ranks);

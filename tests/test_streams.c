@@ -193,7 +193,7 @@ static void converse(talk t, const char *turns) {
 }
 
 /* A rank that has taken over blocks has them after later ones. */
-TEST(blocks_of_a_leaf_are_listed_in_their_order) {
+TEST(blocks_of_a_leaf_are_listed_in_order) {
     cp_piece items[] = {{{1, 2048, 70, 1}, 5}, {{1, 0, 64, 1}, 75}}, to[3];
     const cp_pieces keys = {items, 2, 2};
     const int64_t starts[] = {0, 2048, 2112}, rows[] = {75, 5, 69};
@@ -406,7 +406,7 @@ static void same_messages(int turn) {
 
 /* Every variant, with some ranks empty, must answer as on threads; bf16 must be
  * no further off than its encoding explains. */
-LOOP(fewer_bits_are_those_of_threads, 0, 4 * (CP_WIRES - 1) * 2) {
+LOOP(fewer_bits_are_the_same_as_on_threads, 0, 4 * (CP_WIRES - 1) * 2) {
     static const cp_variant turns[2][5] = {
         {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER, CP_MESH, CP_ULYSSES},
         {CP_DECODE, CP_GATHER_Q, CP_TREE, CP_GATHER_O, CP_SCATTER_Q}};
@@ -480,7 +480,7 @@ static void check_joints(const cp_plan *plan, int rank) {
     }
 }
 
-LOOP(joints_are_what_their_definition_says, 0, 12) {
+LOOP(joints_follow_the_definition, 0, 12) {
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         talk t = {.shape = {2, 1, 4}, .ranks = ranks, .spare = 1 + _i % 3};
         const int64_t fresh[2] = {1, 1};
@@ -562,7 +562,7 @@ static void check_lists(const talk *t, int rank) {
     free(m);
 }
 
-LOOP(a_manifest_has_every_token_of_a_layout, 0, 10) {
+LOOP(tile_lists_have_every_token_of_a_layout, 0, 10) {
     const int64_t calls[][2] = {{70, 131}, {0, 9}, {300, 1}};
     talk t = {.shape = {4, 2, 8}, .ranks = 1 + _i / 2, .sequences = 2};
     must(cp_cache_new(t.ranks, 2, 600, &t.cache));
@@ -650,7 +650,7 @@ static bool is_missed(int64_t k, cp_variant variant) {
     return found;
 }
 
-LOOP(edges_that_are_taken_out_are_missed, 0, 4 * stand_in_pretends()) {
+LOOP(removed_edges_are_noticed, 0, 4 * stand_in_pretends()) {
     int64_t missed = 0;
     talk t = open_short(1, STAND_IN_LATE, LAYERS);
     const int64_t waits = call_without(&t, 0, variants[_i]);
@@ -736,8 +736,7 @@ LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * stand_in_pretends()) {
     end();
 }
 
-LOOP(whatever_fails_leaves_the_conversation_as_it_was, 0,
-     3 * stand_in_pretends()) {
+LOOP(a_failure_leaves_the_conversation_unchanged, 0, 3 * stand_in_pretends()) {
     void (*const faults[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     for (int64_t n = 1; n < 400; n += 1 + n / 5) {

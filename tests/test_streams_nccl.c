@@ -83,7 +83,7 @@ LOOP(conversations_over_nccl_equal_dense_attention, 0, 18) {
     end();
 }
 
-LOOP(plans_that_deal_out_heads_go_over_nccl, 0, 8) {
+LOOP(plans_that_shard_heads_run_over_nccl, 0, 8) {
     static const cp_variant dealt[2][TURNS] = {
         {CP_ULYSSES, CP_GATHER_Q, CP_MESH, CP_TREE, CP_ULYSSES},
         {CP_MESH, CP_HELIX, CP_ULYSSES, CP_SCATTER_Q, CP_MESH}};
@@ -171,7 +171,7 @@ TEST(a_lost_message_is_named) {
 }
 
 /* Two layers take longer than the timeout; each one takes less. */
-TEST(who_is_slow_is_not_dead) {
+TEST(a_slow_rank_is_not_lost) {
     const int64_t fresh = 20;
     begin_open(1);
     talk t = open_one(3);
@@ -248,7 +248,7 @@ static void finish_grid(int rings, int turn) {
     }
 }
 
-LOOP(sums_and_rings_do_not_meet, 0, 12) {
+LOOP(all_reduces_and_rings_do_not_interfere, 0, 12) {
     static const int64_t fresh[] = {17, 1, 9};
     const int rings = 1 + _i % MOST_HEADS, hosts = 1 + _i / MOST_HEADS % 4;
     begin_open(_i);
@@ -426,7 +426,7 @@ static const struct {
     {"at work for too long", true, true, false, false, 0.2, 1, true},
 };
 
-LOOP(a_watch_stays_out, 0, COUNT_OF(hosts)) {
+LOOP(a_watchdog_does_not_interfere, 0, COUNT_OF(hosts)) {
     const struct timespec a_while = {0, 600000000};
     watched seen = {.broken = hosts[_i].broken};
     cp_watchdog *watchdog;

@@ -75,7 +75,7 @@ static double timeout_of(const char *name) {
     for (int i = 0; i < COUNT_OF(complete); i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return strcmp(name, "mends") == 0 ? at_least(2) : wait_limit();
+    return strcmp(name, "shrinks") == 0 ? at_least(2) : wait_limit();
 }
 
 /* This process's part of a call; rank 1 may die in it. */
@@ -157,7 +157,7 @@ static cp_status become_a_group(const cp_process_group *group, int64_t unused) {
     static const int64_t sizes[] = {1, 0, 7, 488, 489, 100003, 5000000};
     static unsigned char all[3 * 5000000], truth[5000000];
     char *words[] = {"rank", "same"};
-    char *own[] = {"rank", group->rank == 1 ? "b" : "a"};
+    char *differing[] = {"rank", group->rank == 1 ? "b" : "a"};
     void *text = group->rank == 0 ? strdup("hello") : NULL;
     int64_t bytes = 6;
     int pipes[2];
@@ -174,7 +174,7 @@ static cp_status become_a_group(const cp_process_group *group, int64_t unused) {
     CP_TRY(cp_process_group_broadcast(CP_OK, NULL, 0, &text, &bytes));
     CP_TRY(require(strcmp(text, "hello") == 0, "not the word", bytes));
     free(text);
-    return require(cp_agree_on_arguments(2, own) == CP_INVALID,
+    return require(cp_agree_on_arguments(2, differing) == CP_INVALID,
                    "the same words", 0);
 }
 
@@ -207,7 +207,7 @@ static cp_status shrink_twice(const cp_process_group *group, int64_t unused) {
     int64_t seats[4], lost = 0;
     const int seat = group->rank;
     (void)unused;
-    CP_TRY(require(!group->shrink(&(int){0}), "mended", 0));
+    CP_TRY(require(!group->shrink(&(int){0}), "shrunk", 0));
     for (int n = 0; n < 35; n++) {
         if (n == 6 && seat == 0)
             stand_in_drop_message(1, 0, 1);
@@ -229,11 +229,11 @@ static const struct {
     const char *name;
     cp_status (*play)(const cp_process_group *group, int64_t way);
     int64_t way;
-} crew_scenes[] = {
-    {"mends", shrink_twice, 0}, {"crew", become_a_group, 0},
-    {"starts", start_only, 0},  {"fails", differ, 0},
-    {"shares", differ, 1},      {"sizes", differ, 2},
-    {"killed", differ, 3},      {"sleeps", differ, 4},
+} group_scenes[] = {
+    {"shrinks", shrink_twice, 0}, {"group", become_a_group, 0},
+    {"starts", start_only, 0},    {"fails", differ, 0},
+    {"shares", differ, 1},        {"sizes", differ, 2},
+    {"killed", differ, 3},        {"sleeps", differ, 4},
     {"exits", differ, 5},
 };
 
@@ -242,9 +242,9 @@ static cp_nccl *own_world;
 static cp_status outcome = CP_BROKEN;
 
 static cp_status play_by_name(void) {
-    for (int i = 0; i < COUNT_OF(crew_scenes); i++)
-        if (strcmp(scene, crew_scenes[i].name) == 0)
-            return crew_scenes[i].play(own_group, crew_scenes[i].way);
+    for (int i = 0; i < COUNT_OF(group_scenes); i++)
+        if (strcmp(scene, group_scenes[i].name) == 0)
+            return group_scenes[i].play(own_group, group_scenes[i].way);
     return converse_in_groups(own_world, strcmp(scene, "grid") == 0 ? 2 : 1);
 }
 
@@ -273,7 +273,7 @@ static cp_status meet(double timeout, cp_process_group *group) {
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_launch_read(&launch));
     CP_TRY(cp_cuda(cudaSetDevice(launch.rank % devices), "a device"));
-    return cp_nccl_group_join(&launch, timeout, strcmp(scene, "mends") == 0,
+    return cp_nccl_group_join(&launch, timeout, strcmp(scene, "shrinks") == 0,
                               &own_world, group);
 }
 
@@ -331,8 +331,8 @@ static const struct {
     {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
     {3, "exits", 1, .says = ": NCCL: remote process exited"},
     /* These wait for a long time. */
-    {4, "mends", 0, -SIGKILL, .also = -SIGKILL},
-    {3, .scene = "crew"},
+    {4, "shrinks", 0, -SIGKILL, .also = -SIGKILL},
+    {3, .scene = "group"},
     {3, "sleeps", 1, 1,
      .says = " timed out after %g s while gathering the ranks'"},
     {3, "timed out", 1, 1, .come = 2,
@@ -416,7 +416,7 @@ LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
 
 /* At the same time, since they mostly wait; but one by one on a GPU, which
  * takes long to start many processes. */
-LOOP_FOR(LIMIT, who_waits_does_so_in_time, 0, 1) {
+LOOP_FOR(LIMIT, waiting_ranks_time_out, 0, 1) {
     started_process play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++) {
         play[n] = start_play(n);

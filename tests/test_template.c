@@ -153,7 +153,7 @@ static const struct {
      "strftime_now: a format of 68 bytes"},
 };
 
-LOOP(what_is_not_known_is_refused_by_name, 0, COUNT_OF(refusals)) {
+LOOP(unknown_names_are_refused, 0, COUNT_OF(refusals)) {
     cp_jinja_output output;
     refuses(render(refusals[_i].source, 0, &output), CP_INVALID,
             refusals[_i].words);
@@ -185,7 +185,7 @@ TEST(deep_nesting_ends_and_not_the_stack) {
     }
 }
 
-TEST(words_keep_their_marks_and_templates_have_none) {
+TEST(words_keep_marks_and_templates_have_none) {
     const cp_jinja_message messages[] = {
         {"user", cp_gguf_string_of(" a<b> "), 1},
         {"assistant", cp_gguf_string_of("<think>x</think>y\""), 2}};
@@ -359,7 +359,7 @@ TEST(a_user_cannot_forge_a_turn) {
 }
 
 /* A control token is the template's only if all of it is. */
-TEST(a_user_cannot_finish_what_a_template_begins) {
+TEST(a_user_cannot_end_a_marker_that_a_template_begins) {
     must(find_form(TINY_SMOLLM,
                    "{% for m in messages %}<|im_{{ m.content }}<|im_end|>"
                    "{% endfor %}",
@@ -373,7 +373,7 @@ TEST(a_user_cannot_finish_what_a_template_begins) {
     free(ids.items);
 }
 
-TEST(an_answer_ends_as_its_template_has_it) {
+TEST(an_answer_ends_as_in_its_template) {
     static const struct {
         const char *source, *end; /* NULL: by no control token */
     } cases[] = {
@@ -398,7 +398,7 @@ TEST(an_answer_ends_as_its_template_has_it) {
     }
 }
 
-TEST(the_first_token_stands_there_once) {
+TEST(the_first_token_comes_once) {
     must(find_form(TINY_LLAMA3,
                    "{% for m in messages %}{{ m.content }}<|eot_id|>"
                    "{% endfor %}",

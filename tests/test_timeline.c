@@ -147,7 +147,7 @@ TEST(shares_are_as_by_formula) {
     }
 }
 
-TEST(who_waits_gives_its_core_away) {
+TEST(a_waiting_rank_frees_its_core) {
     story story = {0};
     work(&story, 0, 1);
     work(&story, 1, 3);
@@ -169,7 +169,7 @@ static void hides(double then, double meanwhile, const double *wanted) {
     ends(&story, 2, 1, wanted);
 }
 
-TEST(what_hides_needs_no_core) {
+TEST(a_hidden_exchange_needs_no_core) {
     hides(0, 3, (double[]){5, 3});
 }
 
@@ -177,7 +177,7 @@ TEST(a_gate_opens_in_the_middle) {
     hides(1, 9, (double[]){7, 10});
 }
 
-TEST(a_gate_opens_anew) {
+TEST(a_gate_opens_again) {
     story story = {0};
     for (int n = 0; n < 4; n++) {
         work(&story, n % 2, 1);
@@ -188,7 +188,7 @@ TEST(a_gate_opens_anew) {
     ck_assert_double_eq(story.last, 12);
 }
 
-TEST(who_waits_for_ever_is_named) {
+TEST(a_rank_that_waits_for_ever_is_named) {
     story crossed = {0}, slow = {0};
     for (int rank = 0; rank < 2; rank++) {
         exchange(&crossed, rank, 1 - rank, CP_NOBODY, 0);
@@ -240,7 +240,7 @@ TEST(a_later_message_may_help) {
 /* With a core for each rank no time is shared, so each rank has its own clock.
  * It must agree with the common clock, which an additional rank without tasks
  * selects. */
-TEST(a_core_for_each_is_a_clock_for_each) {
+TEST(a_core_per_rank_is_a_clock_per_rank) {
     uint64_t seed = 23;
     for (int n = 0; n < 500; n++) {
         const int ranks = 1 + (int)(harness_random(&seed) % (MOST_RANKS - 1));

@@ -301,7 +301,8 @@ TEST(control_tokens_are_text_unless_asked_for) {
 
 static const tiny_gguf_options plain,
     no_q = {.without = "\x04q"}, yes = {.extra = "<|im_yes|+", .extra_type = 4},
-    own = {.extra = "<|im_own|>", .extra_type = 4}, zebra = {.extra = "zebra"},
+    user_defined = {.extra = "<|im_own|>", .extra_type = 4},
+    zebra = {.extra = "zebra"},
     llama = {.vocabulary = TINY_LLAMA3, .extra = "zebra"};
 static const struct {
     const tiny_gguf_options *options;
@@ -320,8 +321,8 @@ static const struct {
      * not. */
     {&yes, false, "a<|im_yes|+b", "a|<|im_yes|+|b"},
     {&yes, false, "<|im_end|>", "<|||i|m|_|en|d|||>"},
-    {&own, false, "<|im_own|>", "<|||i|m|_|o|w|n|||>"},
-    {&own, true, "<|im_own|>", "<|im_own|>"},
+    {&user_defined, false, "<|im_own|>", "<|||i|m|_|o|w|n|||>"},
+    {&user_defined, true, "<|im_own|>", "<|im_own|>"},
     /* Llama takes whole words, though no merge makes them. */
     {&llama, false, "zebra", "zebra"},
     {&llama, false, "zebras", "z|e|b|r|as"},
@@ -335,7 +336,7 @@ LOOP(merges_go_by_rank, 0, COUNT_OF(joins)) {
     ck_assert_str_eq(bars(joins[_i].text, joins[_i].special), joins[_i].tokens);
 }
 
-LOOP(a_word_of_a_megabyte_is_no_trouble, 0, 2) {
+LOOP(a_word_may_have_a_megabyte, 0, 2) {
     static const char *const fills[] = {"a", " ", "\n", "\xC2\xBD", "\xFF"};
     const int64_t length = 1 << 20;
     char *text = room_for(length, 1);
@@ -350,7 +351,7 @@ LOOP(a_word_of_a_megabyte_is_no_trouble, 0, 2) {
     }
 }
 
-TEST(what_the_vocabulary_lacks_is_counted_or_named) {
+TEST(missing_tokens_are_counted_or_named) {
     const int32_t beyond = 323, negative = -7;
     char *text;
     int64_t length;
@@ -389,7 +390,7 @@ static const quarrel quarrels[] = {
     {{"a", "b", "ab"}, "a b", 3, 1, 2, NULL},
 };
 
-LOOP(quarrelling_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
+LOOP(contradictory_vocabularies_are_refused, 0, COUNT_OF(quarrels)) {
     const quarrel *q = &quarrels[_i];
     const small_vocabulary words = {"default",    3,      1,         q->types,
                                     q->last_type, q->end, q->tokens, &q->merge};

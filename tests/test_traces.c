@@ -168,7 +168,7 @@ LOOP(a_trace_names_every_operation_on_its_queue, 0, 20) {
     close_traced(&t);
 }
 
-LOOP(without_a_trace_no_event_keeps_the_time, 0, 4 * stand_in_pretends()) {
+LOOP(without_a_trace_events_have_no_timing, 0, 4 * stand_in_pretends()) {
     talk t = open_traced(_i, _i % 2 == 1);
     int64_t timed[2];
     for (int again = 0; again < 2; again++) {
@@ -204,7 +204,7 @@ static cp_status walk_in_a_graph(talk *t) {
     return CP_OK;
 }
 
-LOOP(what_is_captured_is_left_out, 0, 3) {
+LOOP(captured_work_is_left_out, 0, 3) {
     talk t = open_traced(2 + _i, true);
     t.layers = 1;
     t.walk = walk_in_a_graph;

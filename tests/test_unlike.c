@@ -84,7 +84,7 @@ static double simulated(const char *arguments) {
 
 #define HOME "home --model llama3-8b --ranks 3 "
 
-TEST(shares_by_speed_and_the_order_of_the_ring_pay) {
+TEST(shares_by_speed_and_ring_order_save_time) {
     const double even = simulated(HOME);
     const double uneven = simulated(HOME "--placement uneven:1,1,5");
     const double wrong = simulated(HOME "--placement uneven:5,1,1");

@@ -37,7 +37,7 @@ LOOP(a_ring_that_hides_nothing_is_right, 1, 9) {
         goes_around(plain_ring, _i, tokens, 1);
 }
 
-LOOP(one_that_does_not_wait_is_refused, 2, 6) {
+LOOP(a_plan_that_does_not_wait_is_refused, 2, 6) {
     cp_plan_report report;
     hasty = true;
     cp_plan *plan = plan_of(plain_ring, _i, 20, 1);

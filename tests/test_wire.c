@@ -132,7 +132,7 @@ typedef struct {
     double output[DIM], lse;
 } answer;
 
-static void rewrite(cp_encoding encoding, int rows, float *numbers) {
+static void round_trip(cp_encoding encoding, int rows, float *numbers) {
     char sent[KEYS * (4 * DIM + 4)];
     if (encoding == CP_ENCODING_NONE)
         return;
@@ -176,31 +176,31 @@ static answer attend_apart(const question *asked, cp_wire wire,
             continue;
         question here = *asked;
         float sent[DIM];
-        const cp_sent_kinds mine =
+        const cp_sent_kinds kinds =
             b > 0 ? sent_kinds : (cp_sent_kinds){false, false, 0};
         double most = 0;
-        if (mine.keys) {
+        if (kinds.keys) {
             const cp_encoding keys = cp_wire_encoding(wire, CP_PAYLOAD_KEYS, 4);
-            rewrite(keys, asked->keys, here.key);
-            rewrite(keys, asked->keys, here.value);
+            round_trip(keys, asked->keys, here.key);
+            round_trip(keys, asked->keys, here.value);
         }
-        if (mine.queries)
-            rewrite(cp_wire_encoding(wire, CP_PAYLOAD_QUERIES, 4), 1,
-                    here.query);
+        if (kinds.queries)
+            round_trip(cp_wire_encoding(wire, CP_PAYLOAD_QUERIES, 4), 1,
+                       here.query);
         answer part = attend(&here, first_of(asked, b), first_of(asked, b + 1));
         for (int d = 0; d < DIM; d++) {
             sent[d] = (float)part.output[d];
             most = fmax(most, fabs(part.output[d]));
         }
-        if (mine.partials > 0) {
-            rewrite(cp_wire_encoding(wire, CP_PAYLOAD_PARTIALS, 4), 1, sent);
+        if (kinds.partials > 0) {
+            round_trip(cp_wire_encoding(wire, CP_PAYLOAD_PARTIALS, 4), 1, sent);
             for (int d = 0; d < DIM; d++)
                 part.output[d] = (double)sent[d];
         }
         cp_error_merge(sum, part.lse,
-                       cp_error_score(&tables[b], mine, 0, asked->query),
-                       (mine.keys ? cp_error_value(&tables[b], 0) : 0) +
-                           mine.partials * most / 32766);
+                       cp_error_score(&tables[b], kinds, 0, asked->query),
+                       (kinds.keys ? cp_error_value(&tables[b], 0) : 0) +
+                           kinds.partials * most / 32766);
         const double larger = fmax(all.lse, part.lse);
         const double a = exp(all.lse - larger), b2 = exp(part.lse - larger);
         for (int d = 0; d < DIM; d++)
@@ -418,7 +418,7 @@ static bool can(cp_variant variant, const cp_shape *shape, int ranks) {
            variant == CP_GATHER_O || cp_shape_divides(shape, ranks);
 }
 
-LOOP(rings_are_within_their_bounds, 0, 5 * COUNT_OF(rings)) {
+LOOP(rings_are_within_the_bounds, 0, 5 * COUNT_OF(rings)) {
     static float output[2][FRESH * HEADS * WIDTH], lse[2][FRESH * HEADS];
     static wire_tensors tensors;
     const int kind = _i / 5, ranks = _i % 5 + 1;
@@ -599,7 +599,7 @@ static cp_status answer_all(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-LOOP(everybody_has_the_same_answer, 2, MOST_RANKS + 1) {
+LOOP(every_rank_has_the_same_answer, 2, MOST_RANKS + 1) {
     const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
     const int64_t past = PAST, now = 1;
     const cp_threads_options threads = {.ranks = _i};

@@ -70,9 +70,9 @@ static bool overlap(const void *a, int64_t a_bytes, const cp_half *half) {
 
 static void watch_lent(const cp_comm *comm, const cp_exchange *posted) {
     const cp_half *send = &posted->send, *receive = &posted->receive;
-    const ring_call *mine = &seen.scene->calls[comm->rank];
+    const ring_call *call = &seen.scene->calls[comm->rank];
     const int rank = comm->rank;
-    if (overlap(mine->block, seen.scene->longest, receive))
+    if (overlap(call->block, seen.scene->longest, receive))
         complain(comm, "rank %d receives into its own block", rank);
     for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer) {
         if (send->peer != CP_NOBODY &&

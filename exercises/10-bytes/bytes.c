@@ -4,7 +4,7 @@
 
 /* Slots: the rank's own block, buffers for others, a partial to merge. */
 typedef struct {
-    int own, first, buffers, scratch;
+    int local, first, buffers, scratch;
 } slots;
 
 static void program(cp_plan *plan, int k, slots at) {
@@ -12,15 +12,15 @@ static void program(cp_plan *plan, int k, slots at) {
     const cp_use queries = cp_use_of(plan->queries, k);
     const cp_use result = cp_use_of(plan->result, k);
     const cp_use cache = cp_use_of(plan->cache, k);
-    const cp_use own = cp_use_of(at.own, k);
+    const cp_use local = cp_use_of(at.local, k);
     /* Emit the operations of rank k. */
-    (void)ranks, (void)queries, (void)result, (void)cache, (void)own;
+    (void)ranks, (void)queries, (void)result, (void)cache, (void)local;
 }
 
 void direct_plan(cp_plan *plan) {
     const int buffers = 1 + plan->spare;
     const slots at = {
-        .own = cp_plan_add_slots(plan, CP_SLOT_KEYS, 1),
+        .local = cp_plan_add_slots(plan, CP_SLOT_KEYS, 1),
         .first = cp_plan_add_slots(plan, CP_SLOT_KEYS, buffers),
         .buffers = buffers,
         .scratch = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1),

@@ -38,15 +38,15 @@ static void one_and_two(void) {
 static void many(void) {
     grade_read("5.3");
     for (int ranks = 3; ranks <= 7; ranks++) {
-        cp_plan_report yours, theirs;
+        cp_plan_report report, expected;
         const cp_plan *plan =
-            grade_plan(home_early_plan, layout_of(ranks), &shape, 1, &yours);
-        grade_plan(cp_plan_pass_q, plan->layout, &shape, 1, &theirs);
+            grade_plan(home_early_plan, layout_of(ranks), &shape, 1, &report);
+        grade_plan(cp_plan_pass_q, plan->layout, &shape, 1, &expected);
         grade_draw_plan(plan);
         for (int k = 0; k < ranks; k++) {
-            grade_equal(yours.bytes[k], theirs.bytes[k],
+            grade_equal(report.bytes[k], expected.bytes[k],
                         "bytes of rank %d, and of the book's pass-Q", k);
-            grade_equal(yours.messages[k], 2 * (ranks - 1),
+            grade_equal(report.messages[k], 2 * (ranks - 1),
                         "messages of rank %d", k);
         }
         see_slots(plan);
@@ -103,18 +103,18 @@ static void see_at_once(int rank, const cp_program *program) {
  * share the padded block. */
 static void compare(int ranks, bool at_once, double byte, double *early,
                     double *late, double *query, double *partial) {
-    cp_plan *mine = even_plan(home_early_plan, ranks);
-    cp_plan *book = even_plan(cp_plan_pass_q, ranks);
+    cp_plan *early_plan = even_plan(home_early_plan, ranks);
+    cp_plan *late_plan = even_plan(cp_plan_pass_q, ranks);
     const double pair = 1.0 / CACHED;
-    times_of(mine, byte, query, partial);
+    times_of(early_plan, byte, query, partial);
     grade_ran("%d ranks: an attention takes 1 s, a message of queries %.3f s, "
               "of a partial %.3f s",
               ranks, *query, *partial);
-    *early = grade_makespan(mine, pair, 0, byte);
-    *late = grade_makespan(book, pair, 0, byte);
-    grade_draw_clocks(mine, pair, 0, byte);
+    *early = grade_makespan(early_plan, pair, 0, byte);
+    *late = grade_makespan(late_plan, pair, 0, byte);
+    grade_draw_clocks(early_plan, pair, 0, byte);
     for (int k = 0; at_once && k < ranks; k++)
-        see_at_once(k, &mine->programs[k]);
+        see_at_once(k, &early_plan->programs[k]);
 }
 
 static void hidden(void) {

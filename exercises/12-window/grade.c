@@ -71,19 +71,19 @@ static void needs(void) {
         const int64_t window = grade_between(1, tokens + 3);
         const int64_t chunk = (tokens + ranks - 1) / ranks;
         for (int a = 0; a < ranks && n == 0; a++) {
-            const run mine = contiguous_run(a, ranks, tokens);
-            grade_stroke(a, false, a, "holds", (double)mine.first,
-                         (double)(mine.first + mine.count));
+            const run queries = contiguous_run(a, ranks, tokens);
+            grade_stroke(a, false, a, "holds", (double)queries.first,
+                         (double)(queries.first + queries.count));
         }
         for (int a = 0; a < ranks; a++)
             for (int b = 0; b < ranks; b++) {
-                const run mine = contiguous_run(a, ranks, tokens);
-                const run theirs = contiguous_run(b, ranks, tokens);
+                const run queries = contiguous_run(a, ranks, tokens);
+                const run keys = contiguous_run(b, ranks, tokens);
                 grade_ran("rank %d and the keys of %d of %d; %ld tokens in "
                           "runs of %ld, window %ld",
                           a, b, ranks, tokens, chunk, window);
                 grade_equal(contiguous_needs(a, b, ranks, tokens, window),
-                            sees(mine, theirs, window), "needed");
+                            sees(queries, keys, window), "needed");
             }
     }
 }

@@ -67,11 +67,11 @@ static void keep_bar(void *context, const cp_bar *bar) {
 }
 
 static cp_status run_clocks(const paces *clocks, cp_hours *hours) {
-    paces own = *clocks;
-    const cp_timeline timeline = {.plan = own.plan,
+    paces copy = *clocks;
+    const cp_timeline timeline = {.plan = copy.plan,
                                   .seconds = pace_of,
                                   .bar = keep_bar,
-                                  .context = &own,
+                                  .context = &copy,
                                   .layers = 1,
                                   .hidden = 1};
     bar_count = 0;

@@ -65,14 +65,14 @@ void running_add_block(running *row, const float *scores, int64_t count,
  * A tile is ROWS queries from a multiple of ROWS on, or what remains. A rise
  * is a key whose score is larger than all that its query saw before; by block,
  * a block of COLUMNS keys with such a key, from a multiple of COLUMNS on. */
-void rung0(const problem *it, float *output, float *lse);
-void rung1(const problem *it, float *output, float *lse);
-void rung2(const problem *it, float *output, float *lse);
-void rung3(const problem *it, float *output, float *lse);
+void rung0(const problem *head, float *output, float *lse);
+void rung1(const problem *head, float *output, float *lse);
+void rung2(const problem *head, float *output, float *lse);
+void rung3(const problem *head, float *output, float *lse);
 
 /* How many keys query i sees. */
-static inline int64_t seen(const problem *it, int64_t i) {
-    return cp_max(0, cp_min(it->first + i + 1, it->key_count));
+static inline int64_t seen(const problem *head, int64_t i) {
+    return cp_max(0, cp_min(head->first + i + 1, head->key_count));
 }
 
 #endif

@@ -44,8 +44,8 @@ typedef struct {
     const cp_recipe *recipe;
     cp_pieces query_blocks, key_blocks;
     double unit;    /* ln of the base of the exponentials */
-    int64_t rows;   /* of a desk, whole widths */
-    int64_t floats; /* of a desk */
+    int64_t rows;   /* of a workspace, whole widths */
+    int64_t floats; /* of a workspace */
     float *memory;
 } climb;
 
@@ -53,16 +53,17 @@ static int64_t lines(int64_t floats) {
     return cp_ceil_divide(floats, 16) * 16;
 }
 
-/* How a desk lies in memory; without memory, how many floats it takes. */
-static cp_desk lay_out(climb *c, float *memory) {
+/* How a workspace lies in memory; without memory, how many floats it takes. */
+static cp_rung_workspace lay_out(climb *c, float *memory) {
     const cp_recipe *recipe = c->recipe;
     const int64_t dim = c->call->shape->head_dim, rows = lines(c->rows);
     const int64_t queries = cp_lanes_floats(recipe->query_lanes, rows, dim);
     const int64_t sums = cp_lanes_floats(recipe->sum_lanes, rows, dim);
     c->floats = queries + sums + 4 * rows + lines(recipe->room);
     if (memory == NULL)
-        return (cp_desk){0};
-    cp_desk workspace = {.recipe = recipe, .dim = dim, .queries = memory};
+        return (cp_rung_workspace){0};
+    cp_rung_workspace workspace = {
+        .recipe = recipe, .dim = dim, .queries = memory};
     workspace.sums = workspace.queries + queries;
     workspace.level = workspace.sums + sums;
     workspace.total = workspace.level + rows;
@@ -71,8 +72,8 @@ static cp_desk lay_out(climb *c, float *memory) {
     return workspace;
 }
 
-static void begin(const climb *c, cp_desk *workspace, cp_piece queries,
-                  int64_t head) {
+static void begin(const climb *c, cp_rung_workspace *workspace,
+                  cp_piece queries, int64_t head) {
     const cp_recipe *recipe = c->recipe;
     const int64_t heads = c->call->shape->query_heads, dim = workspace->dim;
     const double scale = 1.0 / (c->unit * sqrt((double)dim));
@@ -89,15 +90,15 @@ static void begin(const climb *c, cp_desk *workspace, cp_piece queries,
     }
 }
 
-static void find_reach(const climb *c, const cp_desk *workspace,
+static void find_reach(const climb *c, const cp_rung_workspace *workspace,
                        cp_span queries, cp_span keys) {
     for (int64_t r = 0; r < c->rows; r++)
         workspace->reach[r] =
             cp_span_before(keys, queries.start + r * queries.step + 1);
 }
 
-static void finish(const climb *c, const cp_desk *workspace, cp_piece queries,
-                   int64_t head) {
+static void finish(const climb *c, const cp_rung_workspace *workspace,
+                   cp_piece queries, int64_t head) {
     const cp_attention *call = c->call;
     const cp_lanes lanes = c->recipe->sum_lanes;
     const int64_t dim = workspace->dim;
@@ -121,8 +122,8 @@ static void finish(const climb *c, const cp_desk *workspace, cp_piece queries,
     }
 }
 
-static void attend_block(const climb *c, cp_desk *workspace, cp_piece queries,
-                         int64_t head) {
+static void attend_block(const climb *c, cp_rung_workspace *workspace,
+                         cp_piece queries, int64_t head) {
     const cp_shape *shape = c->call->shape;
     const int64_t width = shape->kv_heads * shape->head_dim;
     const int64_t kv_head = head / (shape->query_heads / shape->kv_heads);
@@ -145,13 +146,13 @@ static void run(climb *c) {
     const int64_t units = c->call->shape->query_heads * blocks;
 #pragma omp parallel num_threads(c->call->threads)
     {
-        climb mine = *c;
-        cp_desk desk =
-            lay_out(&mine, c->memory + omp_get_thread_num() * c->floats);
+        climb thread_climb = *c;
+        cp_rung_workspace workspace = lay_out(
+            &thread_climb, c->memory + omp_get_thread_num() * c->floats);
 #pragma omp for schedule(static)
         for (int64_t n = 0; n < units; n++)
-            attend_block(&mine, &desk, c->query_blocks.items[n % blocks],
-                         n / blocks);
+            attend_block(&thread_climb, &workspace,
+                         c->query_blocks.items[n % blocks], n / blocks);
     }
 }
 
@@ -164,14 +165,14 @@ static cp_status prepare(climb *c) {
     c->rows = cp_ceil_divide(recipe->queries, width) * width;
     lay_out(c, NULL);
     if (!cp_multiply(call->threads, c->floats, &floats))
-        return cp_fail(CP_MEMORY, "%d desks are too many", call->threads);
+        return cp_fail(CP_MEMORY, "%d workspaces are too many", call->threads);
     cp_status status =
         cp_pieces_cut(call->query_pieces, recipe->queries, &c->query_blocks);
     if (status == CP_OK)
         status = cp_pieces_cut(call->key_pieces, recipe->keys, &c->key_blocks);
     if (status == CP_OK)
-        status =
-            cp_allocate_lines(&c->memory, floats, sizeof(float), "the desks");
+        status = cp_allocate_lines(&c->memory, floats, sizeof(float),
+                                   "the workspaces");
     return status;
 }
 
@@ -190,7 +191,7 @@ cp_status cp_climb(const cp_attention *call, const cp_recipe *recipe) {
     return status;
 }
 
-static void naive_row(const cp_desk *workspace, const cp_keys *block,
+static void naive_row(const cp_rung_workspace *workspace, const cp_keys *block,
                       int64_t r) {
     const int64_t dim = workspace->dim, step = cp_lanes_group(one_by_one, dim);
     const float *query = workspace->queries + r * step;
@@ -216,7 +217,8 @@ static void naive_row(const cp_desk *workspace, const cp_keys *block,
     }
 }
 
-static void naive_add(const cp_desk *workspace, const cp_keys *block) {
+static void naive_add(const cp_rung_workspace *workspace,
+                      const cp_keys *block) {
     for (int64_t r = 0; r < workspace->rows; r++)
         naive_row(workspace, block, r);
 }

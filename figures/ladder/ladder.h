@@ -56,7 +56,7 @@ typedef struct {
     float *level, *total; /* [rows] and more, whole widths of sums */
     int64_t *reach;       /* the same: how many of a block's keys it sees */
     float *room;          /* for the rung's own purposes */
-} cp_desk;
+} cp_rung_workspace;
 
 /* Keys and values of one head, where the caller keeps them. */
 typedef struct {
@@ -71,7 +71,7 @@ struct cp_recipe {
     bool vector;  /* exponentials by cp_exp2, not by expf */
     bool small;   /* the library may take its path for small matrices */
     int64_t room; /* floats */
-    void (*add)(const cp_desk *workspace, const cp_keys *block);
+    void (*add)(const cp_rung_workspace *workspace, const cp_keys *block);
 };
 
 /* e^x by the C library, or 2^x by cp_exp2. */

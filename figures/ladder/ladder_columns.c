@@ -9,7 +9,7 @@
 enum { BLOCK_QUERIES = 256, BLOCK_KEYS = 192 };
 enum { WIDEST = 64 }; /* of the panels that BLIS has */
 
-/* What lies where in a desk's room, in floats; keys lie at 0. */
+/* What lies where in a workspace's room, in floats; keys lie at 0. */
 typedef struct {
     cp_lanes slice, panel;
     int64_t values, scores, end;
@@ -74,8 +74,9 @@ weigh_strip(bool vector, int lanes, int64_t count, int64_t stride,
         total[i] = total[i] * keep[i] + sum[i];
 }
 
-static void weigh_panel(const cp_desk *workspace, int64_t r, cp_lanes panel,
-                        int64_t count, float *scores, float *keep) {
+static void weigh_panel(const cp_rung_workspace *workspace, int64_t r,
+                        cp_lanes panel, int64_t count, float *scores,
+                        float *keep) {
     const int64_t width = panel.width, stride = panel.stride;
     const bool vector = workspace->recipe->vector;
     float *level = workspace->level + r, *total = workspace->total + r;
@@ -102,7 +103,8 @@ static void rescale(int64_t dim, cp_lanes panel, float *sums,
 }
 
 static void add_to_panel(const cp_micro *micro, const turned_room *room,
-                         const cp_desk *workspace, int64_t count, int64_t r) {
+                         const cp_rung_workspace *workspace, int64_t count,
+                         int64_t r) {
     const int64_t dim = workspace->dim, slice = micro->slice;
     const int64_t columns = micro->panel, stride = micro->panel_stride;
     const int64_t at = cp_lanes_place(room->panel, dim, r, 0);
@@ -125,7 +127,8 @@ static void add_to_panel(const cp_micro *micro, const turned_room *room,
                           scores, true, sums + d * stride, stride);
 }
 
-static void turned_add(const cp_desk *workspace, const cp_keys *block) {
+static void turned_add(const cp_rung_workspace *workspace,
+                       const cp_keys *block) {
     const cp_micro *micro = cp_micro_get();
     const turned_room room = find_room(micro, workspace->dim);
     cp_lanes_pack(room.slice, block->count, workspace->dim, block->keys,

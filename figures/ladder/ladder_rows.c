@@ -44,8 +44,8 @@ static float weigh_scores(bool vector, float *scores, int64_t count,
 }
 
 /* The scores of row r become weights, online. */
-static void weigh_row(const cp_desk *workspace, int64_t r, int64_t count,
-                      float *scores) {
+static void weigh_row(const cp_rung_workspace *workspace, int64_t r,
+                      int64_t count, float *scores) {
     const int64_t whole = cp_ceil_divide(count, STRIP) * STRIP;
     const bool vector = workspace->recipe->vector;
     for (int64_t j = workspace->reach[r]; j < whole; j++)
@@ -82,7 +82,8 @@ static void multiply(bool small, int64_t rows, int64_t columns, int64_t depth,
 
 enum { LIBRARY_QUERIES = 256, LIBRARY_KEYS = 512 };
 
-static void library_add(const cp_desk *workspace, const cp_keys *block) {
+static void library_add(const cp_rung_workspace *workspace,
+                        const cp_keys *block) {
     const bool small = workspace->recipe->small;
     const int64_t dim = workspace->dim, step = cp_lanes_group(one_by_one, dim);
     float *scores = workspace->room;
@@ -120,7 +121,7 @@ cp_status cp_rung_library_exp2(const cp_attention *call) {
 
 enum { BLOCK_QUERIES = 256, BLOCK_KEYS = 192, WIDE_KEYS = BLOCK_KEYS + 64 };
 
-/* What lies where in a desk's room, in floats; keys lie at 0. */
+/* What lies where in a workspace's room, in floats; keys lie at 0. */
 typedef struct {
     cp_lanes slice, panel;
     int64_t values, scores, weights, end;
@@ -137,7 +138,8 @@ static packed_room find_room(const cp_micro *micro, int64_t dim) {
 }
 
 static void add_to_slice(const cp_micro *micro, const packed_room *room,
-                         const cp_desk *workspace, int64_t count, int64_t r) {
+                         const cp_rung_workspace *workspace, int64_t count,
+                         int64_t r) {
     const int64_t dim = workspace->dim, panel = micro->panel;
     const int64_t rows = cp_min(micro->slice, workspace->rows - r);
     const float *queries =
@@ -163,7 +165,8 @@ static void add_to_slice(const cp_micro *micro, const packed_room *room,
                           true, sums + d, cp_lanes_group(one_by_one, dim));
 }
 
-static void packed_add(const cp_desk *workspace, const cp_keys *block) {
+static void packed_add(const cp_rung_workspace *workspace,
+                       const cp_keys *block) {
     const cp_micro *micro = cp_micro_get();
     const packed_room room = find_room(micro, workspace->dim);
     cp_lanes_pack(room.panel, block->count, workspace->dim, block->keys,

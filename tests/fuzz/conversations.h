@@ -81,11 +81,11 @@ static void conversations_sign_all(char *bytes, int64_t count) {
 
 static void fuzz_conversations(const char *bytes, int64_t count) {
     conversations *conversations = conversations_open();
-    char *own = malloc((size_t)count + 1);
+    char *copy = malloc((size_t)count + 1);
     cp_saved_conversation saved;
-    memcpy(own, bytes, (size_t)count);
-    conversations_sign_all(own, count);
-    FILE *file = fmemopen(own, (size_t)cp_max(count, 1), "rb");
+    memcpy(copy, bytes, (size_t)count);
+    conversations_sign_all(copy, count);
+    FILE *file = fmemopen(copy, (size_t)cp_max(count, 1), "rb");
     const cp_status status = cp_saved_conversation_read(
         file, "fuzz", &conversations->wanted, conversations->session, &saved);
     for (int64_t s = 0; s < CONVERSATIONS; s++) {
@@ -97,7 +97,7 @@ static void fuzz_conversations(const char *bytes, int64_t count) {
     }
     cp_saved_conversation_free(&saved);
     fclose(file);
-    free(own);
+    free(copy);
 }
 
 #endif

@@ -24,8 +24,8 @@ stand_in_statistics stand_in_count(void) {
 
 /* C11 requires names for unused parameters. */
 #define IGNORES(name, type)                                                    \
-    void name(type it) {                                                       \
-        (void)it;                                                              \
+    void name(type unused) {                                                   \
+        (void)unused;                                                          \
     }
 IGNORES(stand_in_fail_allocation, int64_t)
 IGNORES(stand_in_fail_launch, int64_t)

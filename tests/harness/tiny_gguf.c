@@ -184,12 +184,12 @@ static void put_words(tiny_bytes *out, const char *words) {
 
 /* Returns the number of the first control token. */
 static int put_tokens(const tiny_gguf_options *options, metadata *out) {
-    const vocabulary *own = &vocabularies[options->vocabulary];
+    const vocabulary *vocab = &vocabularies[options->vocabulary];
     const int count = tiny_gguf_vocabulary_size(options);
-    const int first = own->last ? count - own->control_count : 0;
+    const int first = vocab->last ? count - vocab->control_count : 0;
     char rule[64];
     key_array(out, "tokenizer.ggml.tokens", KEY_STRING, count);
-    put_words(&out->bytes, own->last ? "" : own->controls);
+    put_words(&out->bytes, vocab->last ? "" : vocab->controls);
     for (int byte = 0; byte < 256; byte++)
         if (!is_left_out(options, byte))
             put_byte_token(&out->bytes, byte);
@@ -200,12 +200,12 @@ static int put_tokens(const tiny_gguf_options *options, metadata *out) {
     }
     if (options->extra != NULL)
         tiny_put_string(&out->bytes, options->extra);
-    put_words(&out->bytes, own->last ? own->controls : "");
+    put_words(&out->bytes, vocab->last ? vocab->controls : "");
 
-    const int extra = own->last ? first - 1 : count - 1;
+    const int extra = vocab->last ? first - 1 : count - 1;
     key_array(out, "tokenizer.ggml.token_type", KEY_I32, count);
     for (int id = 0; id < count; id++) {
-        int type = id >= first && id < first + own->control_count ? 3 : 1;
+        int type = id >= first && id < first + vocab->control_count ? 3 : 1;
         if (id == extra && options->extra != NULL && options->extra_type != 0)
             type = options->extra_type;
         tiny_put_u32(&out->bytes, (uint32_t)type);
@@ -216,19 +216,19 @@ static int put_tokens(const tiny_gguf_options *options, metadata *out) {
 }
 
 static void put_vocabulary(const tiny_gguf_options *options, metadata *out) {
-    const vocabulary *own = &vocabularies[options->vocabulary];
-    const unsigned char add_bos = own->last;
-    const char *pre = options->pre != NULL ? options->pre : own->pre;
+    const vocabulary *vocab = &vocabularies[options->vocabulary];
+    const unsigned char add_bos = vocab->last;
+    const char *pre = options->pre != NULL ? options->pre : vocab->pre;
     const char *template = options->chat_template != NULL
                                ? options->chat_template
-                               : own->chat_template;
+                               : vocab->chat_template;
     key_string(out, "tokenizer.ggml.model",
                options->tokenizer != NULL ? options->tokenizer : "gpt2");
     if (pre != NULL)
         key_string(out, "tokenizer.ggml.pre", pre);
     const int first = put_tokens(options, out);
-    key_u32(out, "tokenizer.ggml.bos_token_id", first + own->bos);
-    key_u32(out, "tokenizer.ggml.eos_token_id", first + own->eos);
+    key_u32(out, "tokenizer.ggml.bos_token_id", first + vocab->bos);
+    key_u32(out, "tokenizer.ggml.eos_token_id", first + vocab->eos);
     tiny_put(key(out, "tokenizer.ggml.add_bos_token", KEY_BOOL), &add_bos, 1);
     if (template[0] != '\0')
         key_string(out, "tokenizer.chat_template", template);

@@ -664,24 +664,25 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer,
 
 /* All ranks send to all others, in place: a rank's own part of an all-gather,
  * or of a sum, is already where it belongs. */
-static ncclResult_t say_to_all(part own, const void *from, char *to,
+static ncclResult_t say_to_all(part outgoing, const void *from, char *to,
                                size_t count, ncclComm_t comm, cudaStream_t on) {
-    const size_t stride = own.of == GATHERED ? count * size_of(own.type) : 0;
+    const size_t stride =
+        outgoing.of == GATHERED ? count * size_of(outgoing.type) : 0;
     TRY(enter_with(comm, true));
     if (from != to + (size_t)comm->rank * stride ||
-        (own.of == ADDED && own.type == ncclInt8))
+        (outgoing.of == ADDED && outgoing.type == ncclInt8))
         return leave(
             complain(ncclInvalidUsage,
                      "the stand-in gathers, and adds floats, in place"));
     leave(ncclSuccess);
     ncclGroupStart();
     for (int rank = 0; rank < comm->in->size; rank++) {
-        part others = own;
-        own.peer = others.peer = rank;
-        others.receives = true;
+        part incoming = outgoing;
+        outgoing.peer = incoming.peer = rank;
+        incoming.receives = true;
         if (rank != comm->rank) {
-            say(own, from, count, comm, on);
-            say(others, to + (size_t)rank * stride, count, comm, on);
+            say(outgoing, from, count, comm, on);
+            say(incoming, to + (size_t)rank * stride, count, comm, on);
         }
     }
     return ncclGroupEnd();
@@ -690,16 +691,16 @@ static ncclResult_t say_to_all(part own, const void *from, char *to,
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count,
                            ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t on) {
-    const part own = {.of = GATHERED, .type = type};
-    return say_to_all(own, from, to, count, comm, on);
+    const part outgoing = {.of = GATHERED, .type = type};
+    return say_to_all(outgoing, from, to, count, comm, on);
 }
 
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
                            ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t on) {
-    const part own = {.of = ADDED, .type = type};
+    const part outgoing = {.of = ADDED, .type = type};
     (void)op; /* the header knows sums only */
-    return say_to_all(own, from, to, count, comm, on);
+    return say_to_all(outgoing, from, to, count, comm, on);
 }
 
 /* At the end: report the communicators that are left, and reset everything. */

@@ -227,23 +227,24 @@ static uint64_t kind_of(const product *p, const uint32_t *alignments,
 }
 
 static cublasStatus_t search(const product *p,
-                             const cublasLtMatmulPreferenceOpaque_t *wish,
+                             const cublasLtMatmulPreferenceOpaque_t *preference,
                              cublasLtMatmulHeuristicResult_t *out) {
     OR_RETURN(check(p));
-    if (wish->mark != begun)
+    if (preference->mark != begun)
         return REFUSE(INVALID_VALUE, "a preference that was not initialised");
     for (int i = 0; i < 4; i++)
-        if (wish->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
-                                       ? LEAST_ALIGNMENT
-                                       : bytes_of(p->l[i].type)))
+        if (preference->alignments[i] < (p->l[0].type == CUDA_R_8F_E4M3
+                                             ? LEAST_ALIGNMENT
+                                             : bytes_of(p->l[i].type)))
             return REFUSE(NOT_SUPPORTED, "%s at multiples of %u bytes",
-                          names[i], wish->alignments[i]);
+                          names[i], preference->alignments[i]);
     *out = (cublasLtMatmulHeuristicResult_t){.wavesCount = 1.0f};
     out->algo.columns = p->l[3].columns;
-    out->algo.reductions = wish->reductions;
-    out->algo.kind = kind_of(p, wish->alignments, out->algo.columns);
-    out->algo.workspace = wish->workspace < NEED ? 0 : NEED;
-    memcpy(out->algo.alignments, wish->alignments, sizeof wish->alignments);
+    out->algo.reductions = preference->reductions;
+    out->algo.kind = kind_of(p, preference->alignments, out->algo.columns);
+    out->algo.workspace = preference->workspace < NEED ? 0 : NEED;
+    memcpy(out->algo.alignments, preference->alignments,
+           sizeof preference->alignments);
     out->workspaceSize = out->algo.workspace;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -251,7 +252,7 @@ static cublasStatus_t search(const product *p,
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t handle, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int most,
     cublasLtMatmulHeuristicResult_t found[], int *count) {
     *count = 0;
     if (handle == NULL || most < 1)
@@ -259,7 +260,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     const product p = {.how = *how, .l = {*a, *b, *c, *d}};
     if (enter() != cudaSuccess)
         return leave(CUBLAS_STATUS_NOT_INITIALIZED);
-    const cublasStatus_t status = leave(search(&p, wish, found));
+    const cublasStatus_t status = leave(search(&p, preference, found));
     *count = status == CUBLAS_STATUS_SUCCESS;
     return status;
 }
@@ -385,11 +386,11 @@ static void begin_product(const void *arguments) {
 }
 
 static bool has_its_workspace(const product *p) {
-    bool own = true;
+    bool intact = true;
     for (size_t at = 0; at < p->workspace_bytes; at += sizeof p)
-        own = own && memcmp(p->workspace + at, &p, sizeof p) == 0;
+        intact = intact && memcmp(p->workspace + at, &p, sizeof p) == 0;
     memset(p->workspace, POISON, p->workspace_bytes);
-    return own;
+    return intact;
 }
 
 static void multiply(const void *arguments) {

@@ -132,7 +132,7 @@ cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t handle, cublasLtMatmulDesc_t how, cublasLtMatrixLayout_t a,
     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t wish, int most,
+    cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int most,
     cublasLtMatmulHeuristicResult_t found[], int *count);
 
 cublasStatus_t

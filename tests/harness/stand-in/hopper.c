@@ -164,17 +164,17 @@ void stand_in_named(int id, int threads, bool waits, const char *file,
 static int registers[MOST_WARPS * LANES], spare_registers;
 
 void stand_in_registers(int count, bool more, const char *file, int line) {
-    int *mine = &registers[this_thread()];
+    int *held = &registers[this_thread()];
     if (count % 8 != 0 || count < 24 || count > 256 ||
-        (more ? count < *mine : count > *mine)) {
-        accuse_block("%d registers cannot become %d %s", *mine, count,
+        (more ? count < *held : count > *held)) {
+        accuse_block("%d registers cannot become %d %s", *held, count,
                      more ? "or more" : "or fewer");
         return;
     }
-    while (spare_registers < count - *mine)
+    while (spare_registers < count - *held)
         wait_for(&spare_registers, file, line);
-    spare_registers -= count - *mine;
-    *mine = count;
+    spare_registers -= count - *held;
+    *held = count;
     wake(&spare_registers);
 }
 

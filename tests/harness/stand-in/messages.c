@@ -132,16 +132,16 @@ bool messages_done(const operation *what) {
 /* Rounded after each addition, which is the worst that NCCL does. */
 static void add_up_narrow(const operation *what) {
     const size_t count = what->parts[0].bytes / 2;
-    uint16_t *own = (void *)what->parts[0].at;
+    uint16_t *local = (void *)what->parts[0].at;
     const uint16_t *others = (const void *)what->added;
     for (size_t i = 0; i < count; i++) {
         float sum = 0.0f;
         for (int rank = 0; rank < what->by->in->size; rank++)
             sum = from_bf16(to_bf16(
                 sum + from_bf16(rank == what->by->rank
-                                    ? own[i]
+                                    ? local[i]
                                     : others[(size_t)rank * count + i])));
-        own[i] = to_bf16(sum);
+        local[i] = to_bf16(sum);
     }
 }
 
@@ -149,7 +149,7 @@ static void add_up_narrow(const operation *what) {
  * and trees: programs must not rely on one. */
 static void add_up(const operation *what) {
     const size_t count = what->parts[0].bytes / sizeof(float);
-    float *own = (void *)what->parts[0].at;
+    float *local = (void *)what->parts[0].at;
     if (what->parts[0].type == ncclBfloat16) {
         add_up_narrow(what);
         return;
@@ -159,9 +159,9 @@ static void add_up(const operation *what) {
         double sum = 0.0;
         for (int rank = 0; rank < what->by->in->size; rank++)
             sum += (double)(rank == what->by->rank
-                                ? own[i]
+                                ? local[i]
                                 : others[(size_t)rank * count + i]);
-        own[i] = (float)sum;
+        local[i] = (float)sum;
     }
 }
 

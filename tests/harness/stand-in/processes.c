@@ -24,11 +24,11 @@ static struct {
     char root[200];
     int rank, size, listener, times; /* that they have met */
     peer *all;                       /* [size]; NULL: this process is alone */
-} us;
+} job;
 
 static const char *path_of(int rank) {
     static char path[300];
-    snprintf(path, sizeof path, "/tmp/stand-in-%s-%d", us.root, rank);
+    snprintf(path, sizeof path, "/tmp/stand-in-%s-%d", job.root, rank);
     return path;
 }
 
@@ -55,62 +55,63 @@ static int listen_at(const char *root) {
 
 bool peers_join(const char *root, int rank, int size) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    us.rank = rank;
-    us.size = size;
-    us.listener = -1;
-    us.times++;
-    snprintf(us.root, sizeof us.root, "%s", root);
+    job.rank = rank;
+    job.size = size;
+    job.listener = -1;
+    job.times++;
+    snprintf(job.root, sizeof job.root, "%s", root);
     if (rank == 0 && strchr(root, ':') != NULL &&
-        (us.listener = listen_at(root)) < 0)
+        (job.listener = listen_at(root)) < 0)
         return false;
-    us.all = take((size_t)size, sizeof *us.all);
+    job.all = take((size_t)size, sizeof *job.all);
     for (int r = 0; r < size; r++)
-        us.all[r].file = -1;
-    const int own =
+        job.all[r].file = -1;
+    const int news_file =
         open(path_of(rank), O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
-    us.all[rank].file = own;
-    if (own >= 0 && fcntl(own, F_SETLK, &lock) == 0 && ftruncate(own, 0) == 0)
+    job.all[rank].file = news_file;
+    if (news_file >= 0 && fcntl(news_file, F_SETLK, &lock) == 0 &&
+        ftruncate(news_file, 0) == 0)
         return true;
-    close(own);
-    free(us.all); /* the file belongs to another process */
-    us.all = NULL;
+    close(news_file);
+    free(job.all); /* the file belongs to another process */
+    job.all = NULL;
     return false;
 }
 
 void peers_leave(void) {
-    if (us.all == NULL)
+    if (job.all == NULL)
         return;
-    unlink(path_of(us.rank));
-    for (int r = 0; r < us.size; r++)
-        close(us.all[r].file);
-    close(us.listener);
-    free(us.all);
-    us.all = NULL;
+    unlink(path_of(job.rank));
+    for (int r = 0; r < job.size; r++)
+        close(job.all[r].file);
+    close(job.listener);
+    free(job.all);
+    job.all = NULL;
 }
 
 const char *peers_met(void) {
-    static char place[sizeof us.root];
-    snprintf(place, sizeof place, "again-%d-%d", (int)getpid(), us.times);
-    return us.times > 0 ? place : NULL;
+    static char place[sizeof job.root];
+    snprintf(place, sizeof place, "again-%d-%d", (int)getpid(), job.times);
+    return job.times > 0 ? place : NULL;
 }
 
 int peers(void) {
-    return us.all != NULL ? us.size : 0;
+    return job.all != NULL ? job.size : 0;
 }
 
 void peers_tell(const news *what, const void *bytes) {
-    const int own = us.all != NULL ? us.all[us.rank].file : -1;
+    const int news_file = job.all != NULL ? job.all[job.rank].file : -1;
     const struct iovec both[] = {
         {(void *)(uintptr_t)what, sizeof *what},
         {(void *)(uintptr_t)bytes, what->bytes},
     };
-    if (own >= 0 && what->clique > 0 && writev(own, both, 2) < 0)
+    if (news_file >= 0 && what->clique > 0 && writev(news_file, both, 2) < 0)
         fail_machine();
 }
 
 bool peers_come(int rank) {
-    peer *one = &us.all[rank];
-    if (one->file >= 0 || rank == us.rank)
+    peer *one = &job.all[rank];
+    if (one->file >= 0 || rank == job.rank)
         return false;
     const int file = open(path_of(rank), O_RDONLY | O_CLOEXEC);
     if (file < 0 || !is_locked(file)) {
@@ -118,19 +119,19 @@ bool peers_come(int rank) {
         return false;
     }
     one->file = file;
-    for (int r = 0; r < us.size; r++)
-        if (us.all[r].file < 0)
+    for (int r = 0; r < job.size; r++)
+        if (job.all[r].file < 0)
             return true;
-    close(us.listener); /* all have come */
-    us.listener = -1;
+    close(job.listener); /* all have come */
+    job.listener = -1;
     return true;
 }
 
 /* Read the next news of a rank, and its bytes, which the caller frees; the same
  * news is read again until peers_heard. */
 bool peers_hear(int rank, news *what, char **bytes) {
-    const peer *one = &us.all[rank];
-    if (one->file < 0 || rank == us.rank ||
+    const peer *one = &job.all[rank];
+    if (one->file < 0 || rank == job.rank ||
         pread(one->file, what, sizeof *what, one->at) < (ssize_t)sizeof *what)
         return false;
     *bytes = take(1, what->bytes + 1);
@@ -142,7 +143,7 @@ bool peers_hear(int rank, news *what, char **bytes) {
 }
 
 void peers_heard(int rank, const news *what) {
-    us.all[rank].at += (off_t)(sizeof *what + what->bytes);
+    job.all[rank].at += (off_t)(sizeof *what + what->bytes);
 }
 
 /* Has this process ended? True only once, and not before all its news have been
@@ -150,8 +151,8 @@ void peers_heard(int rank, const news *what) {
 bool peers_lost(int rank) {
     news what;
     char *bytes;
-    peer *one = &us.all[rank];
-    if (one->file < 0 || one->lost || rank == us.rank || is_locked(one->file))
+    peer *one = &job.all[rank];
+    if (one->file < 0 || one->lost || rank == job.rank || is_locked(one->file))
         return false;
     if (peers_hear(rank, &what, &bytes)) {
         free(bytes);

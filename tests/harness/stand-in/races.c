@@ -96,12 +96,12 @@ static void add_past(past *to, const past *more) {
 
 void hand_on(past *to) {
     const unsigned me = threadIdx.x, first = me / 32 * 32;
-    past *mine = &known[me];
+    past *thread_past = &known[me];
     for (unsigned i = party_of(first); i < party_of(first + 32); i++)
-        if (mine->until[i] < of_warp[me / 32])
-            mine->until[i] = of_warp[me / 32];
-    mine->until[party_of(me)] = now++;
-    add_past(to, mine);
+        if (thread_past->until[i] < of_warp[me / 32])
+            thread_past->until[i] = of_warp[me / 32];
+    thread_past->until[party_of(me)] = now++;
+    add_past(to, thread_past);
 }
 
 void learn(const past *from) {
@@ -137,8 +137,8 @@ void order_block(void) {
 }
 
 void stand_in_fence(void) {
-    stores *mine = &left_by[threadIdx.x];
-    *mine = *mine == STORED ? FENCED : *mine;
+    stores *state = &left_by[threadIdx.x];
+    *state = *state == STORED ? FENCED : *state;
     for (unsigned i = 0; i < blockDim.x; i++)
         left_by[i] = left_by[i] == MET ? PUBLISHED : left_by[i];
 }
