@@ -106,11 +106,12 @@ CP_INLINED void multiply_few(const cp_few_rows *a, int tiles, float *shared) {
     const int64_t row = first + threadIdx.x % CP_FEW_HEIGHT;
     const int tokens = row < own ? 0 : (int)a->rows;
     float *part = a->parts + blockIdx.y * area + row;
-    float *mine = shared + (8 * tiles * warp + lane % 4 * 2) * APART + lane / 4;
+    float *lane_sums =
+        shared + (8 * tiles * warp + lane % 4 * 2) * APART + lane / 4;
     float sum[PER_THREAD];
     CP_EACH(m, CP_FEW_HEIGHT / 16)
         CP_EACH(n, 4 * tiles)
-            mine[(n / 4 * 8 + n % 2) * APART + 16 * m + n % 4 / 2 * 8] =
+            lane_sums[(n / 4 * 8 + n % 2) * APART + 16 * m + n % 4 / 2 * 8] =
                 sums[m][n / 4][n % 4];
     __syncthreads();
     add_parts(sum, count, shared + (row - first), WARPS, 8 * tiles * APART,

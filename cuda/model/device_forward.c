@@ -43,8 +43,8 @@ typedef struct {
 struct cp_device_forward {
     cp_pass base;
     const cp_device_engine *engine;
-    cp_device_room *rooms;      /* [mine->count][2]: activations, slots */
-    rank_rows *parts;           /* [mine->count], as all below */
+    cp_device_room *rooms;      /* [engine->count][2]: activations, slots */
+    rank_rows *parts;           /* [engine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
     cp_layout *layout;          /* of the call that they are made for; NULL: */

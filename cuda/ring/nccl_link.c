@@ -363,12 +363,12 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
     if (tp_size < 1 || world->ranks % tp_size != 0)
         return cp_refuse("%d ranks cannot form groups of %d", world->ranks,
                          tp_size);
-    const int mine = world->rank % tp_size, row = world->rank / tp_size;
+    const int column = world->rank % tp_size, row = world->rank / tp_size;
     const int rows = world->ranks / tp_size;
     cp_watchdog_idle(world->watchdog);
-    cp_status status = split(world, row, mine, tp_size, 0, tp);
+    cp_status status = split(world, row, column, tp_size, 0, tp);
     if (status == CP_OK)
-        status = split(world, mine, row, rows, CP_SPARED, cp);
+        status = split(world, column, row, rows, CP_SPARED, cp);
     if (status == CP_OK)
         return CP_OK;
     forget(*tp);

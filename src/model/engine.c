@@ -150,10 +150,10 @@ static cp_status bring_from_all(const cp_engine *engine, int64_t rows,
                                 const cp_owner *owners, char *all) {
     const cp_local_ranks *local = &engine->local;
     const int64_t bytes = engine->row_bytes;
-    char *mine = all + local->group->rank * rows * bytes;
+    char *rank_rows = all + local->group->rank * rows * bytes;
     for (int64_t n = 0; n < rows; n++)
         if (owners[n].rank * local->parts == local->group->rank)
-            CP_TRY(bring(engine, mine + n * bytes, owners[n]));
+            CP_TRY(bring(engine, rank_rows + n * bytes, owners[n]));
     if (engine->on->synchronize != NULL)
         CP_TRY(engine->on->synchronize(engine));
     CP_TRY(local->group->all_gather(all, rows * bytes));
