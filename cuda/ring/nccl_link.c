@@ -176,9 +176,9 @@ static cp_status make_successor(cp_nccl *nccl, cp_nccl_loss *loss) {
 }
 
 static void agree_on_lost(cp_nccl *nccl) {
-    char own[512];
+    char reason[512];
     cp_nccl_loss loss = {.sound = can_shrink(nccl)};
-    snprintf(own, sizeof(own), "%s", cp_message());
+    snprintf(reason, sizeof(reason), "%s", cp_message());
     nccl->agreed = true;
     nccl->why[0] = '\0';
     unsetenv("NCCL_COMM_ID"); /* one survivor makes the id now */
@@ -190,7 +190,7 @@ static void agree_on_lost(cp_nccl *nccl) {
         nccl->loss.count = 0;
     if (status != CP_OK)
         snprintf(nccl->why, sizeof(nccl->why), "%s", cp_message());
-    cp_fail(CP_BROKEN, "%s", own);
+    cp_fail(CP_BROKEN, "%s", reason);
 }
 
 static void give_up(void *context) {
@@ -442,10 +442,10 @@ cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
 
 cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
                          cudaStream_t stream) {
-    const char *own = (char *)pieces + nccl->rank * bytes;
+    const char *piece = (char *)pieces + nccl->rank * bytes;
     CP_TRY(begin_to_talk(nccl));
-    const ncclResult_t result =
-        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream);
+    const ncclResult_t result = ncclAllGather(piece, pieces, (size_t)bytes,
+                                              ncclInt8, nccl->comm, stream);
     cp_watchdog_leave(nccl->watchdog);
     return await_result(nccl, result, "enqueuing a gather");
 }

@@ -30,9 +30,9 @@ void cp_partial_merge_row(float *output, float *lse, float *rest,
         *lse = add_lse;
         return;
     }
-    const double own = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
-    const double larger = own > add_lse ? own : add_lse;
-    const double old_weight = exp(own - larger),
+    const double old_lse = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
+    const double larger = old_lse > add_lse ? old_lse : add_lse;
+    const double old_weight = exp(old_lse - larger),
                  add_weight = exp(add_lse - larger);
     const double sum = old_weight + add_weight;
     /* Move the output to the centre of mass. */

@@ -287,9 +287,9 @@ static cp_status receive_token(const cp_engine *engine, cp_status own_status,
     const cp_process_group *group = local->group;
     int32_t *all; /* [group->ranks][1 + count]: status, tokens */
     CP_TRY(cp_allocate(&all, group->ranks, (1 + count) * 4, "tokens"));
-    int32_t *own = all + group->rank * (1 + count);
-    own[0] = (int32_t)own_status;
-    memcpy(own + 1, tokens, (size_t)count * 4);
+    int32_t *entry = all + group->rank * (1 + count);
+    entry[0] = (int32_t)own_status;
+    memcpy(entry + 1, tokens, (size_t)count * 4);
     cp_status status = group->all_gather(all, (1 + count) * 4);
     for (int r = 0; r < group->ranks && own_status == CP_OK && status == CP_OK;
          r++)

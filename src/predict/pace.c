@@ -145,8 +145,9 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
 static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
                         cp_use keys) {
     const cp_layout *layout = plan->layout;
-    const int64_t own = keys.origin == rank ? layout->queries[rank].tokens : 0;
-    const double rows = (double)(layout->keys[keys.origin].tokens - own);
+    const int64_t own_tokens =
+        keys.origin == rank ? layout->queries[rank].tokens : 0;
+    const double rows = (double)(layout->keys[keys.origin].tokens - own_tokens);
     if (pace->making <= 0 || rows <= 0)
         return 0;
     return linear(pace, pace->making, pace->call->model->attention_bits, rows);
