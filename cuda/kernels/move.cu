@@ -22,8 +22,8 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
             const float larger = fmaxf(lse, add[i]);
             const float old_weight =
                 lse == -INFINITY ? 0.0f : expf(lse - larger);
-            const float add_weight = expf(add[i] - larger),
-                        sum = old_weight + add_weight;
+            const float add_weight = expf(add[i] - larger);
+            const float sum = old_weight + add_weight;
             kept[i] = old_weight / sum;
             fresh[i] = add_weight / sum;
             if (add[i] != -INFINITY)

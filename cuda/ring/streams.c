@@ -633,8 +633,8 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
                               : CP_OK;
 }
 
-static cp_status rewrite(const cp_stream_walker *w, const cp_op *op,
-                         bool received) {
+static cp_status encode_or_decode(const cp_stream_walker *w, const cp_op *op,
+                                  bool received) {
     return cp_messages_encode(w->plan, w->rank, op, received, w->slots,
                               w->messages, w->queues.communication);
 }
@@ -647,7 +647,7 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
         CP_TRY(cp_event_wait(stream, w->over[op->after]));
     else if (n == w->first)
         CP_TRY(cp_event_wait(stream, w->begun));
-    CP_TRY(rewrite(w, op, false));
+    CP_TRY(encode_or_decode(w, op, false));
     return cp_event_record(w->ready[n], stream);
 }
 
@@ -722,7 +722,7 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     if (count > 0)
         CP_TRY(w->link->trade(w->link->context, w->halves, count,
                               w->queues.communication));
-    CP_TRY(rewrite(w, op, true));
+    CP_TRY(encode_or_decode(w, op, true));
     mark_end(w, mark);
     CP_TRY(cp_event_record(w->over[n], w->queues.communication));
     return op->kind != CP_OP_EXCHANGE
@@ -771,7 +771,7 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     for (int i = 0; i < count; i++)
         if (to->halves[i].receive)
             CP_TRY(carry(all, event, rank, to->halves[i]));
-    CP_TRY(rewrite(to, op, true));
+    CP_TRY(encode_or_decode(to, op, true));
     mark_end(to, mark);
     return cp_event_record(to->over[n], stream);
 }

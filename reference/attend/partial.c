@@ -32,8 +32,8 @@ void cp_partial_merge_row(float *output, float *lse, float *rest,
     }
     const double old_lse = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
     const double larger = old_lse > add_lse ? old_lse : add_lse;
-    const double old_weight = exp(old_lse - larger),
-                 add_weight = exp(add_lse - larger);
+    const double old_weight = exp(old_lse - larger);
+    const double add_weight = exp(add_lse - larger);
     const double sum = old_weight + add_weight;
     /* Move the output to the centre of mass. */
     const double keep = old_weight / sum, take = add_weight / sum;

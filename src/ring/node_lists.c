@@ -60,8 +60,8 @@ static void follow_local(const node_list_walk *walk, const cp_event *event) {
 static void send(node_list_walk *walk, int from, int slot, int to,
                  int arrives) {
     const uint32_t leaves = *held(walk, from, slot);
-    const int source_count = walk->sent[slot],
-              target_count = walk->sent[arrives];
+    const int source_count = walk->sent[slot];
+    const int target_count = walk->sent[arrives];
     const int sent_count =
         (int)cp_max(count_nodes(leaves), cp_max(source_count, target_count));
     walk->grew |= (source_count > 0 && source_count < sent_count) ||
