@@ -52,21 +52,21 @@ static __device__ float score_key(const cp_device_attention *a,
     return score + part;
 }
 
-/* Add one key from each of the first count lanes: own is its row, or below 0
- * if the lane has no key, as in all lanes from count on. */
+/* Add one key from each of the first count lanes: key_row is its row, or below
+ * 0 if the lane has no key, as in all lanes from count on. */
 static __device__ void add_keys(const cp_device_attention *a,
                                 const widths_of_head *widths,
-                                const row_work *work, int64_t own,
+                                const row_work *work, int64_t key_row,
                                 int64_t count, latent_sums *row) {
     const int lane = (int)threadIdx.x % 32;
     const int64_t head = blockIdx.y;
     const float score =
-        own < 0 ? -INFINITY
-                : score_key(a, work->query, own * a->key_heads + head);
+        key_row < 0 ? -INFINITY
+                    : score_key(a, work->query, key_row * a->key_heads + head);
     const float now = fmaxf(row->level, warp_max(score));
     const float level = now == -INFINITY ? 0.0f : now;
-    const float weight = own < 0 ? 0.0f : exp2f(score - level);
-    work->rows[lane] = own;
+    const float weight = key_row < 0 ? 0.0f : exp2f(score - level);
+    work->rows[lane] = key_row;
     __syncwarp();
     const float factor = exp2f(row->level - level);
     row->total = row->total * factor + warp_sum(weight);

@@ -164,9 +164,9 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     float sums[CP_DEVICE_DIM_MAX / 32] = {0.0f};
     for (int first = 0; first < a->splits; first += 32) {
         /* Add these splits in their order. */
-        const int own = first + lane;
+        const int split = first + lane;
         const int here = a->splits - first < 32 ? a->splits - first : 32;
-        const float add = own < a->splits ? add_lse[own * rows] : -INFINITY;
+        const float add = split < a->splits ? add_lse[split * rows] : -INFINITY;
         const float share = add == -INFINITY ? 0.0f : expf(add - base) / sum;
         const float *from = a->unfinished + (first * rows + at) * dim + lane;
         for (int s = 0; s < here; s += 8) {

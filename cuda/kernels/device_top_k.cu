@@ -61,11 +61,11 @@ static __device__ void offer_keys(const cp_device_selection *a, int64_t row,
     const int64_t room = a->indexer.top_k;
     const int64_t seen = keys_seen(keys.span, position);
     for (int64_t j = 0; j < seen; j += 32) {
-        const float own = j + lane < seen
-                              ? score_key(a, row, keys.row + j + lane)
-                              : -INFINITY;
+        const float lane_score = j + lane < seen
+                                     ? score_key(a, row, keys.row + j + lane)
+                                     : -INFINITY;
         for (int l = 0; l < 32 && j + l < seen; l++) {
-            const float score = __shfl_sync(0xffffffffu, own, l);
+            const float score = __shfl_sync(0xffffffffu, lane_score, l);
             const int64_t at = keys.span.start + (j + l) * keys.span.step;
             const cp_candidate key = {score, (int32_t)at};
             offer(list, room, key);

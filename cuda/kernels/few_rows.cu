@@ -95,22 +95,23 @@ CP_INLINED void put_sums(const cp_few_rows *a, int count, int tokens,
 }
 
 CP_INLINED void multiply_few(const cp_few_rows *a, int tiles, float *shared) {
-    const int64_t own = (int64_t)blockIdx.x * CP_FEW_HEIGHT;
+    const int64_t block_start = (int64_t)blockIdx.x * CP_FEW_HEIGHT;
     const int64_t last = a->out - CP_FEW_HEIGHT;
-    const int64_t first = own < last ? own : last;
+    const int64_t first = block_start < last ? block_start : last;
     few_sums sums = {{{0.0f}}};
     add_up(a, tiles, first, sums);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const int count = 8 * tiles / STRIDE;
     const int64_t area = a->rows * a->out;
     const int64_t row = first + threadIdx.x % CP_FEW_HEIGHT;
-    const int tokens = row < own ? 0 : (int)a->rows;
+    const int tokens = row < block_start ? 0 : (int)a->rows;
     float *part = a->parts + blockIdx.y * area + row;
-    float *mine = shared + (8 * tiles * warp + lane % 4 * 2) * APART + lane / 4;
+    float *lane_sums =
+        shared + (8 * tiles * warp + lane % 4 * 2) * APART + lane / 4;
     float sum[PER_THREAD];
     CP_EACH(m, CP_FEW_HEIGHT / 16)
         CP_EACH(n, 4 * tiles)
-            mine[(n / 4 * 8 + n % 2) * APART + 16 * m + n % 4 / 2 * 8] =
+            lane_sums[(n / 4 * 8 + n % 2) * APART + 16 * m + n % 4 / 2 * 8] =
                 sums[m][n / 4][n % 4];
     __syncthreads();
     add_parts(sum, count, shared + (row - first), WARPS, 8 * tiles * APART,

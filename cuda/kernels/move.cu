@@ -20,12 +20,14 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                 i < here ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
         CP_EACH(i, 8) {
             const float larger = fmaxf(lse, add[i]);
-            const float mine = lse == -INFINITY ? 0.0f : expf(lse - larger);
-            const float theirs = expf(add[i] - larger), sum = mine + theirs;
-            kept[i] = mine / sum;
-            fresh[i] = theirs / sum;
+            const float old_weight =
+                lse == -INFINITY ? 0.0f : expf(lse - larger);
+            const float add_weight = expf(add[i] - larger);
+            const float sum = old_weight + add_weight;
+            kept[i] = old_weight / sum;
+            fresh[i] = add_weight / sum;
             if (add[i] != -INFINITY)
-                lse = mine == 0.0f ? add[i] : larger + logf(sum);
+                lse = old_weight == 0.0f ? add[i] : larger + logf(sum);
         }
         for (int64_t d = lane; d < a.dim; d += 32 * 4) {
             /* Add all these addends' numbers. */

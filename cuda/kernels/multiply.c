@@ -136,7 +136,7 @@ static cublasStatus_t search(cp_multiplier *multiplier, lt_product *p,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    cublasLtMatmulPreferenceOpaque_t wish;
+    cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t best;
     const uint64_t bytes =
         multiplier->in_order ? 0 : multiplier->workspace_bytes;
@@ -144,17 +144,18 @@ static cublasStatus_t search(cp_multiplier *multiplier, lt_product *p,
                                     ? CUBLASLT_REDUCTION_SCHEME_NONE
                                     : CUBLASLT_REDUCTION_SCHEME_MASK;
     int count = 0;
-    LT_TRY(cublasLtMatmulPreferenceInit(&wish));
+    LT_TRY(cublasLtMatmulPreferenceInit(&preference));
     LT_TRY(cublasLtMatmulPreferenceSetAttribute(
-        &wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, 8));
+        &preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, 8));
     LT_TRY(cublasLtMatmulPreferenceSetAttribute(
-        &wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, 4));
+        &preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+        4));
     for (int i = 0; i < 4; i++)
-        LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, operands[i],
+        LT_TRY(cublasLtMatmulPreferenceSetAttribute(&preference, operands[i],
                                                     &of.alignment, 4));
     LT_TRY(cublasLtMatmulAlgoGetHeuristic(multiplier->library, &p->how, &p->w,
-                                          &p->x, &p->y, &p->y, &wish, 1, &best,
-                                          &count));
+                                          &p->x, &p->y, &p->y, &preference, 1,
+                                          &best, &count));
     *out = best.algo;
     return count > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }

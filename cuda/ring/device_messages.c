@@ -6,7 +6,7 @@
 #include "cuda/kernels/device_encode.h"
 #include "ring/messages.h"
 
-static cp_status rewrite_slot(const cp_plan *plan, int slot, bool reads,
+static cp_status convert_slot(const cp_plan *plan, int slot, bool reads,
                               char *held, char *sent, cudaStream_t stream) {
     const cp_slot_tensors tensors = cp_slot_tensors_of(plan, slot);
     for (int n = 0; n < 2; n++) {
@@ -37,10 +37,10 @@ cp_status cp_messages_encode(const cp_plan *plan, int rank, const cp_op *op,
         if (touch.writes != received || !cp_op_encodes(plan, rank, op, touch))
             continue;
         if (!received)
-            CP_TRY(rewrite_slot(plan, slot, false, slots[slot], messages[slot],
+            CP_TRY(convert_slot(plan, slot, false, slots[slot], messages[slot],
                                 stream));
         if (received || cp_slot_is_read_back(plan, slot))
-            CP_TRY(rewrite_slot(plan, slot, true, slots[slot], messages[slot],
+            CP_TRY(convert_slot(plan, slot, true, slots[slot], messages[slot],
                                 stream));
     }
     return CP_OK;

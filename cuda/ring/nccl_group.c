@@ -52,8 +52,8 @@ static cp_status copy(void *to, const void *from, int64_t bytes) {
 }
 
 static cp_status enqueue_gather(int64_t bytes) {
-    const int64_t own = self.rank * bytes;
-    CP_TRY(copy(self.device + own, self.host + own, bytes));
+    const int64_t offset = self.rank * bytes;
+    CP_TRY(copy(self.device + offset, self.host + offset, bytes));
     CP_TRY(cp_nccl_gather(self.world, self.device, bytes, self.stream));
     return copy(self.host, self.device, self.ranks * bytes);
 }
@@ -151,14 +151,14 @@ static void put_down(char *to, int64_t bytes, const char *from, int64_t stride,
 }
 
 static cp_status all_gather(void *items, int64_t bytes) {
-    const char *own = (char *)items + self.rank * bytes;
+    const char *sent = (char *)items + self.rank * bytes;
     const int64_t column = self.room / self.ranks;
-    CP_TRY(announce(COLLECT, 0, own, bytes));
+    CP_TRY(announce(COLLECT, 0, sent, bytes));
     if (bytes <= FEW)
         put_down(items, bytes, records()->data, sizeof(record), bytes);
     for (int64_t at = 0; at < bytes && bytes > FEW; at += column) {
         const int64_t piece = cp_min(column, bytes - at);
-        memcpy(self.host + self.rank * piece, own + at, (size_t)piece);
+        memcpy(self.host + self.rank * piece, sent + at, (size_t)piece);
         CP_TRY(gather(piece));
         put_down((char *)items + at, bytes, self.host, piece, piece);
     }
@@ -166,15 +166,15 @@ static cp_status all_gather(void *items, int64_t bytes) {
 }
 
 static int leave(int status) {
-    char own[FEW] = "";
+    char reason[FEW] = "";
     if (status != 0)
-        snprintf(own, sizeof(own), "%s", cp_message());
+        snprintf(reason, sizeof(reason), "%s", cp_message());
     fflush(stdout);
     self.world->agree = NULL; /* no recovery from here on */
-    const bool alone = announce(LEAVE, status, own, FEW) != CP_OK;
+    const bool alone = announce(LEAVE, status, reason, FEW) != CP_OK;
     if (alone && (self.rank != 0 || status == 0))
         fprintf(stderr, "longring: rank %d ends: %s\n", self.rank,
-                status != 0 ? own : cp_message());
+                status != 0 ? reason : cp_message());
     int worst = alone && status == 0 ? 1 : status;
     for (int r = 0; r < self.ranks && !alone; r++) {
         if (self.rank == 0 && worst == 0 && records()[r].status > 0)
@@ -225,9 +225,9 @@ static cp_status take_the_latest(char *all, const bool *present) {
 static cp_status rejoin(cp_nccl *world, char *all, bool *present,
                         cp_nccl_loss *loss) {
     const double timeout = world->timeout;
-    agreement *own = agreement_of(all, self.rank);
-    *own = (agreement){self.done, self.received_at, loss->sound, loss->id};
-    memcpy(own->heard, self.received, (size_t)self.ranks * sizeof(record));
+    agreement *proposal = agreement_of(all, self.rank);
+    *proposal = (agreement){self.done, self.received_at, loss->sound, loss->id};
+    memcpy(proposal->heard, self.received, (size_t)self.ranks * sizeof(record));
     CP_TRY(cp_rendezvous(self.place, self.rank, self.ranks,
                          timeout > GRACE ? timeout + GRACE : 2 * timeout, all,
                          agreement_bytes(), present));

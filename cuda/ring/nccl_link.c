@@ -176,9 +176,9 @@ static cp_status make_successor(cp_nccl *nccl, cp_nccl_loss *loss) {
 }
 
 static void agree_on_lost(cp_nccl *nccl) {
-    char own[512];
+    char reason[512];
     cp_nccl_loss loss = {.sound = can_shrink(nccl)};
-    snprintf(own, sizeof(own), "%s", cp_message());
+    snprintf(reason, sizeof(reason), "%s", cp_message());
     nccl->agreed = true;
     nccl->why[0] = '\0';
     unsetenv("NCCL_COMM_ID"); /* one survivor makes the id now */
@@ -190,7 +190,7 @@ static void agree_on_lost(cp_nccl *nccl) {
         nccl->loss.count = 0;
     if (status != CP_OK)
         snprintf(nccl->why, sizeof(nccl->why), "%s", cp_message());
-    cp_fail(CP_BROKEN, "%s", own);
+    cp_fail(CP_BROKEN, "%s", reason);
 }
 
 static void give_up(void *context) {
@@ -363,12 +363,12 @@ cp_status cp_nccl_split(cp_nccl *world, int tp_size, cp_nccl **tp,
     if (tp_size < 1 || world->ranks % tp_size != 0)
         return cp_refuse("%d ranks cannot form groups of %d", world->ranks,
                          tp_size);
-    const int mine = world->rank % tp_size, row = world->rank / tp_size;
+    const int column = world->rank % tp_size, row = world->rank / tp_size;
     const int rows = world->ranks / tp_size;
     cp_watchdog_idle(world->watchdog);
-    cp_status status = split(world, row, mine, tp_size, 0, tp);
+    cp_status status = split(world, row, column, tp_size, 0, tp);
     if (status == CP_OK)
-        status = split(world, mine, row, rows, CP_SPARED, cp);
+        status = split(world, column, row, rows, CP_SPARED, cp);
     if (status == CP_OK)
         return CP_OK;
     forget(*tp);
@@ -442,10 +442,10 @@ cp_status cp_nccl_sum(cp_nccl *nccl, void *numbers, cp_element element,
 
 cp_status cp_nccl_gather(cp_nccl *nccl, void *pieces, int64_t bytes,
                          cudaStream_t stream) {
-    const char *own = (char *)pieces + nccl->rank * bytes;
+    const char *piece = (char *)pieces + nccl->rank * bytes;
     CP_TRY(begin_to_talk(nccl));
-    const ncclResult_t result =
-        ncclAllGather(own, pieces, (size_t)bytes, ncclInt8, nccl->comm, stream);
+    const ncclResult_t result = ncclAllGather(piece, pieces, (size_t)bytes,
+                                              ncclInt8, nccl->comm, stream);
     cp_watchdog_leave(nccl->watchdog);
     return await_result(nccl, result, "enqueuing a gather");
 }

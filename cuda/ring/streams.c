@@ -29,20 +29,20 @@ struct cp_stream_walker {
     cp_leaf_use *held; /* [count], in exact order (chapter 17); or NULL */
     cp_tile_lists *tile_lists;
     /* Its memory. */
-    cp_device_room own; /* unless the options have a room */
-    void **slots;       /* [slot_count]; NULL = not used */
-    void **messages;    /* [slot_count] of them: the same, or beside them */
-    char *lists;        /* the tile lists */
-    int32_t *wrong;     /* [ranks] of labels */
-    float *unfinished;  /* [splits] partials, */
-    int64_t splits;     /* if there is room for more than one */
-    int32_t *tickets;   /* [ticket_count], or NULL */
-    int64_t leaves;     /* in exact order: leaves that fit in unfinished, */
-    int64_t leaf_bytes; /* and bytes of each */
-    bool *needed;       /* [slot_count] by this rank, */
-    bool *rewritten;    /* and with a message beside it */
-    char *staging;      /* on the host: the tile lists, */
-    int32_t *told;      /* [ranks] and wrong, copied back */
+    cp_device_room room; /* unless the options have a room */
+    void **slots;        /* [slot_count]; NULL = not used */
+    void **messages;     /* [slot_count] of them: the same, or beside them */
+    char *lists;         /* the tile lists */
+    int32_t *wrong;      /* [ranks] of labels */
+    float *unfinished;   /* [splits] partials, */
+    int64_t splits;      /* if there is room for more than one */
+    int32_t *tickets;    /* [ticket_count], or NULL */
+    int64_t leaves;      /* in exact order: leaves that fit in unfinished, */
+    int64_t leaf_bytes;  /* and bytes of each */
+    bool *needed;        /* [slot_count] by this rank, */
+    bool *rewritten;     /* and with a message beside it */
+    char *staging;       /* on the host: the tile lists, */
+    int32_t *told;       /* [ranks] and wrong, copied back */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
@@ -141,7 +141,7 @@ static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t listed = cp_tile_lists_bytes(w->tile_lists);
     const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
-    cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->own;
+    cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->room;
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
@@ -273,7 +273,7 @@ void cp_stream_walker_free(cp_stream_walker *w) {
     for (int64_t n = 0; w->over != NULL && n < 2 * w->program->count; n++)
         cp_event_free(w->over[n]);
     cp_event_free(w->begun);
-    cp_device_room_free(&w->own);
+    cp_device_room_free(&w->room);
     free(w->held);
     free(w->tile_lists);
     free(w->slots);
@@ -633,8 +633,8 @@ static cp_status compute(cp_stream_walker *w, int64_t n) {
                               : CP_OK;
 }
 
-static cp_status rewrite(const cp_stream_walker *w, const cp_op *op,
-                         bool received) {
+static cp_status encode_or_decode(const cp_stream_walker *w, const cp_op *op,
+                                  bool received) {
     return cp_messages_encode(w->plan, w->rank, op, received, w->slots,
                               w->messages, w->queues.communication);
 }
@@ -647,7 +647,7 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
         CP_TRY(cp_event_wait(stream, w->over[op->after]));
     else if (n == w->first)
         CP_TRY(cp_event_wait(stream, w->begun));
-    CP_TRY(rewrite(w, op, false));
+    CP_TRY(encode_or_decode(w, op, false));
     return cp_event_record(w->ready[n], stream);
 }
 
@@ -722,7 +722,7 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
     if (count > 0)
         CP_TRY(w->link->trade(w->link->context, w->halves, count,
                               w->queues.communication));
-    CP_TRY(rewrite(w, op, true));
+    CP_TRY(encode_or_decode(w, op, true));
     mark_end(w, mark);
     CP_TRY(cp_event_record(w->over[n], w->queues.communication));
     return op->kind != CP_OP_EXCHANGE
@@ -744,8 +744,8 @@ static cp_status carry(const together *all, const cp_event *event, int rank,
                        cp_message_half half) {
     const cp_stream_walker *from = all->walkers[half.peer];
     const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
-    const int own = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
-    void *source = from->messages[sent->in.slot + own];
+    const int offset = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
+    void *source = from->messages[sent->in.slot + offset];
     cudaStream_t stream = all->walkers[rank]->queues.communication;
     const cp_message_half halves[2] = {{0, false, source, half.bytes},
                                        {0, true, half.buffer, half.bytes}};
@@ -771,7 +771,7 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     for (int i = 0; i < count; i++)
         if (to->halves[i].receive)
             CP_TRY(carry(all, event, rank, to->halves[i]));
-    CP_TRY(rewrite(to, op, true));
+    CP_TRY(encode_or_decode(to, op, true));
     mark_end(to, mark);
     return cp_event_record(to->over[n], stream);
 }

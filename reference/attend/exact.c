@@ -287,15 +287,15 @@ finish_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *sums,
 static inline __attribute__((always_inline)) void
 merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
             float *answer) {
-    float mine[CP_PANEL_WIDEST], theirs[CP_PANEL_WIDEST];
+    float left_share[CP_PANEL_WIDEST], right_share[CP_PANEL_WIDEST];
     float left[CP_PANEL_WIDEST], right[CP_PANEL_WIDEST];
     float *lse = answer + dim * stride;
 #pragma omp simd
     for (int64_t i = 0; i < lanes; i++) {
         const float a = before[dim * stride + i], z = lse[i];
         const cp_node_shares share = cp_node_weigh(a, z);
-        mine[i] = share.mine;
-        theirs[i] = share.theirs;
+        left_share[i] = share.left;
+        right_share[i] = share.right;
         left[i] = a;
         right[i] = z;
         lse[i] = z == -INFINITY ? a : a == -INFINITY ? z : share.lse;
@@ -303,10 +303,10 @@ merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
     for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
         for (int64_t i = 0; i < lanes; i++)
-            answer[d * stride + i] =
-                cp_node_mix((cp_node_shares){mine[i], theirs[i], 0.0f},
-                            before[d * stride + i], answer[d * stride + i],
-                            right[i] == -INFINITY, left[i] == -INFINITY);
+            answer[d * stride + i] = cp_node_mix(
+                (cp_node_shares){left_share[i], right_share[i], 0.0f},
+                before[d * stride + i], answer[d * stride + i],
+                right[i] == -INFINITY, left[i] == -INFINITY);
 }
 
 /* A leaf of a panel is complete: merge it up the given number of levels. The

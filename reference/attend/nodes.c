@@ -9,15 +9,15 @@
 
 void cp_node_merge_row(float *output, float *lse, const float *add,
                        float add_lse, int64_t dim) {
-    const bool mine = *lse > -INFINITY || isnan(*lse);
-    const bool theirs = add_lse > -INFINITY || isnan(add_lse);
+    const bool has_output = *lse > -INFINITY || isnan(*lse);
+    const bool has_add = add_lse > -INFINITY || isnan(add_lse);
     const size_t bytes = (size_t)dim * sizeof(float);
-    if (!mine && !theirs)
+    if (!has_output && !has_add)
         memset(output, 0, bytes);
-    if (!mine && theirs)
+    if (!has_output && has_add)
         memcpy(output, add, bytes);
-    *lse = mine ? *lse : add_lse;
-    if (!mine || !theirs)
+    *lse = has_output ? *lse : add_lse;
+    if (!has_output || !has_add)
         return;
     const cp_node_shares of = cp_node_weigh(*lse, add_lse);
     for (int64_t d = 0; d < dim; d++)
@@ -55,19 +55,21 @@ static void push(stack *s, cp_node node, const cp_partial *of, int64_t place,
 
 void cp_nodes_merge(cp_partial *out, uint32_t held, const cp_partial *add,
                     uint32_t added) {
-    cp_node mine[CP_NODES_MAX], theirs[CP_NODES_MAX];
-    const int ours = cp_leaves_nodes(held, mine);
-    const int others = cp_leaves_nodes(added, theirs);
+    cp_node held_nodes[CP_NODES_MAX], added_nodes[CP_NODES_MAX];
+    const int held_count = cp_leaves_nodes(held, held_nodes);
+    const int added_count = cp_leaves_nodes(added, added_nodes);
     const int64_t size = cp_node_size(out);
     stack s;
     for (int64_t row = 0; row < out->rows * out->heads; row++) {
         s.count = 0;
-        for (int i = 0, j = 0; i + j < ours + others;)
-            if (j == others || (i < ours && mine[i].first < theirs[j].first)) {
-                push(&s, mine[i], out, i, row);
+        for (int i = 0, j = 0; i + j < held_count + added_count;)
+            if (j == added_count ||
+                (i < held_count &&
+                 held_nodes[i].first < added_nodes[j].first)) {
+                push(&s, held_nodes[i], out, i, row);
                 i++;
             } else {
-                push(&s, theirs[j], add, j, row);
+                push(&s, added_nodes[j], add, j, row);
                 j++;
             }
         for (int n = 0; n < s.count; n++) {

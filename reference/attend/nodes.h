@@ -26,12 +26,12 @@ static inline float cp_node_log(float x) {
 /* The weights of two siblings in their parent, and its LSE. Swapping them makes
  * no difference; an empty one has weight 0. */
 typedef struct {
-    float mine, theirs, lse;
+    float left, right, lse;
 } cp_node_shares;
 
-static inline cp_node_shares cp_node_weigh(float mine, float theirs) {
-    const bool more = mine > theirs;
-    const float large = more ? mine : theirs, small = more ? theirs : mine;
+static inline cp_node_shares cp_node_weigh(float left, float right) {
+    const bool more = left > right;
+    const float large = more ? left : right, small = more ? right : left;
     const float apart = small == large ? 0.0f : small - large;
     const float weight = cp_exp2(apart * 1.44269504f);
     const float share = 1.0f / (1.0f + weight), rest = weight * share;
@@ -40,10 +40,10 @@ static inline cp_node_shares cp_node_weigh(float mine, float theirs) {
 }
 
 /* Mix a number of each side; an empty side is ignored. */
-static inline float cp_node_mix(cp_node_shares of, float mine, float theirs,
-                                bool only_mine, bool only_theirs) {
-    const float both = of.mine * mine + of.theirs * theirs;
-    return only_mine ? mine : only_theirs ? theirs : both;
+static inline float cp_node_mix(cp_node_shares of, float left, float right,
+                                bool only_left, bool only_right) {
+    const float both = of.left * left + of.right * right;
+    return only_left ? left : only_right ? right : both;
 }
 
 /* Merge one row of one head with that of its sibling. */

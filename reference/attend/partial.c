@@ -30,12 +30,13 @@ void cp_partial_merge_row(float *output, float *lse, float *rest,
         *lse = add_lse;
         return;
     }
-    const double own = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
-    const double larger = own > add_lse ? own : add_lse;
-    const double mine = exp(own - larger), theirs = exp(add_lse - larger);
-    const double sum = mine + theirs;
+    const double old_lse = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
+    const double larger = old_lse > add_lse ? old_lse : add_lse;
+    const double old_weight = exp(old_lse - larger);
+    const double add_weight = exp(add_lse - larger);
+    const double sum = old_weight + add_weight;
     /* Move the output to the centre of mass. */
-    const double keep = mine / sum, take = theirs / sum;
+    const double keep = old_weight / sum, take = add_weight / sum;
     for (int64_t d = 0; d < dim; d++) {
         const double ours = keep * (double)output[d];
         const double other = take * (double)add[d];

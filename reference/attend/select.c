@@ -20,20 +20,20 @@ void cp_candidates_clear(cp_candidate *list, int64_t count) {
 
 void cp_candidates_merge(cp_candidate *out, const cp_candidate *add,
                          int64_t room) {
-    int64_t own_count = 0, theirs = 0;
-    while (own_count + theirs < room)
-        if (cp_candidate_before(add[theirs], out[own_count]))
-            theirs++;
+    int64_t out_count = 0, add_count = 0;
+    while (out_count + add_count < room)
+        if (cp_candidate_before(add[add_count], out[out_count]))
+            add_count++;
         else
-            own_count++;
+            out_count++;
     /* Fill the list from its end. */
-    while (theirs > 0) {
+    while (add_count > 0) {
         const bool ours =
-            own_count > 0 &&
-            cp_candidate_before(add[theirs - 1], out[own_count - 1]);
-        out[own_count + theirs - 1] =
-            ours ? out[own_count - 1] : add[theirs - 1];
-        *(ours ? &own_count : &theirs) -= 1;
+            out_count > 0 &&
+            cp_candidate_before(add[add_count - 1], out[out_count - 1]);
+        out[out_count + add_count - 1] =
+            ours ? out[out_count - 1] : add[add_count - 1];
+        *(ours ? &out_count : &add_count) -= 1;
     }
 }
 

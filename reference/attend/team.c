@@ -94,10 +94,10 @@ float *cp_team_aside(const cp_team *team, const cp_task *task, int64_t r) {
 static void do_all(const cp_team *team, float *memory, int64_t floats) {
 #pragma omp parallel num_threads(team->call->threads)
     {
-        float *mine = memory + omp_get_thread_num() * floats;
+        float *thread_memory = memory + omp_get_thread_num() * floats;
 #pragma omp for schedule(dynamic)
         for (int64_t n = 0; n < team->count; n++) {
-            cp_workspace space = {mine, 0};
+            cp_workspace space = {thread_memory, 0};
             team->work(team, &team->tasks[n], &space);
         }
         for (int64_t n = 0; n < team->count; n++) {

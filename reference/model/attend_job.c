@@ -29,18 +29,19 @@ static void watch_op(void *context, const cp_walker *walker, const cp_op *op,
     (void)start, (void)end;
     if (op->kind != CP_OP_ATTEND)
         return;
-    rank_call *mine = context;
-    const cp_attend_call *call = &mine->call->call;
+    rank_call *observer = context;
+    const cp_attend_call *call = &observer->call->call;
     const cp_layout *layout = call->layout;
     const cp_block *keys =
         op->keys.slot == call->plan->cache ? layout->cache : layout->keys;
     const cp_partial partial = cp_walker_partial(walker, op->out.slot);
-    pthread_mutex_lock(&mine->call->lock);
-    call->job->partial(call->job->partial_context, mine->rank, mine->seen++,
+    pthread_mutex_lock(&observer->call->lock);
+    call->job->partial(call->job->partial_context, observer->rank,
+                       observer->seen++,
                        &cp_plan_queries(call->plan, op->in.origin)->pieces,
                        &keys[op->keys.origin].pieces, partial.heads,
                        partial.output, partial.lse);
-    pthread_mutex_unlock(&mine->call->lock);
+    pthread_mutex_unlock(&observer->call->lock);
 }
 
 static cp_status walk_rank(const attend_call *call, cp_comm *comm,
@@ -65,12 +66,12 @@ static cp_status walk_rank(const attend_call *call, cp_comm *comm,
 static cp_status attend_rank(cp_comm *comm, void *context) {
     attend_call *call = context;
     const cp_attend_job *job = call->call.job;
-    rank_call mine = {call, comm->rank, 0};
+    rank_call observer = {call, comm->rank, 0};
     const cp_walk_options options = {
         .kernel = cp_attend_fast,
         .threads = cp_runner_cores(call->runner, job->cores, job->ranks),
         .observe = job->partial != NULL ? watch_op : NULL,
-        .context = &mine};
+        .context = &observer};
     cp_walker *walker;
     CP_TRY(cp_walker_new(call->call.plan, comm->rank, &options, &walker));
     const cp_status status = walk_rank(call, comm, walker);

@@ -387,10 +387,10 @@ void cp_error_see(cp_error *loss, int rank, int64_t n, const float *output,
     const cp_layout *layout = plan->layout;
     const cp_op *op = attend_of(plan, rank, n);
     const bool home = op->keys.slot == plan->cache;
-    const bool own = op->in.origin == rank;
+    const bool is_local = op->in.origin == rank;
     const cp_sent_kinds sent_kinds = {loss->sent_kinds.keys && !home,
-                                      loss->sent_kinds.queries && !own,
-                                      own ? 0 : loss->sent_kinds.partials};
+                                      loss->sent_kinds.queries && !is_local,
+                                      is_local ? 0 : loss->sent_kinds.partials};
     const cp_pieces *queries = &cp_plan_queries(plan, op->in.origin)->pieces;
     const int64_t heads = cp_plan_shape(plan, op->in.slot).query_heads;
     const int64_t dim = cp_value_dim(&plan->shape);

@@ -16,10 +16,10 @@ const cp_runner cp_runner_threads = {run_threads, &cp_machine_threads,
                                      CP_NOBODY, 0, NULL};
 
 int cp_runner_cores(const cp_runner *runner, int cores, int ranks) {
-    const int mine = cp_host_cores();
+    const int host_cores = cp_host_cores();
     if (runner->local == 0)
-        return (int)cp_max(1, (cores > 0 ? cores : mine) / ranks);
+        return (int)cp_max(1, (cores > 0 ? cores : host_cores) / ranks);
     const int64_t all =
         cores > 0 ? cores : (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
-    return (int)cp_max(1, cp_min(mine, all / runner->local));
+    return (int)cp_max(1, cp_min(host_cores, all / runner->local));
 }

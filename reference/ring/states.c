@@ -42,12 +42,12 @@ cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
     const cp_state_shape *shape = &chunks[0].shape;
     const int threads = walker->options.threads, rank = walker->rank;
     for (int half = 0; half < 2; half++) {
-        float *own = slot_of(walker, cp_plan_own_run(plan, rank, half));
+        float *pair = slot_of(walker, cp_plan_own_run(plan, rank, half));
         if (rank == 0 && half == 0)
-            cp_pair_know(shape, state, own);
+            cp_pair_know(shape, state, pair);
         else
-            cp_pair_identity(shape, own);
-        CP_TRY(cp_state_pair(&chunks[half], threads, own));
+            cp_pair_identity(shape, pair);
+        CP_TRY(cp_state_pair(&chunks[half], threads, pair));
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {
@@ -69,10 +69,10 @@ cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
     const size_t bytes = (size_t)plan->run_bytes;
     const int rank = walker->rank;
     for (int half = 0; half < 2; half++) {
-        float *own = slot_of(walker, cp_plan_own_run(plan, rank, half));
-        cp_tail_take(&chunks[half], own);
+        float *local_tail = slot_of(walker, cp_plan_own_run(plan, rank, half));
+        cp_tail_take(&chunks[half], local_tail);
         if (rank == 0 && half == 0)
-            cp_tail_combine(rows, channels, tail, own);
+            cp_tail_combine(rows, channels, tail, local_tail);
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {

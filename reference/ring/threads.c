@@ -223,12 +223,12 @@ static cp_half *find_partner(struct thread_member *me, cp_exchange *exchange,
                              const cp_half *half) {
     if (half->state != CP_HALF_POSTED)
         return NULL;
-    cp_exchange *theirs = me->hub->members[half->peer].comm.oldest;
-    for (; theirs != NULL; theirs = theirs->newer) {
+    cp_exchange *candidate = me->hub->members[half->peer].comm.oldest;
+    for (; candidate != NULL; candidate = candidate->newer) {
         cp_half *other =
-            half == &exchange->send ? &theirs->receive : &theirs->send;
+            half == &exchange->send ? &candidate->receive : &candidate->send;
         if (other->state == CP_HALF_POSTED && other->peer == me->comm.rank &&
-            theirs->barrier == exchange->barrier)
+            candidate->barrier == exchange->barrier)
             return other;
     }
     return NULL;

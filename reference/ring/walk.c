@@ -139,7 +139,8 @@ static cp_status allocate_messages(cp_walker *walker) {
 }
 
 /* Encode what an operation is about to send, or decode what it has received. */
-static void rewrite(const cp_walker *walker, const cp_op *op, bool received) {
+static void encode_or_decode(const cp_walker *walker, const cp_op *op,
+                             bool received) {
     const cp_plan *plan = walker->plan;
     cp_touch touch;
     for (int n = 0; cp_op_touch(plan, walker->rank, op, n, &touch); n++) {
@@ -363,23 +364,23 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return join(walker, op);
     /* Communicating operations. */
     case CP_OP_EXCHANGE:
-        rewrite(walker, op, false);
+        encode_or_decode(walker, op, false);
         return cp_comm_exchange(walker->comm, op->to, *sent, bytes, op->from,
                                 *got, plan->slots[op->out.slot].bytes);
     case CP_OP_WAIT:
         CP_TRY(cp_comm_wait(walker->comm));
-        rewrite(walker, &plan->programs[rank].ops[op->ends], true);
+        encode_or_decode(walker, &plan->programs[rank].ops[op->ends], true);
         return CP_OK;
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
         break;
     }
-    rewrite(walker, op, false);
+    encode_or_decode(walker, op, false);
     CP_TRY(op->kind == CP_OP_ALL_GATHER
                ? cp_comm_all_gather(walker->comm, *sent, got, bytes)
                : cp_comm_all_to_all(walker->comm, (const void *const *)sent,
                                     got, bytes));
-    rewrite(walker, op, true);
+    encode_or_decode(walker, op, true);
     return CP_OK;
 }
 

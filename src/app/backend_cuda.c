@@ -122,13 +122,14 @@ static bool shrink_by_mpi(int *lost) {
 static int output = -1; /* where rank 0 would print */
 
 static bool shrink(int *lost) {
-    const bool mended = by_mpi ? shrink_by_mpi(lost) : shrink_the_group(lost);
+    const bool recovered =
+        by_mpi ? shrink_by_mpi(lost) : shrink_the_group(lost);
     apart.only = group.rank;
-    if (mended && !by_mpi && *lost == 0 && group.rank == 0) {
+    if (recovered && !by_mpi && *lost == 0 && group.rank == 0) {
         fflush(stdout);
         dup2(output, STDOUT_FILENO);
     }
-    return mended;
+    return recovered;
 }
 
 static void adopt(void) {

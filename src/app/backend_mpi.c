@@ -94,16 +94,16 @@ static void set_timeout(double seconds) {
 }
 
 static int leave(int status) {
-    char own[512];
-    snprintf(own, sizeof(own), "%s", cp_message());
+    char reason[512];
+    snprintf(reason, sizeof(reason), "%s", cp_message());
     fflush(stdout);
     if (status != 0)
-        cp_comm_abort(world, own);
+        cp_comm_abort(world, reason);
     bool is_reporter;
     const int worst = cp_mpi_close(world, status, &is_reporter);
     /* Rank 0 has already reported its own failure. */
     if (worst != 0 && is_reporter && (group.rank != 0 || status == 0))
-        fprintf(stderr, "longring: %s\n", status == 0 ? cp_message() : own);
+        fprintf(stderr, "longring: %s\n", status == 0 ? cp_message() : reason);
     fflush(stderr);
     cp_mpi_end(worst >= 0);
     return worst < 0 ? 1 : worst;

@@ -30,18 +30,19 @@ static cp_status micro_run(void *context, double *seconds) {
     (void)seconds;
 #pragma omp parallel for num_threads(threads) schedule(static, MICRO_TIMES)
     for (int n = 0; n < threads * MICRO_TIMES; n++) {
-        cp_workspace mine = {
+        cp_workspace workspace = {
             attention->tensors[0] + n / MICRO_TIMES * attention->rows, 0};
-        const cp_panels desk = cp_panels_lay_out(shape, m->panel, &mine);
-        for (int64_t j = 0; j < desk.most; j += m->slice)
-            cp_micro_multiply(m, m->slice, m->panel, shape->head_dim,
-                              desk.keys + j / m->slice * shape->head_dim * wide,
-                              desk.queries, false, desk.scores + j * stride,
-                              stride);
-        for (int64_t s = 0; s < desk.slices; s++)
+        const cp_panels panels = cp_panels_lay_out(shape, m->panel, &workspace);
+        for (int64_t j = 0; j < panels.most; j += m->slice)
+            cp_micro_multiply(
+                m, m->slice, m->panel, shape->head_dim,
+                panels.keys + j / m->slice * shape->head_dim * wide,
+                panels.queries, false, panels.scores + j * stride, stride);
+        for (int64_t s = 0; s < panels.slices; s++)
             cp_micro_multiply(m, m->slice, m->panel, CP_PANEL_KEYS,
-                              desk.values + s * desk.most * wide, desk.scores,
-                              true, desk.sums + s * m->slice * stride, stride);
+                              panels.values + s * panels.most * wide,
+                              panels.scores, true,
+                              panels.sums + s * m->slice * stride, stride);
     }
     return CP_OK;
 }
@@ -206,10 +207,10 @@ cp_status cp_bench_attention(const cp_bench *bench) {
                             parts[CP_BENCH_MERGE]))
         status = cp_measure_read(&memory, &ceilings[CP_BENCH_READ]);
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
-        const cp_counts *mine = &sizes[kinds[k].sizes];
-        const int64_t count = parts[kinds[k].part] ? mine->count : 0;
+        const cp_counts *counts = &sizes[kinds[k].sizes];
+        const int64_t count = parts[kinds[k].part] ? counts->count : 0;
         for (int64_t i = 0; i < count && status == CP_OK; i++)
-            status = row(bench, ceilings, &kinds[k], mine->items[i]);
+            status = row(bench, ceilings, &kinds[k], counts->items[i]);
     }
     free(micro.tensors[0]);
     free(memory.numbers);

@@ -47,14 +47,14 @@ typedef struct {
     int prefill; /* which prompt kernel; 0: none */
 } kernel_candidate;
 
-static const kernel_candidate contenders[] = {
+static const kernel_candidate candidates[] = {
     {"loops", CP_ATTEND_LOOPS, 0},
     {"tiles", CP_ATTEND_TILES, 0},
     {"few", CP_ATTEND_FEW, 0},
     {"hopper-few", CP_ATTEND_HOPPER_FEW, 0},
     {"hopper-plain", CP_ATTEND_TILES, CP_PREFILL_PLAIN},
     {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
-enum { CONTENDERS = sizeof(contenders) / sizeof(contenders[0]) };
+enum { CANDIDATES = sizeof(candidates) / sizeof(candidates[0]) };
 
 /* The `few` kernels are for few rows, Hopper's prompt kernels for many. */
 static bool takes(const device_bench *bench_memory, const kernel_candidate *by,
@@ -465,12 +465,12 @@ static cp_status row(const device_bench *bench_memory, cp_bench_part part,
 /* A kernel that takes too long is not measured at larger sizes. */
 static cp_status rows(const device_bench *bench_memory, cp_bench_part part,
                       const cp_counts *sizes, const cp_bench_case *ceiling) {
-    bool slow[CONTENDERS] = {false};
+    bool slow[CANDIDATES] = {false};
     for (int64_t n = 0; n < sizes->count && bench_memory->bench->parts[part];
          n++)
-        for (int k = 0; k < CONTENDERS; k++)
-            if (!slow[k] && takes(bench_memory, &contenders[k], part))
-                CP_TRY(row(bench_memory, part, sizes->items[n], &contenders[k],
+        for (int k = 0; k < CANDIDATES; k++)
+            if (!slow[k] && takes(bench_memory, &candidates[k], part))
+                CP_TRY(row(bench_memory, part, sizes->items[n], &candidates[k],
                            ceiling, &slow[k]));
     return CP_OK;
 }

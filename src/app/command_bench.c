@@ -115,7 +115,7 @@ static cp_status lists_take(bench_run *run, bool joined) {
                : "4",
          CP_COMMAND_RANKS, &bench->ranks},
     };
-    const bool by_crew = joined && bench->ranks.count == 0;
+    const bool by_group = joined && bench->ranks.count == 0;
     for (size_t n = 0; n < sizeof(lists) / sizeof(lists[0]); n++) {
         cp_counts *list = lists[n].list;
         if (list->count == 0 && lists[n].otherwise != NULL)
@@ -125,7 +125,7 @@ static cp_status lists_take(bench_run *run, bool joined) {
                                    lists[n].most));
     }
     for (int64_t i = 0; i < bench->ranks.count; i++) {
-        if (by_crew)
+        if (by_group)
             bench->ranks.items[i] = -1;
         CP_TRY(cp_command_ranks(&bench->ranks.items[i], 1));
     }

@@ -207,15 +207,15 @@ typedef struct {
 
 static cp_status rank_time(cp_comm *comm, void *context) {
     cp_common_work *common = context;
-    sight seen[CP_MEASURE_RANKS], *own = &seen[comm->rank];
+    sight seen[CP_MEASURE_RANKS], *sample = &seen[comm->rank];
     if (common->prepare != NULL)
         CP_TRY(common->prepare(comm, common->context));
     CP_TRY(cp_comm_barrier(comm));
     const double start = cp_clock(), busy = busy_seconds();
     CP_TRY(common->work(comm, common->context));
-    own->busy = busy_seconds() - busy;
+    sample->busy = busy_seconds() - busy;
     CP_TRY(cp_comm_barrier(comm));
-    own->whole = fmax(cp_clock() - start, 1e-9);
+    sample->whole = fmax(cp_clock() - start, 1e-9);
     CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(sight)));
     for (int r = 0; r < comm->ranks && comm->rank == common->teller; r++) {
         common->seconds = fmax(common->seconds, seen[r].whole);

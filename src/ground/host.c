@@ -141,9 +141,9 @@ static char complaint[512];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void count_cores(void) {
-    cpu_set_t mine;
-    const bool known = sched_getaffinity(0, sizeof(mine), &mine) == 0;
-    const cp_host_limits limits = {known ? CPU_COUNT(&mine)
+    cpu_set_t affinity;
+    const bool known = sched_getaffinity(0, sizeof(affinity), &affinity) == 0;
+    const cp_host_limits limits = {known ? CPU_COUNT(&affinity)
                                          : sysconf(_SC_NPROCESSORS_ONLN),
                                    getenv("OMP_NUM_THREADS"), ""};
     checked = cp_host_limit(&limits, &cores_here);

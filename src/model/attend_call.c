@@ -64,13 +64,13 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
         const int64_t base = cp_attend_row(call, piece.span, asked);
         for (int64_t t = 0; t < piece.span.count; t++) {
             const int64_t further = t * piece.span.step;
-            const int64_t ours = (piece.row + t) * width;
-            const int64_t theirs = (base + further) * wide + first;
+            const int64_t rank_offset = (piece.row + t) * width;
+            const int64_t job_offset = (base + further) * wide + first;
             const int64_t position = piece.span.start + further;
             if ((which != CACHED_KEYS || position < past) &&
                 concerns(call, rank, which, piece.span.sequence, position))
-                memcpy(to + (back ? theirs : ours),
-                       from + (back ? ours : theirs),
+                memcpy(to + (back ? job_offset : rank_offset),
+                       from + (back ? rank_offset : job_offset),
                        (size_t)width * sizeof(float));
         }
     }
@@ -143,10 +143,11 @@ cp_status cp_attend_share(const cp_attend_call *call,
     if (group == NULL)
         return CP_OK;
     CP_TRY(cp_allocate(&all, job->ranks, bytes, "results"));
-    float *mine = all + group->rank * block;
-    copy_rows(call, group->rank, ANSWERS, false, dim, job->output, mine);
+    float *rank_results = all + group->rank * block;
+    copy_rows(call, group->rank, ANSWERS, false, dim, job->output,
+              rank_results);
     copy_rows(call, group->rank, ANSWERS, false, 1, job->lse,
-              mine + rows * heads * dim);
+              rank_results + rows * heads * dim);
     const cp_status status = group->all_gather(all, bytes);
     for (int r = 0; r < job->ranks && status == CP_OK; r++)
         cp_attend_read(call, r, all + r * block,

@@ -46,10 +46,10 @@ static cp_status collect(cp_engine *engine, const cp_location *locations,
     const int64_t all = copy->count * (keys + values);
     float *items;
     CP_TRY(cp_allocate(&items, group->ranks, all * 4, "rows of all ranks"));
-    cp_row_copy mine = *copy;
-    mine.keys = items + group->rank * all;
-    mine.values = mine.keys + copy->count * keys;
-    cp_status status = copy_here(engine, locations, &mine);
+    cp_row_copy rank_copy = *copy;
+    rank_copy.keys = items + group->rank * all;
+    rank_copy.values = rank_copy.keys + copy->count * keys;
+    cp_status status = copy_here(engine, locations, &rank_copy);
     if (status == CP_OK)
         status = group->all_gather(items, all * 4);
     for (int64_t n = 0; n < copy->count && status == CP_OK; n++) {

@@ -150,10 +150,10 @@ static cp_status bring_from_all(const cp_engine *engine, int64_t rows,
                                 const cp_owner *owners, char *all) {
     const cp_local_ranks *local = &engine->local;
     const int64_t bytes = engine->row_bytes;
-    char *mine = all + local->group->rank * rows * bytes;
+    char *rank_rows = all + local->group->rank * rows * bytes;
     for (int64_t n = 0; n < rows; n++)
         if (owners[n].rank * local->parts == local->group->rank)
-            CP_TRY(bring(engine, mine + n * bytes, owners[n]));
+            CP_TRY(bring(engine, rank_rows + n * bytes, owners[n]));
     if (engine->on->synchronize != NULL)
         CP_TRY(engine->on->synchronize(engine));
     CP_TRY(local->group->all_gather(all, rows * bytes));
@@ -287,9 +287,9 @@ static cp_status receive_token(const cp_engine *engine, cp_status own_status,
     const cp_process_group *group = local->group;
     int32_t *all; /* [group->ranks][1 + count]: status, tokens */
     CP_TRY(cp_allocate(&all, group->ranks, (1 + count) * 4, "tokens"));
-    int32_t *own = all + group->rank * (1 + count);
-    own[0] = (int32_t)own_status;
-    memcpy(own + 1, tokens, (size_t)count * 4);
+    int32_t *entry = all + group->rank * (1 + count);
+    entry[0] = (int32_t)own_status;
+    memcpy(entry + 1, tokens, (size_t)count * 4);
     cp_status status = group->all_gather(all, (1 + count) * 4);
     for (int r = 0; r < group->ranks && own_status == CP_OK && status == CP_OK;
          r++)

@@ -273,38 +273,39 @@ enum { PAGE = 64 }; /* rows */
 
 /* Cache rows of a survivor: a loss makes ranks more uneven than they may be
  * anyway. */
-static int64_t rows_left(const cp_session_options *own, int least) {
-    const int64_t leaf = cp_ceil_divide(own->capacity, CP_LEAVES);
-    if (own->dealing.leaves)
+static int64_t rows_left(const cp_session_options *options, int least) {
+    const int64_t leaf = cp_ceil_divide(options->capacity, CP_LEAVES);
+    if (options->dealing.leaves)
         return cp_ceil_divide(CP_LEAVES, least) * (leaf + CP_LEAF_BLOCK);
-    return cp_shard_room(&own->dealing, least, own->capacity) +
-           cp_shard_spread(own->ranks) + 3 * own->dealing.block;
+    return cp_shard_room(&options->dealing, least, options->capacity) +
+           cp_shard_spread(options->ranks) + 3 * options->dealing.block;
 }
 
-static cp_status open_cache(cp_session_options *own, cp_cache **out) {
+static cp_status open_cache(cp_session_options *options, cp_cache **out) {
     const int64_t room =
-        cp_shard_room(&own->dealing, own->ranks, own->capacity);
-    const int least = own->least > 0 ? own->least : own->ranks;
+        cp_shard_room(&options->dealing, options->ranks, options->capacity);
+    const int least = options->least > 0 ? options->least : options->ranks;
     int64_t most = room, blocks;
-    if (least < own->ranks)
-        most = own->dealing.weights != NULL
-                   ? own->capacity
-                   : cp_min(own->capacity, rows_left(own, least));
-    if (own->block < 0 || own->rows < 0)
+    if (least < options->ranks)
+        most = options->dealing.weights != NULL
+                   ? options->capacity
+                   : cp_min(options->capacity, rows_left(options, least));
+    if (options->block < 0 || options->rows < 0)
         return cp_refuse("a cache of %ld rows, in pages of %ld; both must be "
                          ">= 0",
-                         own->rows, own->block);
-    own->block = own->block > 0 ? own->block : PAGE;
-    if (!cp_multiply(cp_ceil_divide(most, own->block), own->sequences, &blocks))
+                         options->rows, options->block);
+    options->block = options->block > 0 ? options->block : PAGE;
+    if (!cp_multiply(cp_ceil_divide(most, options->block), options->sequences,
+                     &blocks))
         return cp_fail(CP_MEMORY, "%ld sequences of %ld rows overflow",
-                       own->sequences, most);
-    if (own->rows > 0)
-        blocks = cp_min(blocks, own->rows / own->block);
-    own->rows = blocks * own->block;
-    CP_TRY(cp_cache_new(own->ranks, own->sequences, room, out));
-    (*out)->dealing = own->dealing;
-    (*out)->wire = own->wire;
-    return cp_cache_page(*out, own->block, blocks);
+                       options->sequences, most);
+    if (options->rows > 0)
+        blocks = cp_min(blocks, options->rows / options->block);
+    options->rows = blocks * options->block;
+    CP_TRY(cp_cache_new(options->ranks, options->sequences, room, out));
+    (*out)->dealing = options->dealing;
+    (*out)->wire = options->wire;
+    return cp_cache_page(*out, options->block, blocks);
 }
 
 cp_status cp_session_open(const cp_model *model,
@@ -315,19 +316,19 @@ cp_status cp_session_open(const cp_model *model,
     session->model = model;
     session->options = *options;
     session->rows = options->rows;
-    cp_session_options *own = &session->options;
-    if (own->capacity == 0)
-        own->capacity = positions;
-    if (own->capacity < 1 || own->capacity > positions)
-        return cp_refuse("%ld positions where the model has %ld", own->capacity,
-                         positions);
-    if (own->ranks < 1 || own->sequences < 1 || own->cores < 0)
+    cp_session_options *resolved = &session->options;
+    if (resolved->capacity == 0)
+        resolved->capacity = positions;
+    if (resolved->capacity < 1 || resolved->capacity > positions)
+        return cp_refuse("%ld positions where the model has %ld",
+                         resolved->capacity, positions);
+    if (resolved->ranks < 1 || resolved->sequences < 1 || resolved->cores < 0)
         return cp_refuse("%d ranks, %ld sequences, %d cores; expected at least "
                          "1, 1 and 0",
-                         own->ranks, own->sequences, own->cores);
-    CP_TRY(check_variant(own->variant));
-    CP_TRY(open_cache(own, &session->cache));
-    return model->backend->engine_new(model, own, &session->engine);
+                         resolved->ranks, resolved->sequences, resolved->cores);
+    CP_TRY(check_variant(resolved->variant));
+    CP_TRY(open_cache(resolved, &session->cache));
+    return model->backend->engine_new(model, resolved, &session->engine);
 }
 
 void cp_session_close(cp_session *session) {

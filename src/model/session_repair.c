@@ -10,28 +10,28 @@
 
 /* The weights of the surviving ranks. */
 static cp_status drop_weight(cp_session *session, int rank) {
-    cp_session_options *own = &session->options;
-    const int64_t *before = own->dealing.weights;
+    cp_session_options *options = &session->options;
+    const int64_t *before = options->dealing.weights;
     int64_t *left;
     if (before == NULL)
         return CP_OK;
-    CP_TRY(cp_allocate(&left, own->ranks, sizeof(*left), "weights"));
-    for (int r = 0, n = 0; r < own->ranks; r++)
+    CP_TRY(cp_allocate(&left, options->ranks, sizeof(*left), "weights"));
+    for (int r = 0, n = 0; r < options->ranks; r++)
         if (r != rank)
             left[n++] = before[r];
     free(session->weights);
-    own->dealing.weights = session->cache->dealing.weights = left;
+    options->dealing.weights = session->cache->dealing.weights = left;
     session->weights = left;
     return CP_OK;
 }
 
 cp_status cp_session_lose(cp_session *session, int rank) {
-    cp_session_options *own = &session->options;
+    cp_session_options *options = &session->options;
     CP_TRY(cp_cache_lose(session->cache, rank,
-                         cp_max(session->cache->room, own->capacity)));
+                         cp_max(session->cache->room, options->capacity)));
     CP_TRY(drop_weight(session, rank));
     CP_TRY(cp_engine_lose(session->engine, rank));
-    own->ranks--;
+    options->ranks--;
     session->last.rows = 0;
     return CP_OK;
 }

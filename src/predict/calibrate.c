@@ -150,11 +150,11 @@ static void take_memory(calibration *calibration) {
     const cp_calibration *wanted = calibration->wanted;
     const int64_t *keys = wanted->keys.items, fewest = wanted->rows.items[0];
     const int64_t moved = cp_largest(&wanted->bytes);
-    const double own =
+    const double copy_rate =
         2 * (double)moved / seconds_of(calibration, CP_TIME_COPY, 0, 0, moved);
     constant(calibration, "memory", timing->memory);
     constant(calibration, "memory_rate",
-             own * (double)(timing->cores > 0 ? wanted->ranks : 1));
+             copy_rate * (double)(timing->cores > 0 ? wanted->ranks : 1));
     if (timing->cores > 0)
         *(int64_t *)field(calibration, "cores") = timing->cores;
     /* Draw the line of decode. */
@@ -169,7 +169,7 @@ static void take_memory(calibration *calibration) {
         2 * (double)(timing->element_bytes * wanted->shape.kv_heads *
                      wanted->shape.head_dim);
     const double rate = wide * (double)(keys[last] - keys[0]) / more;
-    constant(calibration, "decode_key_fraction", fmin(1, rate / own));
+    constant(calibration, "decode_key_fraction", fmin(1, rate / copy_rate));
     constant(calibration, "decode_attend",
              fmax(0, first - wide * (double)keys[0] / rate));
 }

@@ -221,7 +221,7 @@ static cp_status field(reading *r) {
 /* Inherit all fields of a built-in description, but not its name. */
 static cp_status like(reading *r, const char *name) {
     const cp_description *description = r->description;
-    char file[2 * WORD_BYTES], own[CP_NAME_BYTES];
+    char file[2 * WORD_BYTES], saved_name[CP_NAME_BYTES];
     if (r->liked)
         return refuse(r, "given twice");
     r->liked = true;
@@ -232,9 +232,9 @@ static cp_status like(reading *r, const char *name) {
     const char *text = cp_built_in_text(file);
     if (text == NULL)
         return refuse(r, "it names no built-in description");
-    memcpy(own, description->name, sizeof(own));
+    memcpy(saved_name, description->name, sizeof(saved_name));
     CP_TRY(cp_description_change(description, file, text));
-    memcpy(description->name, own, sizeof(own));
+    memcpy(description->name, saved_name, sizeof(saved_name));
     return CP_OK;
 }
 

@@ -10,17 +10,17 @@
 
 static cp_status divide_latents(cp_pace *pace) {
     const cp_scenario *call = pace->call;
-    const cp_latent its = cp_latent_of(call->model, call->tensor);
+    const cp_latent latent = cp_latent_of(call->model, call->tensor);
     cp_load load;
-    pace->project = its.project;
-    pace->output = its.output;
+    pace->project = latent.project;
+    pace->output = latent.output;
     if (call->variant != CP_PASS_KV && call->variant != CP_ALL_GATHER)
         return CP_OK;
     CP_TRY(cp_load_of(call->sequences, call->new_tokens, call->cached_tokens,
                       &load));
     if (cp_latent_expands(call->model, call->ranks, &load)) {
-        pace->pair = its.pair;
-        pace->making = its.making;
+        pace->pair = latent.pair;
+        pace->making = latent.making;
     }
     return CP_OK;
 }
@@ -145,8 +145,9 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
 static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
                         cp_use keys) {
     const cp_layout *layout = plan->layout;
-    const int64_t own = keys.origin == rank ? layout->queries[rank].tokens : 0;
-    const double rows = (double)(layout->keys[keys.origin].tokens - own);
+    const int64_t own_tokens =
+        keys.origin == rank ? layout->queries[rank].tokens : 0;
+    const double rows = (double)(layout->keys[keys.origin].tokens - own_tokens);
     if (pace->making <= 0 || rows <= 0)
         return 0;
     return linear(pace, pace->making, pace->call->model->attention_bits, rows);
@@ -418,8 +419,8 @@ static double expert_part(const cp_pace *pace) {
 
 double cp_pace_expert_weights(const cp_pace *pace) {
     const cp_model_sizes *model = pace->call->model;
-    const cp_experts its = cp_experts_of(model, gpus_of(pace), 1);
-    return (double)cp_expert_layers(model) * its.held * pace->expert *
+    const cp_experts experts = cp_experts_of(model, gpus_of(pace), 1);
+    return (double)cp_expert_layers(model) * experts.held * pace->expert *
            model->inner_bits / 8;
 }
 
@@ -427,13 +428,13 @@ static double feed_forward(const cp_pace *pace, const cp_plan *plan,
                            double rows, double share) {
     const cp_model_sizes *model = pace->call->model;
     const double bits = model->inner_bits, part = expert_part(pace);
-    const cp_experts its =
+    const cp_experts experts =
         cp_experts_of(model, gpus_of(pace), (double)plan->layout->new_tokens);
     const double dense = linear(pace, share * pace->feed, bits, rows);
     if (part <= 0)
         return dense;
-    const double routed =
-        linear(pace, its.touched * pace->expert, bits, its.pairs / its.touched);
+    const double routed = linear(pace, experts.touched * pace->expert, bits,
+                                 experts.pairs / experts.touched);
     const double shared = linear(pace, share * pace->shared, bits, rows);
     return (1 - part) * dense + part * (routed + shared);
 }
@@ -443,9 +444,9 @@ double cp_pace_routed(const cp_pace *pace, const cp_plan *plan) {
     const int64_t rows = plan->slots[plan->queries].rows;
     const int64_t sharing =
         plan->begins == CP_OWN_TOKENS ? pace->call->tensor : gpus_of(pace);
-    const cp_experts its = cp_experts_of(model, gpus_of(pace), 1);
-    return (double)rows / (double)sharing * its.copies * (double)model->width *
-           (double)model->cache_bytes;
+    const cp_experts experts = cp_experts_of(model, gpus_of(pace), 1);
+    return (double)rows / (double)sharing * experts.copies *
+           (double)model->width * (double)model->cache_bytes;
 }
 
 double cp_pace_routing(const cp_pace *pace, const cp_plan *plan) {

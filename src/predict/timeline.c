@@ -172,7 +172,7 @@ static void add_operation(const clocks *s, worker *worker, const cp_op *op) {
 static bool refill(const clocks *s, worker *worker) {
     const cp_around *around = &s->line->around;
     const double *times = s->line->times;
-    const double mine = times != NULL ? times[worker->rank] : 1;
+    const double factor = times != NULL ? times[worker->rank] : 1;
     const cp_program *program = worker->program;
     const unsigned busy = SPENT(BUSY), linear = SPENT(LINEAR) | busy;
     worker->at = worker->count = 0;
@@ -186,11 +186,11 @@ static bool refill(const clocks *s, worker *worker) {
     if (worker->layer == s->layers)
         add(worker, WORK, around->head, busy, "head", NULL);
     else if (next == 0)
-        add(worker, WORK, mine * around->before, linear, "project", NULL);
+        add(worker, WORK, factor * around->before, linear, "project", NULL);
     else if (next <= program->count)
         add_operation(s, worker, &program->ops[next - 1]);
     else {
-        add(worker, WORK, mine * around->after, linear, "feed", NULL);
+        add(worker, WORK, factor * around->after, linear, "feed", NULL);
         add(worker, WORK, around->reduce, SPENT(REDUCING) | busy, "all-reduce",
             NULL);
     }

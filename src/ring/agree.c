@@ -84,14 +84,14 @@ static void write_fingerprint(char *text, size_t room,
 
 static cp_status compare(const fingerprint *all, int ranks) {
     for (int r = 1; r < ranks; r++) {
-        char theirs[160], ours[160];
+        char other[160], first[160];
         if (memcmp(&all[r], &all[0], offsetof(fingerprint, status)) == 0)
             continue;
-        write_fingerprint(ours, sizeof(ours), &all[0]);
-        write_fingerprint(theirs, sizeof(theirs), &all[r]);
+        write_fingerprint(first, sizeof(first), &all[0]);
+        write_fingerprint(other, sizeof(other), &all[r]);
         return cp_fail(CP_BROKEN,
                        "the ranks disagree: rank 0 has %s; rank %d has %s",
-                       ours, r, theirs);
+                       first, r, other);
     }
     return CP_OK;
 }

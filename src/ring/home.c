@@ -12,12 +12,12 @@ static cp_use computed_at(const cp_plan *plan, int first, int k, int p) {
     return part_at(plan, p == k ? plan->result : first + p, p);
 }
 
-static void attend_parts(cp_plan *plan, int k, int asked, int own,
+static void attend_parts(cp_plan *plan, int k, int asked, int queries,
                          int computed) {
     for (int p = 0; p < plan->layout->ranks; p++)
-        cp_emit_attend(plan, k, 0, part_at(plan, p == k ? own : asked + p, p),
-                       cp_use_of(plan->cache, k),
-                       computed_at(plan, computed, k, p));
+        cp_emit_attend(
+            plan, k, 0, part_at(plan, p == k ? queries : asked + p, p),
+            cp_use_of(plan->cache, k), computed_at(plan, computed, k, p));
 }
 
 static void bring_home(cp_plan *plan, int k, int computed, int home) {

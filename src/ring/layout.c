@@ -127,12 +127,12 @@ static cp_status fill_leaves(const cp_call *call, int part, int64_t sequence,
                              int64_t row, cp_pieces *pieces) {
     const cp_pieces *holes = &call->holes[sequence];
     const cp_owners owners = cp_dealing_owners(&call->dealing, call->ranks);
-    const uint32_t own = cp_rank_leaves(&owners, part);
+    const uint32_t leaves = cp_rank_leaves(&owners, part);
     for (int64_t n = 0; n < holes->count; n++) {
         const cp_span hole = holes->items[n].span;
         const cp_run run = {sequence, hole.start, hole.count};
         CP_TRY(cp_shard(&call->dealing, call->ranks, part, run, row, pieces));
-        row += cp_leaves_tokens(own, hole.start, hole.count);
+        row += cp_leaves_tokens(leaves, hole.start, hole.count);
     }
     return CP_OK;
 }

@@ -61,8 +61,9 @@ static cp_use block_at(const mesh *m, int k, int hop, int s) {
 static void attend(cp_plan *plan, const mesh *m, int k, int hop) {
     for (int r = 0; r < m->members; r++) {
         const cp_use queries = asked_at(m, k, r);
-        const bool own = r == k % m->members;
-        const cp_use out = other_part(m, own ? m->home : m->partials, k, r);
+        const bool is_local = r == k % m->members;
+        const cp_use out =
+            other_part(m, is_local ? m->home : m->partials, k, r);
         const cp_use added = cp_use_part(m->scratch, out.origin, out.part);
         for (int s = 0; s < m->members; s++) {
             const bool first = hop == 0 && s == 0;

@@ -60,11 +60,12 @@ static void follow_local(const node_list_walk *walk, const cp_event *event) {
 static void send(node_list_walk *walk, int from, int slot, int to,
                  int arrives) {
     const uint32_t leaves = *held(walk, from, slot);
-    const int mine = walk->sent[slot], theirs = walk->sent[arrives];
+    const int source_count = walk->sent[slot];
+    const int target_count = walk->sent[arrives];
     const int sent_count =
-        (int)cp_max(count_nodes(leaves), cp_max(mine, theirs));
-    walk->grew |=
-        (mine > 0 && mine < sent_count) || (theirs > 0 && theirs < sent_count);
+        (int)cp_max(count_nodes(leaves), cp_max(source_count, target_count));
+    walk->grew |= (source_count > 0 && source_count < sent_count) ||
+                  (target_count > 0 && target_count < sent_count);
     walk->sent[slot] = walk->sent[arrives] = sent_count;
     if (from != to)
         hold_leaves(walk, to, arrives, leaves);

@@ -47,12 +47,12 @@ static cp_status transfer(order_run *run, int from, int64_t number) {
 
 static cp_status post(order_run *run, int rank, int64_t number) {
     const cp_op *op = op_of(run, rank, number);
-    const bool own = op->from == rank && op->got_from == number;
+    const bool to_self = op->from == rank && op->got_from == number;
     run->open[rank]++;
     CP_TRY(tell(run, CP_EVENT_START, rank, number));
     if (op->to != CP_NOBODY && is_sent(run, op))
         CP_TRY(transfer(run, rank, number));
-    if (op->from != CP_NOBODY && !own && is_received(run, op))
+    if (op->from != CP_NOBODY && !to_self && is_received(run, op))
         CP_TRY(transfer(run, op->from, op->got_from));
     return CP_OK;
 }

@@ -57,8 +57,8 @@ void cp_plan_state_ring(cp_plan *plan) {
             const int from = half == 0 ? k - 1 : up;
             const int to = half == 0 ? up : k - 1;
             const cp_use expected = cp_plan_due_run(plan, k, half);
-            cp_use own = cp_plan_own_run(plan, k, half);
-            const cp_use done = cp_use_run(own.slot, 0, hop);
+            cp_use local_run = cp_plan_own_run(plan, k, half);
+            const cp_use done = cp_use_run(local_run.slot, 0, hop);
             if (hop == ranks)
                 cp_emit(plan, k, hop, CP_OP_PACK, cp_use_run(plan->fresh, 0, k),
                         expected);

@@ -67,9 +67,9 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
             return cp_shares_fold(how->weights, ranks, part, all, row, pieces);
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
-        const int64_t mine[2] = {part, 2 * (int64_t)ranks - 1 - part};
-        CP_TRY(append(pieces, run, mine[0] * chunk, chunk, 1, &row));
-        return append(pieces, run, mine[1] * chunk, chunk, 1, &row);
+        const int64_t chunks[2] = {part, 2 * (int64_t)ranks - 1 - part};
+        CP_TRY(append(pieces, run, chunks[0] * chunk, chunk, 1, &row));
+        return append(pieces, run, chunks[1] * chunk, chunk, 1, &row);
     }
     case CP_NAIVE: {
         const int64_t size = cp_ceil_divide(run.count, ranks);

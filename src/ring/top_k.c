@@ -25,12 +25,14 @@ static void gather_index_keys(cp_plan *plan) {
     const int all = cp_plan_add_slots(plan, CP_SLOT_INDEX_KEYS, ranks);
     const int scratch = cp_plan_add_slots(plan, CP_SLOT_LIST, 1);
     for (int k = 0; k < ranks; k++) {
-        const cp_use own = cp_use_of(plan->index_keys, k);
+        const cp_use index_keys = cp_use_of(plan->index_keys, k);
         if (ranks > 1)
-            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, own, cp_use_of(all, k));
+            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, index_keys,
+                    cp_use_of(all, k));
         for (int hop = 0; hop < ranks; hop++) {
             const int s = (k + ranks - hop) % ranks;
-            meet(plan, k, 0, s == k ? own : cp_use_of(all + s, s), scratch);
+            meet(plan, k, 0, s == k ? index_keys : cp_use_of(all + s, s),
+                 scratch);
         }
         choose(plan, k, 0);
     }
@@ -66,13 +68,14 @@ static void gather_index_queries(cp_plan *plan) {
     const int home = cp_plan_add_slots(plan, CP_SLOT_LIST, ranks);
     for (int k = 0; k < ranks; k++) {
         const cp_use keys = cp_use_of(plan->index_keys, k);
-        const cp_use own = cp_use_of(plan->index_queries, k);
+        const cp_use queries = cp_use_of(plan->index_queries, k);
         const cp_use list = cp_use_of(plan->list, k);
         if (ranks > 1)
-            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, own, cp_use_of(asked, k));
+            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, queries, cp_use_of(asked, k));
         for (int r = 0; r < ranks; r++)
-            cp_emit_select(plan, k, 0, r == k ? own : cp_use_of(asked + r, r),
-                           keys, r == k ? list : cp_use_of(made + r, r));
+            cp_emit_select(plan, k, 0,
+                           r == k ? queries : cp_use_of(asked + r, r), keys,
+                           r == k ? list : cp_use_of(made + r, r));
         if (ranks > 1)
             cp_emit(plan, k, 0, CP_OP_ALL_TO_ALL, cp_use_of(made, k),
                     cp_use_of(home, k));
