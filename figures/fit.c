@@ -28,7 +28,8 @@ static void machine(void) {
             100 * sqrt(report.after / report.rows));
 }
 
-/* Of the held-out rows of prefill; those of Table 4 with the right winner. */
+/* Errors of the held-out rows of prefill; WINNERS: rows of Table 4 whose
+ * winner is right. */
 enum { MEDIAN, MEAN, MOST, CP16, MILLION, WINNERS, COLUMNS };
 
 static const char columns[] = "median,mean,largest,cp16_128k,cp16_1m,winners\n";

@@ -1,9 +1,9 @@
-/* Who runs what fastest: machines, models, GPUs and calls, by virtual clocks.
- * No clock of this machine, so the same on any. Prints figures/data/atlas.csv:
- * of each call the fastest, its split and what limits it; the next, and the
- * best that the paper has, and how many times as long they take. A call that
- * nobody has the memory for has none. In a node gti is gtt. kind: 1 heads are cut and nothing else,
- * 2 keys or queries go round, 3 collectives, 4 layers are cut; 0 none. */
+/* The fastest split for each machine, model, number of GPUs and call, by
+ * simulated clocks: the same on any machine. Prints figures/data/atlas.csv: for
+ * each call the fastest split and what limits it; the second, and the best of
+ * the paper's, and how many times as long they take. A call that fits in no
+ * machine's memory has none. Within a node gti is gtt. kind: 1 only heads are
+ * cut, 2 keys or queries go round, 3 collectives, 4 layers are cut; 0 none. */
 #include <stdio.h>
 
 #include "figures/tools.h"

@@ -2,7 +2,7 @@
  * round of calibration and a round of the rings alternate; in a round each ring
  * runs some times. Medians of all runs are compared: none is left out, because
  * a rank that waits for a message looks like one that lost its core, and the
- * fastest of several would be a ring that nobody has on average. On a machine
+ * fastest of several would be a ring that no user has on average. On a machine
  * with other users, run it at the highest priority:
  * echo -20 >/proc/self/autogroup; nice -n -20 measure_calibrated 9
  * Usage: measure_calibrated [rounds [times]]; prints

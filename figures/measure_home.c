@@ -104,7 +104,7 @@ static void steps(void) {
     }
 }
 
-/* Tokens of one conversation on its ranks: a prompt, then so many steps. */
+/* Tokens of one conversation on its ranks: a prompt, then count steps. */
 static void placement(const char *key, cp_dealing dealing, int64_t prompt,
                       int64_t count) {
     enum { RANKS = 8 };

@@ -118,7 +118,7 @@ static void take_samples(million_talk *talk, int rank, int64_t most) {
     }
 }
 
-/* Of the slots that a rank's walker has. */
+/* The bytes of the slots that a rank's walker has. */
 static int64_t slot_bytes(const cp_plan *plan, int rank) {
     int64_t bytes = 0;
     bool *needed;

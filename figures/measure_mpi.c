@@ -19,7 +19,7 @@ enum { HEADS = 8, KV_HEADS = 2, DIM = 128 };
 typedef struct {
     int64_t tokens, bytes;
     int repeats;
-    /* Of the fastest repeat, in seconds. */
+    /* The fastest repeat, in seconds. */
     double whole, first, wait, hop; /* first: attention, beside which it is */
     double attending, waiting;      /* of this one */
 } mpi_measurement;

@@ -1,5 +1,5 @@
 /* Measures what pages cost the kernel that ranks use: the time of an attention
- * over keys that lie in shuffled blocks of so many rows, over the time where
+ * over keys that lie in shuffled blocks of a given size, over the time where
  * they lie in one piece; prints CSV. The keys are one rank's of a prompt, so a
  * block that is not cut is one piece. Not a test. Time is what the thread ran,
  * and all block sizes take turns, so that other programs disturb little. */

@@ -4,8 +4,8 @@
  * ring's. Neither is timed with its output layer. The machine is calibrated in
  * the same run.
  * Usage: measure_pipeline MODEL [repeats]; prints figures/data/pipeline.csv,
- * the fastest of so many runs (3): calls by tokens and by those of a piece, and
- * steps after so many tokens by conversations. */
+ * the fastest of repeats runs (3): calls by their tokens and those of a piece,
+ * and steps by the tokens before them and the conversations. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +154,7 @@ static void layer_run(const measured_pipe *pipe, const pipe_stage *s,
 
 /* A piece at a stage: embedded or received, through the layers, handed on. The
  * first stage is told when its rows are through, and goes on while fewer than
- * so many pieces are under way. */
+ * under_way pieces are. */
 static void piece_run(measured_pipe *pipe, cp_comm *comm, int64_t turn,
                       int64_t under_way, int64_t sequence, int64_t past,
                       int64_t rows) {

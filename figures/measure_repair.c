@@ -1,7 +1,7 @@
 /* What it takes to read again what a rank held, beside reading all again: over
- * ranks that are threads, with tokens made up. Kills nobody.
+ * ranks that are threads, with tokens made up. Kills no rank.
  * Usage: measure_repair MODEL [repeats]; prints figures/data/repair.csv, the
- * fastest of so many runs (3) for each length. */
+ * fastest of repeats runs (3) for each length. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

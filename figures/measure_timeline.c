@@ -1,7 +1,7 @@
 /* One ring on this machine, measured and simulated: when each operation of
  * each rank runs. Two ranks in threads pass keys and values, as in chapter 6.
  * The machine is calibrated in the same run. Kind 0 is an attention.
- * Usage: measure_timeline [1..99]: so many runs, of which the middle one counts,
+ * Usage: measure_timeline [1..99]: that many runs, of which the middle one counts,
  * as the calibration's medians do; prints figures/data/timeline.csv. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>

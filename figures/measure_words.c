@@ -20,7 +20,7 @@ static double now(void) {
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* Random words of so many bytes, each with a space before it; letters as
+/* Random words of word bytes, each with a space before it; letters as
  * frequent as in the string below. */
 static void text_fill(char *text, int64_t word) {
     static const char letters[] = "eeeettaaooiinnsshhrrddlluccmmwfgypbvk";

@@ -25,8 +25,8 @@ static void predictions(void) {
     }
 }
 
-/* Of Table 4's calls, those whose faster variant is ours: all of them, and
- * those with a margin over 2 percent; then the ones that were held out. */
+/* How many of Table 4's calls have the same faster variant here: of all, and of
+ * those with a margin over 2 percent; then of the ones that were held out. */
 static void winners_print(void) {
     int rows[2] = {0}, right[2] = {0}, clear[2] = {0}, clear_right[2] = {0};
     for (int n = 0; n < paper.count; n++) {
@@ -245,7 +245,7 @@ static void line_print(const char *name, double x, const cp_scenario *call) {
            1e-9 * (f.weights + f.cache + f.buffers));
 }
 
-/* A prefill of so many tokens by both rings. */
+/* A prefill of this length by both rings. */
 static void prefill_print(const char *name, double x, int ranks, int64_t tokens,
                           const cp_hardware *hardware) {
     const int64_t none = 0;

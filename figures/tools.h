@@ -21,15 +21,15 @@ int figure_main(int count, char **arguments, const figure_mode *modes);
 /* Sorts the values. */
 double median(double *values, int count);
 
-/* Of count values, those below 0 without their sign. Sorts them. */
+/* Statistics of count magnitudes. Sorts the values. */
 typedef struct {
     int count;
     double median, mean, ninth, most; /* ninth: nine tenths are below */
 } figure_errors;
 figure_errors errors_of(double *values, int count);
 
-/* Of count numbers against the truth: ||numbers - truth|| / ||truth||, and the
- * largest |number - truth|. NaN is infinitely far. */
+/* ||numbers - truth|| / ||truth|| of count numbers, and the largest
+ * |number - truth|. NaN is infinitely far. */
 double relative_error(const float *numbers, const double *truth, int64_t count);
 double largest_error(const float *numbers, const double *truth, int64_t count);
 

@@ -55,7 +55,7 @@ static const struct {
     {"a barrier at which half only arrive",
      {HALF_WAIT, BLOCK, 33, false},
      "of row, which thread"},
-    {"nobody else", {NONE, NONE, 0, false}, NULL},
+    {"no other thread", {NONE, NONE, 0, false}, NULL},
     {"small neighbours", {NONE, NONE, 0, true}, NULL},
     {"no barrier", {NONE, BLOCK, 33, false}, "of row, which thread"},
     {"no barrier before the next",
@@ -146,7 +146,7 @@ typedef enum {
     READ_APART,  /* the same when all have read */
     EMPTY_NOT_WAITED_FOR,
     LET_GO_BEFORE,
-    UNHEARD_READER, /* arrives where nobody waits */
+    UNHEARD_READER, /* arrives where no thread waits */
     NO_FENCE
 } handing;
 

@@ -11,7 +11,7 @@
 /* The tile lists of one rank's walk. */
 typedef struct cp_tile_lists cp_tile_lists;
 
-/* Whose tokens a list holds, and what for. */
+/* The kinds of lists, by what their tokens are. */
 typedef enum {
     CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
                          labelled, a piece for each row. Padding is in tiles of

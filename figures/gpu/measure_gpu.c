@@ -102,7 +102,7 @@ static void launch_graph(void *context) {
     must(cudaGraphLaunch(message->graph, queues.compute));
 }
 
-/* Bare CUDA: nobody else knows that the communicator is in a graph. */
+/* Bare CUDA: no other part knows that the communicator is in a graph. */
 static void capture(timed_message *message) {
     cudaGraph_t graph;
     must(cudaStreamBeginCapture(queues.compute,

@@ -180,8 +180,8 @@ static void rungs(void) {
 
 /* ---- parts: what each costs per score, on one core */
 
-/* One block: so many queries of one head, keys of one head, both strewn as in
- * a tensor of several heads. */
+/* One block: queries of one head, keys of one head, both with the strides of a
+ * tensor of several heads. */
 typedef struct {
     int64_t queries, keys;
     float *query, *key, *value; /* [queries or keys][dim] of wider rows */
