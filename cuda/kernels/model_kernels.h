@@ -41,7 +41,8 @@ typedef struct {
     void *queries, *keys, *values;
 } cp_device_rotate_args;
 
-/* to[t] = from[places[t]], zeros for -1; to [rows][width]. */
+/* to[t] = from[places[t]], zeros for -1; to [rows][width]. Without places, that
+ * is t. */
 typedef struct {
     int64_t rows, width;
     const int64_t *places;
@@ -79,8 +80,7 @@ typedef struct {
 
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
  * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
- * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, y
- * begins at a multiple of 4 bytes, or the call is cudaErrorInvalidValue. */
+ * NaN. x and y [rows][width], scales [rows]. */
 typedef struct {
     int64_t rows, width;
     const float *x;
@@ -89,7 +89,7 @@ typedef struct {
 } cp_device_quantise_args;
 
 /* Put one on a stream. Fails only if the launch is impossible: more rows than
- * a grid has blocks (2^31 - 1), more pairs than a head has, codes askew. */
+ * a grid has blocks (2^31 - 1), or more pairs than a head has. */
 cudaError_t cp_device_norm(const cp_device_norm_args *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotate_args *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gather_args *, cudaStream_t);
