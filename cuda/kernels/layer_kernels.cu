@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* The small layers of a transformer, and rows of eight bits. All are bound by
- * memory; none is a matrix product (multiply.h) or attention (kernels.h). */
+ * memory. Matrix products are in multiply.h, attention in kernels.h. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
@@ -14,16 +14,16 @@ enum {
     WARPS = THREADS / 32,
     EIGHT = 8, /* numbers that a thread loads or stores at once */
     PART = EIGHT * THREADS,
-    KEPT = 24576 /* numbers: 96 KB, which a block can have since sm_80 */
+    KEPT = 24576 /* numbers, in 96 KB: a block of sm_80 or later has them */
 };
 
-/* Over a row from first to end: every thread takes the eight at i. */
+/* Go over a row from first to end: each thread takes the eight numbers at i. */
 #define EACH_EIGHT(i, first, end)                                              \
     for (int64_t i = (first) + EIGHT * (int64_t)threadIdx.x; i < (end);        \
          i += PART)
 
-/* Launch a block for each part of each row, and none for empty rows. Shared
- * memory keeps a row, if asked for and not too wide. */
+/* Launch a block for each part of each row, and none for empty rows. If keeps,
+ * shared memory has room for a row that is not too wide. */
 #define LAUNCH(kernel, rows, width, parts, keeps)                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
         kernel, (width) > 0 ? (rows) : (width), parts, 1, THREADS,             \
@@ -49,14 +49,14 @@ static __device__ float join_block(float x, bool largest, float *of_warps) {
 
 typedef struct {
     const void *numbers; /* NULL: zeros */
-    int64_t at;          /* where the row begins */
+    int64_t at;          /* index of the row's first number */
     cp_element element;
-    float *scales; /* of a row of eight bits: see cp_device_norm_args */
+    float *scales; /* NULL, or a row of eight bits: see cp_device_norm_args */
 } row;
 
 typedef enum { FETCHED, NORMED, GATED } number_source;
 
-/* A row of numbers that are made when they are needed. */
+/* A row whose numbers are computed when they are needed. */
 typedef struct {
     number_source kind;
     row x, with; /* with: the weights of a norm, or the other half of a gate */
@@ -70,7 +70,7 @@ typedef struct {
     uint32_t x[EIGHT / 2];
 } __attribute__((aligned(16))) eight_pairs;
 
-/* From index i of a row on; zeros behind its end. */
+/* Numbers i to i + 7 of a row; zeros from end on. */
 CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
     const int64_t size = from->element == CP_F32 ? 4 : 2;
     const char *there = (const char *)from->numbers + (from->at + i) * size;
@@ -226,7 +226,7 @@ CP_KERNEL(rotate_rows, cp_device_rotate_args) {
         const int head = n / eights, d = n % eights * EIGHT;
         const row from = {a.projected, (token * heads + head) * dim, CP_F32};
         eight y = get_eight(&from, d, dim);
-        /* Turn the pairs, unless they are values. */
+        /* Rotate the pairs, unless they are values. */
         CP_EACH(k, EIGHT / 2) {
             const int i = d / 2 + k;
             const float even = y.x[2 * k], odd = y.x[2 * k + 1];
@@ -235,7 +235,7 @@ CP_KERNEL(rotate_rows, cp_device_rotate_args) {
                 y.x[2 * k + 1] = even * sines[i] + odd * cosines[i];
             }
         }
-        /* Put them where attention looks for them. */
+        /* Store them where attention reads them. */
         const bool query = head < query_heads,
                    value = head >= query_heads + kv_heads;
         const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
