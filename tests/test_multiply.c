@@ -370,7 +370,7 @@ TEST(bad_products_are_refused) {
         "without its operands",
         "an FP8 matrix of 48 x 33: both must be multip",
         "an FP8 matrix of 24 x 32",
-        "at multiples of 4 bytes, which must be multiples of 16",
+        "at multiples of 4 bytes; they must be at multiples of 16",
         "cannot multiply 2147483648 rows of 32 numbers by 48",
         "cannot multiply"};
     spoiled[0].y = NULL;
@@ -399,7 +399,7 @@ LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
     for (int n = 1; n < 3; n++) {
         stand_in_fail_allocation(n);
         refuses(cp_multiplier_new(&multiplier), CP_MEMORY,
-                n == 1 ? "4194304 bytes to multiply in" : "starting cuBLASLt");
+                n == 1 ? "workspace of 4194304 bytes" : "starting cuBLASLt");
         cp_multiplier_free(multiplier);
     }
     must(cp_multiplier_new(&multiplier));

@@ -35,8 +35,8 @@ CP_INLINE uint32_t cp_f8_bits(float x) {
     return sign | (bits - 0x3c000000u + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
 }
 
-/* Two of them, the first in the lower byte; where they are not NaN the device's
- * own instruction makes the same. */
+/* Two numbers, low in the lower byte. The device's instruction gives the same
+ * codes, except for the sign of a NaN. */
 CP_INLINE uint32_t cp_f8_pair(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t pair;

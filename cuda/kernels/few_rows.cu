@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Products of few rows of eight bits, as fast as weights come out of memory.
- * For compute capability 8.9 and later; many rows are for the library. */
+/* Products of few rows of eight bits, as fast as memory delivers the weights.
+ * For compute capability 8.9 and later. The library multiplies many rows. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <stdint.h>
@@ -9,18 +9,18 @@
 #include "cuda/kernels/tensor.h"
 
 enum {
-    WARPS = 4, /* of a block: each has a part of the depth */
+    WARPS = 4, /* of a block; each takes a part of the depth */
     THREADS = 32 * WARPS,
-    BLOCKS = 3,                       /* of a multiprocessor, or more */
+    BLOCKS = 3,                       /* of a multiprocessor, at least */
     STRIDE = THREADS / CP_FEW_HEIGHT, /* from a thread's token to its next */
-    STEP = 64,                        /* numbers that a warp takes of a row */
+    STEP = 64,                        /* numbers of a row for a warp */
     LEAST = 4 * WARPS * STEP,         /* numbers of a row for a split */
     MOST_TILES = CP_FEW_ROWS / 8,
     PER_THREAD = CP_FEW_ROWS / STRIDE,
-    APART = CP_FEW_HEIGHT + 4, /* tokens in shared memory: in other banks */
+    APART = CP_FEW_HEIGHT + 4, /* of tokens in shared memory: other banks */
 };
 
-/* By 16 rows of w and 8 tokens. */
+/* In fragments of 16 rows of w by 8 tokens. */
 typedef float few_sums[CP_FEW_HEIGHT / 16][MOST_TILES][4];
 
 CP_INLINED void add_up(const cp_few_rows *a, int tiles, int64_t first,
@@ -66,8 +66,8 @@ CP_INLINED int token_of(int t) {
     return (int)threadIdx.x / CP_FEW_HEIGHT + STRIDE * t;
 }
 
-/* So many parts, this far apart; a token's is `width` behind the last one's. Of
- * tokens that are not there, anything. */
+/* Add parts that are `apart` floats apart; a token's sum is `width` behind that
+ * of the token before. Sums of missing tokens are undefined. */
 CP_INLINED void add_parts(float *sums, int count, const float *from, int parts,
                           int64_t apart, int64_t width) {
     CP_EACH(t, count)
@@ -78,7 +78,7 @@ CP_INLINED void add_parts(float *sums, int count, const float *from, int parts,
             sums[t] += from[n * apart + token_of(t) * width];
 }
 
-/* All that is read comes before what is written. */
+/* All loads come before the stores. */
 CP_INLINED void put_sums(const cp_few_rows *a, int count, int tokens,
                          int64_t row, const float *sums) {
     const float scale = a->w_scales[row];

@@ -1,24 +1,34 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
 /* The small layers of a transformer, and rows of eight bits. All are bound by
- * memory; none is a matrix product (multiply.h) or attention (kernels.h). */
+ * memory. Matrix products are in multiply.h, attention in kernels.h. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <math.h>
 #include <stdint.h>
 
 #include "cuda/kernels/device_numbers.h"
+#include "cuda/kernels/tensor.h"
 
-enum { THREADS = 256, WARPS = THREADS / 32, PART = 4 * THREADS };
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    EIGHT = 8, /* numbers that a thread loads or stores at once */
+    PART = EIGHT * THREADS,
+    KEPT = 24576 /* numbers, in 96 KB: a block of sm_80 or later has them */
+};
 
-/* Blocks for so many rows: none where they are empty. */
-static int64_t blocks_of(int64_t rows, int64_t width) {
-    return width > 0 ? rows : width;
-}
+/* Go over a row from first to end: each thread takes the eight numbers at i. */
+#define EACH_EIGHT(i, first, end)                                              \
+    for (int64_t i = (first) + EIGHT * (int64_t)threadIdx.x; i < (end);        \
+         i += PART)
 
-/* Whether codes of eight bits, if that is what is asked for, lie well. */
-static bool may_write(int64_t width, const void *y, const float *scales) {
-    return scales == NULL || width % 4 != 0 || (uintptr_t)y % 4 == 0;
-}
+/* Launch a block for each part of each row, and none for empty rows. If keeps,
+ * shared memory has room for a row that is not too wide. */
+#define LAUNCH(kernel, rows, width, parts, keeps)                              \
+    CP_LAUNCH_GRID_SHARED(                                                     \
+        kernel, (width) > 0 ? (rows) : (width), parts, 1, THREADS,             \
+        (keeps) && (width) <= KEPT ? (size_t)(width) * sizeof(float) : 0,      \
+        stream, *call)
 
 static __device__ float join(float a, float b, bool largest) {
     return largest ? fmaxf(a, b) : a + b;
@@ -37,101 +47,158 @@ static __device__ float join_block(float x, bool largest, float *of_warps) {
     return x;
 }
 
-typedef enum { NOTHING, FETCHED, NORMED, GATED } number_source;
+typedef struct {
+    const void *numbers; /* NULL: zeros */
+    int64_t at;          /* index of the row's first number */
+    cp_element element;
+    float *scales; /* NULL, or a row of eight bits: see cp_device_norm_args */
+} row;
 
-/* A row of numbers that are made when they are asked for. */
+typedef enum { FETCHED, NORMED, GATED } number_source;
+
+/* A row whose numbers are computed when they are needed. */
 typedef struct {
     number_source kind;
-    const void *x;
-    cp_element element; /* of x */
-    const float *with;  /* the weights of a norm, or the other half of a gate */
-    float scale;        /* of a norm */
+    row x, with; /* with: the weights of a norm, or the other half of a gate */
+    float scale; /* of a norm */
 } source;
 
-/* Where it goes: see cp_device_norm_args. */
 typedef struct {
-    void *y;
-    int64_t at; /* where the row begins */
-    cp_element element;
-    float *scales;
-} target;
+    float x[EIGHT];
+} __attribute__((aligned(16))) eight;
+typedef struct {
+    uint32_t x[EIGHT / 2];
+} __attribute__((aligned(16))) eight_pairs;
 
-static __device__ float number_at(const source *s, int64_t i) {
-    if (s->kind == NOTHING)
-        return 0.0f;
-    const float x = cp_get(s->x, s->element, i);
-    if (s->kind == NORMED)
-        return x * s->scale * s->with[i];
-    return s->kind == GATED ? x / (1.0f + expf(-x)) * s->with[i] : x;
+/* Numbers i to i + 7 of a row; zeros from end on. */
+CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
+    const int64_t size = from->element == CP_F32 ? 4 : 2;
+    const char *there = (const char *)from->numbers + (from->at + i) * size;
+    eight to = {{0.0f}};
+    if (from->numbers == NULL)
+        return to;
+    if (i + EIGHT > end || (uintptr_t)there % 16 != 0) {
+        CP_EACH(k, EIGHT)
+            if (i + k < end)
+                to.x[k] = cp_get(there, from->element, k);
+    } else if (size == 4) {
+        to = *(const eight *)there;
+    } else {
+        const eight_pairs pairs = *(const eight_pairs *)there;
+        CP_EACH(k, EIGHT)
+            to.x[k] = __uint_as_float(k % 2 == 0 ? pairs.x[k / 2] << 16
+                                                 : pairs.x[k / 2] & ~0xffffu);
+    }
+    return to;
 }
 
-static __device__ void put_row(const source *from, int64_t first, int64_t end,
-                               const target *to) {
-    CP_SHARED(float, of_warps, [WARPS]);
-    if (to->scales == NULL) {
-        for (int64_t i = first + threadIdx.x; i < end; i += THREADS)
-            cp_put(to->y, to->element, to->at + i, number_at(from, i));
-        return;
+CP_INLINED void put_eight(const row *to, int64_t i, int64_t end, eight y) {
+    const bool codes = to->scales != NULL;
+    const int64_t size = codes ? 1 : to->element == CP_F32 ? 4 : 2;
+    char *there = (char *)to->numbers + (to->at + i) * size;
+    const float *x = y.x;
+    if (i + EIGHT > end || (uintptr_t)there % (codes ? 4 : 16) != 0) {
+        CP_EACH(k, EIGHT)
+            if (i + k < end && codes)
+                there[k] = (char)cp_f8_bits(x[k]);
+            else if (i + k < end)
+                cp_put(there, to->element, k, x[k]);
+    } else if (codes) {
+        CP_EACH(k, EIGHT / 4)
+            ((uint32_t *)there)[k] = cp_f8_pair(x[4 * k], x[4 * k + 1]) |
+                                     cp_f8_pair(x[4 * k + 2], x[4 * k + 3])
+                                         << 16;
+    } else if (size == 4) {
+        *(eight *)there = y;
+    } else {
+        eight_pairs pairs;
+        CP_EACH(k, EIGHT / 2)
+            pairs.x[k] = cp_pack_bf16(x[2 * k], x[2 * k + 1]);
+        *(eight_pairs *)there = pairs;
     }
-    float largest = 0.0f;
-    for (int64_t i = threadIdx.x; i < end; i += THREADS)
-        largest = fmaxf(largest, fabsf(number_at(from, i)));
-    largest = join_block(largest, true, of_warps);
-    const float scale =
-        largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
-    if (threadIdx.x == 0)
-        to->scales[blockIdx.x] = scale;
-    /* Write codes, four at a time. */
-    const int64_t step = end % 4 == 0 ? 4 : 1;
-    for (int64_t i = step * threadIdx.x; i < end; i += step * THREADS) {
-        uint32_t codes = 0;
-        for (int k = 0; k < step; k++)
-            codes |= cp_f8_bits(number_at(from, i + k) / scale) << 8 * k;
-        if (step == 4)
-            ((uint32_t *)to->y)[(to->at + i) / 4] = codes;
-        else
-            ((uint8_t *)to->y)[to->at + i] = (uint8_t)codes;
+}
+
+CP_INLINED eight make_eight(const source *s, int64_t i, int64_t end) {
+    eight y = get_eight(&s->x, i, end);
+    if (s->kind == FETCHED)
+        return y;
+    const eight with = get_eight(&s->with, i, end);
+    CP_EACH(k, EIGHT)
+        y.x[k] = (s->kind == NORMED ? y.x[k] * s->scale
+                                    : y.x[k] / (1.0f + expf(-y.x[k]))) *
+                 with.x[k];
+    return y;
+}
+
+static __device__ void put_row(source from, int64_t first, int64_t end,
+                               const row *to) {
+    CP_SHARED(float, of_warps, [WARPS]);
+    CP_DYNAMIC(room);
+    float scale = 1.0f, largest = 0.0f;
+    if (to->scales != NULL) {
+        const source kept = {FETCHED, {room, 0, CP_F32}};
+        EACH_EIGHT(i, 0, end) {
+            const eight y = make_eight(&from, i, end);
+            CP_EACH(k, EIGHT)
+                largest = fmaxf(largest, fabsf(y.x[k]));
+            if (end <= KEPT)
+                put_eight(&kept.x, i, end, y);
+        }
+        if (end <= KEPT)
+            from = kept;
+        largest = join_block(largest, true, of_warps);
+        scale = largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
+        if (threadIdx.x == 0)
+            to->scales[blockIdx.x] = scale;
+    }
+    EACH_EIGHT(i, first, end) {
+        eight y = make_eight(&from, i, end);
+        if (to->scales != NULL)
+            CP_EACH(k, EIGHT)
+                y.x[k] /= scale;
+        put_eight(to, i, end, y);
     }
 }
 
 CP_KERNEL(gather_rows, cp_device_gather_args) {
-    const int64_t row = blockIdx.x, place = a.places[row];
-    const int64_t size = a.stored == CP_F32 ? 4 : 2;
-    const source from = {place < 0 ? NOTHING : FETCHED,
-                         (const char *)a.from + place * a.width * size,
-                         a.stored, NULL, 0.0f};
-    const target to = {a.to, row * a.width, a.element, a.scales};
-    put_row(&from, 0, a.width, &to);
+    const int64_t place = a.places == NULL ? blockIdx.x : a.places[blockIdx.x];
+    const source from = {
+        FETCHED, {place < 0 ? NULL : a.from, place * a.width, a.stored}};
+    const row to = {a.to, blockIdx.x * a.width, a.element, a.scales};
+    put_row(from, 0, a.width, &to);
 }
 
 cudaError_t cp_device_gather(const cp_device_gather_args *call,
                              cudaStream_t stream) {
-    if (!may_write(call->width, call->to, call->scales))
-        return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(gather_rows, blocks_of(call->rows, call->width), 1, 1,
-                          THREADS, stream, *call);
+    return LAUNCH(gather_rows, call->rows, call->width, 1,
+                  call->scales != NULL);
 }
 
 CP_KERNEL(norm_rows, cp_device_norm_args) {
     CP_SHARED(float, of_warps, [WARPS]);
+    CP_DYNAMIC(room);
     const int64_t at = blockIdx.x * a.width;
-    const float *x = a.x + at;
+    const row x = {a.x, at, CP_F32}, kept = {room, 0, CP_F32};
+    const row to = {a.y, at, a.element, a.scales};
     float squares = 0.0f;
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        squares = fmaf(x[i], x[i], squares);
+    EACH_EIGHT(i, 0, a.width) {
+        const eight all = get_eight(&x, i, a.width);
+        CP_EACH(k, EIGHT)
+            squares = fmaf(all.x[k], all.x[k], squares);
+        if (a.width <= KEPT)
+            put_eight(&kept, i, a.width, all);
+    }
     const float mean = join_block(squares, false, of_warps) / (float)a.width;
-    const source from = {NORMED, x, CP_F32, a.weight,
+    const source from = {NORMED,
+                         a.width <= KEPT ? kept : x,
+                         {a.weight, 0, CP_F32},
                          1.0f / sqrtf(mean + a.epsilon)};
-    const target to = {a.y, at, a.element, a.scales};
-    put_row(&from, 0, a.width, &to);
+    put_row(from, 0, a.width, &to);
 }
 
 cudaError_t cp_device_norm(const cp_device_norm_args *call,
                            cudaStream_t stream) {
-    if (!may_write(call->width, call->y, call->scales))
-        return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(norm_rows, blocks_of(call->rows, call->width), 1, 1,
-                          THREADS, stream, *call);
+    return LAUNCH(norm_rows, call->rows, call->width, 1, true);
 }
 
 static __device__ float angle_of(int64_t position, double frequency) {
@@ -142,41 +209,41 @@ static __device__ float angle_of(int64_t position, double frequency) {
 CP_KERNEL(rotate_rows, cp_device_rotate_args) {
     CP_SHARED(float, cosines, [CP_DEVICE_DIM_MAX / 2]);
     CP_SHARED(float, sines, [CP_DEVICE_DIM_MAX / 2]);
-    const int64_t row = blockIdx.x, place = a.places[row];
-    const int dim = (int)a.shape.head_dim, half = (dim + 1) / 2;
+    const int64_t token = blockIdx.x, place = a.places[token];
+    const int dim = (int)a.shape.head_dim, eights = (dim + EIGHT - 1) / EIGHT;
     const int query_heads = (int)a.shape.query_heads;
     const int kv_heads = (int)a.shape.kv_heads;
     const int heads = query_heads + 2 * kv_heads;
     if (place < 0)
         return;
     for (int64_t i = threadIdx.x; i < a.pairs; i += THREADS) {
-        const float angle = angle_of(a.positions[row], a.frequencies[i]);
+        const float angle = angle_of(a.positions[token], a.frequencies[i]);
         cosines[i] = cosf(angle);
         sines[i] = sinf(angle);
     }
     __syncthreads();
-    for (int n = (int)threadIdx.x; n < heads * half; n += THREADS) {
-        const int head = n / half, i = n % half;
-        const bool whole = 2 * i + 1 < dim;
-        const int64_t from = (row * heads + head) * dim + 2 * i;
-        float even = a.projected[from];
-        float odd = whole ? a.projected[from + 1] : 0.0f;
-        /* Turn the pair, unless it is a value. */
-        if (i < a.pairs && head < query_heads + kv_heads) {
-            const float turned = even * cosines[i] - odd * sines[i];
-            odd = even * sines[i] + odd * cosines[i];
-            even = turned;
+    for (int n = (int)threadIdx.x; n < heads * eights; n += THREADS) {
+        const int head = n / eights, d = n % eights * EIGHT;
+        const row from = {a.projected, (token * heads + head) * dim, CP_F32};
+        eight y = get_eight(&from, d, dim);
+        /* Rotate the pairs, unless they are values. */
+        CP_EACH(k, EIGHT / 2) {
+            const int i = d / 2 + k;
+            const float even = y.x[2 * k], odd = y.x[2 * k + 1];
+            if (i < a.pairs && head < query_heads + kv_heads) {
+                y.x[2 * k] = even * cosines[i] - odd * sines[i];
+                y.x[2 * k + 1] = even * sines[i] + odd * cosines[i];
+            }
         }
-        /* Put the pair where attention looks for it. */
+        /* Store them where attention reads them. */
         const bool query = head < query_heads,
                    value = head >= query_heads + kv_heads;
         const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
-        void *tensor = query ? a.queries : value ? a.values : a.keys;
         const int64_t heads_there = query ? query_heads : kv_heads;
-        const int64_t to = (place * heads_there + head - first) * dim + 2 * i;
-        cp_put(tensor, a.element, to, even);
-        if (whole)
-            cp_put(tensor, a.element, to + 1, odd);
+        void *tensor = query ? a.queries : value ? a.values : a.keys;
+        const row to = {tensor, (place * heads_there + head - first) * dim,
+                        a.element};
+        put_eight(&to, d, dim, y);
     }
 }
 
@@ -189,77 +256,74 @@ cudaError_t cp_device_rotate(const cp_device_rotate_args *call,
         shape->head_dim > CP_DEVICE_DIM_MAX ||
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(rotate_rows, blocks_of(call->rows, numbers), 1, 1,
-                          THREADS, stream, *call);
+    return LAUNCH(rotate_rows, call->rows, numbers, 1, false);
 }
 
 CP_KERNEL(gate_rows, cp_device_gate_args) {
-    const int64_t row = blockIdx.x, first = (int64_t)blockIdx.y * PART;
+    const int64_t at = blockIdx.x * a.inner, first = (int64_t)blockIdx.y * PART;
     const bool whole = a.scales != NULL || first + PART > a.inner;
-    const float *gates = a.both + 2 * row * a.inner;
-    const source from = {GATED, gates, CP_F32, gates + a.inner, 0.0f};
-    const target to = {a.y, row * a.inner, a.element, a.scales};
-    put_row(&from, first, whole ? a.inner : first + PART, &to);
+    const source from = {
+        GATED, {a.both, 2 * at, CP_F32}, {a.both, 2 * at + a.inner, CP_F32}};
+    const row to = {a.y, at, a.element, a.scales};
+    put_row(from, first, whole ? a.inner : first + PART, &to);
 }
 
 cudaError_t cp_device_gate(const cp_device_gate_args *call,
                            cudaStream_t stream) {
-    const int64_t parts =
-        call->scales != NULL ? 1 : cp_ceil_divide(call->inner, PART);
-    if (!may_write(call->inner, call->y, call->scales))
-        return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(gate_rows, blocks_of(call->rows, call->inner), parts,
-                          1, THREADS, stream, *call);
-}
-
-CP_KERNEL(quantise_rows, cp_device_quantise_args) {
-    const int64_t at = blockIdx.x * a.width;
-    const source from = {FETCHED, a.x + at, CP_F32, NULL, 0.0f};
-    const target to = {a.y, at, CP_F32, a.scales};
-    put_row(&from, 0, a.width, &to);
+    const bool codes = call->scales != NULL;
+    return LAUNCH(gate_rows, call->rows, call->inner,
+                  codes ? 1 : cp_ceil_divide(call->inner, PART), codes);
 }
 
 cudaError_t cp_device_quantise(const cp_device_quantise_args *call,
                                cudaStream_t stream) {
-    if (!may_write(call->width, call->y, call->scales))
-        return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(quantise_rows, blocks_of(call->rows, call->width), 1,
-                          1, THREADS, stream, *call);
+    const cp_device_gather_args all = {call->rows, call->width, NULL,
+                                       call->x,    CP_F32,      CP_F32,
+                                       call->y,    call->scales};
+    return cp_device_gather(&all, stream);
 }
 
 CP_KERNEL(add_numbers, cp_device_add_args) {
-    const int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < a.count;
-         i += step)
-        a.x[i] += cp_get(a.addends, CP_BF16, i);
+    const int64_t i = (int64_t)blockIdx.x * PART + EIGHT * threadIdx.x;
+    const row x = {a.x, 0, CP_F32}, addends = {a.addends, 0, CP_BF16};
+    if (i >= a.count)
+        return;
+    eight sum = get_eight(&x, i, a.count);
+    const eight add = get_eight(&addends, i, a.count);
+    CP_EACH(k, EIGHT)
+        sum.x[k] += add.x[k];
+    put_eight(&x, i, a.count, sum);
 }
 
 cudaError_t cp_device_add(const cp_device_add_args *call, cudaStream_t stream) {
-    const int64_t wanted = cp_ceil_divide(call->count, 4 * THREADS);
-    return CP_LAUNCH_GRID(add_numbers, cp_min(wanted, 65535), 1, 1, THREADS,
-                          stream, *call);
+    return LAUNCH(add_numbers, cp_ceil_divide(call->count, PART), 1, 1, false);
 }
 
 CP_KERNEL(argmax_rows, cp_device_argmax_args) {
     CP_SHARED(float, of_warps, [2][WARPS]);
-    const float *scores = a.scores + blockIdx.x * a.width;
-    float largest = -INFINITY, before = -INFINITY;
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        largest =
-            fabsf(scores[i]) < INFINITY ? fmaxf(largest, scores[i]) : INFINITY;
-    largest = join_block(largest, true, of_warps[0]);
-    for (int64_t i = threadIdx.x; i < a.width; i += THREADS)
-        if (scores[i] == largest)
-            before = fmaxf(before, -(float)i);
-    before = join_block(before, true, of_warps[1]);
+    const row scores = {a.scores, blockIdx.x * a.width, CP_F32};
+    float largest = -INFINITY, before = 0.0f;
+    EACH_EIGHT(i, 0, a.width) {
+        const eight all = get_eight(&scores, i, a.width);
+        CP_EACH(k, EIGHT) {
+            const float score =
+                fabsf(all.x[k]) < INFINITY ? all.x[k] : INFINITY;
+            if (i + k < a.width && score > largest) {
+                largest = score;
+                before = -(float)(i + k);
+            }
+        }
+    }
+    const float most = join_block(largest, true, of_warps[0]);
+    before =
+        join_block(largest == most ? before : -INFINITY, true, of_warps[1]);
     if (threadIdx.x == 0)
-        a.best[blockIdx.x] = largest < INFINITY ? (int32_t)-before : -1;
+        a.best[blockIdx.x] = most < INFINITY ? (int32_t)-before : -1;
 }
 
 cudaError_t cp_device_argmax(const cp_device_argmax_args *call,
                              cudaStream_t stream) {
     if (call->width > 1 << 24)
         return cudaErrorInvalidValue;
-    return CP_LAUNCH_GRID(argmax_rows, blocks_of(call->rows, call->width), 1, 1,
-                          THREADS, stream, *call);
+    return LAUNCH(argmax_rows, call->rows, call->width, 1, false);
 }

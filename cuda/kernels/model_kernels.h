@@ -1,17 +1,16 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* The small layers of a transformer as kernels: rows are tokens, and no row
- * looks at another; and the unpacking of weights. All pointers are the
- * device's. Nothing here waits, allocates, or looks at what a kernel
- * computed. */
+/* The small layers of a transformer as kernels, and the unpacking of weights.
+ * Rows are tokens, and no row depends on another. All pointers are to device
+ * memory. Nothing here waits, allocates, or reads what a kernel computed. */
 #ifndef CP_MODEL_KERNELS_H
 #define CP_MODEL_KERNELS_H
 
 #include "cuda/kernels/kernels.h"
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
- * square is right to 1e-6. Here and below y is of element where scales is NULL,
- * and e4m3 with a scale for each row, as of cp_device_quantise_args, where it
- * is not. */
+ * square is right to 1e-6. Here and below, y is of element if scales is NULL.
+ * Otherwise it is e4m3 with a scale for each row, as cp_device_quantise writes
+ * it. */
 typedef struct {
     int64_t rows, width;
     const float *x, *weight;
@@ -21,14 +20,14 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_norm_args;
 
-/* Turn the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
- * keys by position * frequencies[i], round, and put all three where places
- * says. Sines and cosines are right to 5e-7 up to position 2^30.
+/* Rotate the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
+ * keys by position * frequencies[i], round, and store queries, keys and values
+ * at places. Sines and cosines are right to 5e-7 up to position 2^30.
  *   positions       [rows]
  *   frequencies     [pairs] radians per position
  *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
  *   queries, keys, values   [place][heads][D_H]
- * A row at place -1 is neither read nor written. */
+ * A row whose place is -1 is neither read nor written. */
 typedef struct {
     int64_t rows;
     cp_shape shape;
@@ -41,7 +40,8 @@ typedef struct {
     void *queries, *keys, *values;
 } cp_device_rotate_args;
 
-/* to[t] = from[places[t]], zeros for -1; to [rows][width]. */
+/* to[t] = from[places[t]], zeros for -1; to [rows][width]. If places is NULL,
+ * to[t] = from[t]. */
 typedef struct {
     int64_t rows, width;
     const int64_t *places;
@@ -51,7 +51,7 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_gather_args;
 
-/* y[t] = silu(gate) * up, where a row of both is its gate, then its up:
+/* y[t] = silu(gate) * up. A row of both holds its gate and then its up:
  * [rows][2 * inner]. */
 typedef struct {
     int64_t rows, inner;
@@ -61,16 +61,16 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_gate_args;
 
-/* x[i] += addends[i], of bf16. */
+/* x[i] += addends[i]; addends are bf16. */
 typedef struct {
     int64_t count;
     const void *addends;
     float *x;
 } cp_device_add_args;
 
-/* best[t] = where the largest of scores [rows][width] is in row t, and of
- * equals the first; -1 where a score is no number, or infinite. width is at
- * most 2^24, or the call is cudaErrorInvalidValue. */
+/* best[t] = the index of the largest score of row t, the first if several are
+ * equal; -1 if a score is NaN or infinite. scores [rows][width]. Fails with
+ * cudaErrorInvalidValue if width is above 2^24. */
 typedef struct {
     int64_t rows, width;
     const float *scores;
@@ -78,9 +78,8 @@ typedef struct {
 } cp_device_argmax_args;
 
 /* y[t] = x[t] / scales[t] in e4m3, where scales[t] is the row's largest
- * magnitude over 448: no less than 2^-126, and 1 for a row of zeros. NaN stays
- * NaN. x and y [rows][width], scales [rows]; where width is a multiple of 4, y
- * begins at a multiple of 4 bytes, or the call is cudaErrorInvalidValue. */
+ * magnitude over 448: at least 2^-126, and 1 for a row of zeros. NaN stays
+ * NaN. x and y [rows][width], scales [rows]. */
 typedef struct {
     int64_t rows, width;
     const float *x;
@@ -88,8 +87,8 @@ typedef struct {
     float *scales;
 } cp_device_quantise_args;
 
-/* Put one on a stream. Fails only if the launch is impossible: more rows than
- * a grid has blocks (2^31 - 1), more pairs than a head has, codes askew. */
+/* Enqueue one on a stream. Fails only if the launch is impossible: more rows
+ * than a grid has blocks (2^31 - 1), or more pairs than a head has. */
 cudaError_t cp_device_norm(const cp_device_norm_args *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotate_args *, cudaStream_t);
 cudaError_t cp_device_gather(const cp_device_gather_args *, cudaStream_t);
@@ -98,19 +97,19 @@ cudaError_t cp_device_quantise(const cp_device_quantise_args *, cudaStream_t);
 cudaError_t cp_device_add(const cp_device_add_args *, cudaStream_t);
 cudaError_t cp_device_argmax(const cp_device_argmax_args *, cudaStream_t);
 
-/* out[i] = the i-th of count values that blocks of a CP_GGUF_ type stand for:
- * exactly what cp_dequantise computes (dequantise.h), then rounded to element.
+/* out[i] = the i-th of the count values in blocks of a CP_GGUF_ type: exactly
+ * what cp_dequantise computes (dequantise.h), then rounded to element.
  *   blocks   on the device, aligned to 2 bytes
  *   out      [count], on the device
- * Fails with cudaErrorInvalidValue for another type, or a count that fills no
- * whole blocks. */
+ * Fails with cudaErrorInvalidValue if the type is unknown, or if count is not a
+ * multiple of its block's values. */
 cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
                              cp_element element, void *out,
                              cudaStream_t stream);
 
-/* y = x w^T, or y += x w^T with add, of e4m3 with scales (multiply.h): up to
- * CP_FEW_ROWS rows of x, and CP_FEW_HEIGHT or more of w. in is a multiple of
- * 16, and w and x begin at one. Compute capability 8.9 or later. */
+/* y = x w^T, or y += x w^T with add, in e4m3 with scales (multiply.h): up to
+ * CP_FEW_ROWS rows of x, and at least CP_FEW_HEIGHT of w. in and the addresses
+ * of w and x are multiples of 16. Needs compute capability 8.9 or later. */
 enum { CP_FEW_ROWS = 24, CP_FEW_HEIGHT = 64 };
 typedef struct {
     int64_t in, out, rows;
@@ -121,12 +120,12 @@ typedef struct {
     void *y;
     int splits;       /* of in, by cp_few_splits */
     float *parts;     /* [splits][rows][out] */
-    int32_t *tickets; /* for each CP_FEW_HEIGHT rows of w; 0, and so again */
+    int32_t *tickets; /* one per CP_FEW_HEIGHT rows of w; 0 before and after */
 } cp_few_rows;
 cudaError_t cp_device_multiply_few(const cp_few_rows *, cudaStream_t);
 
-/* For any number of rows, where so many floats are left for parts and blocks
- * are those of cp_device_blocks. */
+/* The splits for any number of rows. blocks: from cp_device_blocks; room: how
+ * many floats the parts may take. */
 int cp_few_splits(int64_t in, int64_t out, int blocks, int64_t room);
 
 #endif

@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Linear layers: descriptions of products for cuBLASLt, and the algorithms it
- * chose; but few rows of eight bits go to a kernel of ours. */
+/* Linear layers: descriptions of products for cuBLASLt, and the algorithms that
+ * it chose. Few rows of eight bits go to our own kernel. */
 #include "cuda/kernels/multiply.h"
 
 #include <cublasLt.h>
@@ -12,7 +12,8 @@
 
 enum { REMEMBERED = 128, TICKET_BYTES = 8192 };
 
-/* What an algorithm is good for; without gaps, to be compared as bytes. */
+/* What an algorithm was chosen for; without padding, since it is compared as
+ * bytes. */
 typedef struct {
     int64_t in, out, rows;
     cp_numbers numbers;
@@ -23,7 +24,7 @@ typedef struct {
 struct cp_multiplier {
     cublasLtHandle_t library;
     void *workspace;
-    size_t workspace_bytes; /* tickets for few rows are behind them */
+    size_t workspace_bytes; /* the tickets of few rows follow them */
     int major, blocks;      /* of the device */
     bool in_order;
     struct {
@@ -42,7 +43,7 @@ static cp_status library_failed(cublasStatus_t result, const char *what,
                    cublasLtGetStatusString(result));
 }
 
-/* Leave a function that returns what the library says, if it says no. */
+/* Return the library's status from the caller unless it is success. */
 #define LT_TRY(call)                                                           \
     do {                                                                       \
         const cublasStatus_t tried = (call);                                   \
@@ -61,7 +62,7 @@ static cp_status take_workspace(cp_multiplier *multiplier) {
     const size_t bytes = (size_t)(multiplier->major >= 9 ? 32 : 4) << 20;
     multiplier->workspace_bytes = bytes - TICKET_BYTES;
     CP_TRY(cp_cuda(cudaMalloc(&multiplier->workspace, bytes),
-                   "taking %zu bytes to multiply in", bytes));
+                   "allocating a workspace of %zu bytes for products", bytes));
     CP_TRY(cp_cuda(
         cudaMemset((char *)multiplier->workspace + multiplier->workspace_bytes,
                    0, TICKET_BYTES),
@@ -167,7 +168,7 @@ static cp_status not_supported(product_sizes of) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    return cp_refuse("FP8 with a scale for each row takes a GPU of compute "
+    return cp_refuse("FP8 with a scale for each row needs a GPU of compute "
                      "capability 9.0; device %d has %d.%d",
                      device, major, minor);
 }
@@ -178,7 +179,8 @@ static cp_status find(cp_multiplier *multiplier, product_sizes of,
     const int64_t known = cp_min(multiplier->searches, REMEMBERED);
     const int64_t at = multiplier->searches % REMEMBERED;
     if (describe(p, of, w_scales, x_scales) != CUBLAS_STATUS_SUCCESS)
-        return cp_fail(CP_BROKEN, "this cuBLASLt (%zu) is too old",
+        return cp_fail(CP_BROKEN,
+                       "cuBLASLt %zu is too old; row scales need CUDA 12.9",
                        cublasLtGetVersion());
     for (int64_t i = 0; i < known; i++)
         if (memcmp(&multiplier->found[i].of, &of, sizeof(of)) == 0) {
@@ -218,16 +220,16 @@ static cp_status check_operands(product_sizes of, const cp_device_matrix *w,
     const uint32_t least = f8 ? 16 : of.numbers == CP_NUMBERS_BF16 ? 2 : 4;
     if (w->values == NULL || x == NULL || y == NULL ||
         (w->scales != NULL) != f8 || (x_scales != NULL) != f8)
-        return cp_refuse("a product without its operands: FP8 has a scale for "
-                         "each row on both sides, other numbers have none");
+        return cp_refuse("a product without its operands: FP8 needs a scale "
+                         "for each row on both sides, other formats none");
     if (of.alignment < least || (uintptr_t)y % 4 != 0)
-        return cp_refuse("a product of operands at multiples of %u bytes, "
-                         "which must be multiples of %u",
+        return cp_refuse("operands of a product are at multiples of %u bytes; "
+                         "they must be at multiples of %u",
                          of.alignment, least);
     return CP_OK;
 }
 
-/* The largest power of 2, at most 16, that all these addresses share. */
+/* The largest power of 2, at most 16, that divides all these addresses. */
 static uint32_t alignment_of(const cp_device_matrix *w, const void *x,
                              const float *x_scales, const void *y) {
     const uintptr_t all = (uintptr_t)w->values | (uintptr_t)w->scales |
@@ -238,10 +240,7 @@ static uint32_t alignment_of(const cp_device_matrix *w, const void *x,
     return alignment;
 }
 
-enum {
-    TYPICAL_ROWS = 512
-}; /* enough for large tiles, few enough to fill a
-                                GPU with them */
+enum { TYPICAL_ROWS = 512 }; /* enough for large tiles that fill a GPU */
 
 void cp_multiplier_keep_order(cp_multiplier *multiplier) {
     multiplier->in_order = true;

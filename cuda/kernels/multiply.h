@@ -1,6 +1,6 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Linear layers, by cuBLASLt or a kernel for few rows. Only the product: what
- * makes eight-bit rows is in model_kernels.h. */
+/* Linear layers, by cuBLASLt or a kernel for few rows. Only the product: the
+ * kernels that write eight-bit rows are in model_kernels.h. */
 #ifndef CP_MULTIPLY_H
 #define CP_MULTIPLY_H
 
@@ -12,46 +12,44 @@
 typedef enum { CP_NUMBERS_F32, CP_NUMBERS_BF16, CP_NUMBERS_F8 } cp_numbers;
 
 /* A linear layer's matrix, [out][in], on the device. F8 is e4m3, and row o
- * stands for values[o] * scales[o]. */
+ * is values[o] * scales[o]. */
 typedef struct {
     int64_t in, out;
     cp_numbers numbers;
     const void *values;
-    const float *scales; /* [out], of F8; NULL otherwise */
+    const float *scales; /* [out] for F8; NULL otherwise */
 } cp_device_matrix;
 
 /* The library, its workspace, and the algorithms found so far, for the current
- * device. Whatever is put on streams with one multiplier must run in order:
- * one for each rank. Fails with CP_MEMORY or CP_BROKEN; free even then. */
+ * device. Products that one multiplier enqueues must run in order, so each rank
+ * has its own. Fails with CP_MEMORY or CP_BROKEN; free it even then. */
 typedef struct cp_multiplier cp_multiplier;
 cp_status cp_multiplier_new(cp_multiplier **out);
 void cp_multiplier_free(cp_multiplier *multiplier);
 
-/* Whether the device multiplies such numbers: CP_INVALID, in a line that says
- * what it would take, if not. */
+/* Check that the device multiplies such numbers. If not, fails with CP_INVALID
+ * and a message that says what it would need. */
 cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers);
 
-/* From now on the bits of a row of a product depend on it and on the matrix
- * alone (chapter 17): one algorithm for any number of rows, which splits no
+/* From now on the bits of a product's row depend only on the row of x and the
+ * matrix (chapter 17): one algorithm serves any number of rows and splits no
  * sum. */
 void cp_multiplier_keep_order(cp_multiplier *multiplier);
 
 /* y = x w^T, or y += x w^T with add.
- *   x         [rows][w->in], of the matrix' numbers
- *   x_scales  [rows], of F8; NULL otherwise
+ *   x         [rows][w->in], in the matrix's format
+ *   x_scales  [rows] for F8; NULL otherwise
  *   y         [rows][w->out] of fp32; not read unless add
- * Put on a stream; waits and allocates nothing. After one call with the same
- * sizes the same call can be captured in a graph. F8 takes widths and heights
- * that are multiples of 16, at addresses that are multiples of 16. Fails with
- * CP_INVALID, or with CP_BROKEN as the library does; nothing has been put on
- * the stream then. */
+ * Enqueued on a stream; waits for nothing and allocates nothing. After one call
+ * with the same sizes the call can be captured in a graph. For F8, sizes and
+ * addresses must be multiples of 16. Fails with CP_INVALID, or with CP_BROKEN
+ * if the library fails; then nothing has been enqueued. */
 cp_status cp_device_multiply(cp_multiplier *multiplier,
                              const cp_device_matrix *w, int64_t rows,
                              const void *x, const float *x_scales, bool add,
                              float *y, cudaStream_t stream);
 
-/* The same rounded to bf16, of a matrix that is not fp32, and added to
- * nothing. */
+/* The same with y rounded to bf16, without add; the matrix must not be fp32. */
 cp_status cp_device_multiply_bf16(cp_multiplier *multiplier,
                                   const cp_device_matrix *w, int64_t rows,
                                   const void *x, const float *x_scales, void *y,

@@ -1,5 +1,5 @@
 /* Tangled from book/13-layers.nw; edit the chapter. */
-/* Blocks of a GGUF tensor, unpacked by a thread for each value. */
+/* Unpacks the blocks of a GGUF tensor, with a thread for each value. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <stdint.h>
