@@ -14,7 +14,7 @@ code && /^@nl/ { look(line); line = "" }
 { print }
 
 # Definitions and declarations begin in column one: "cp_status cp_fail(...",
-# "} cp_shape;", "typedef struct cp_comm cp_comm;", "#define CP_NOBODY (-1)".
+# "} cp_shape;", "typedef struct cp_comm cp_comm;", "#define CP_NO_RANK (-1)".
 function look(text) {
     if (text ~ /^static .*;$/ || text ~ /^ *(return|extern)/) return
     if (match(text, /^[a-z][a-z0-9_ ]*[ *]cp_[a-z0-9_]+\(/)) mark(text)

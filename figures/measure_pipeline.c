@@ -162,7 +162,7 @@ static void piece_run(measured_pipe *pipe, cp_comm *comm, int64_t turn,
     float *x = s->x[turn % 2];
     const int64_t bytes = rows * facts->width * (int64_t)sizeof(float);
     if (comm->rank > 0)
-        need(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, x, bytes));
+        need(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, 0, x, bytes));
     if (comm->rank > 0 || turn >= under_way)
         need(cp_comm_wait(comm));
     const double start = cp_clock();
@@ -177,7 +177,7 @@ static void piece_run(measured_pipe *pipe, cp_comm *comm, int64_t turn,
         return;
     }
     s->last = x + (rows - 1) * facts->width;
-    need(cp_comm_exchange(comm, 0, &s->through[0], 1, CP_NOBODY, NULL, 0));
+    need(cp_comm_exchange(comm, 0, &s->through[0], 1, CP_NO_RANK, NULL, 0));
     need(cp_comm_wait(comm));
 }
 

@@ -11,7 +11,7 @@ void ring_open(ring *ring) {
     const int64_t width = ring->shape.kv_heads * ring->shape.head_dim;
     need(cp_cache_new(ring->ranks, 1, room, &ring->cache));
     ring->cache->dealing = ring->dealing;
-    need(cp_store_new(ring->ranks, CP_NOBODY, 1, 1, room, &ring->shape,
+    need(cp_store_new(ring->ranks, CP_NO_RANK, 1, 1, room, &ring->shape,
                       &ring->store));
     for (int rank = 0; rank < ring->ranks; rank++) {
         fill(cp_store_keys(ring->store, rank, 0), room * width, 7);

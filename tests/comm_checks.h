@@ -58,8 +58,8 @@ static cp_status pass_on(cp_comm *comm, const void *out, void *in,
 static cp_status give(cp_comm *comm, void *data, int64_t sent,
                       int64_t expected) {
     const bool gives = comm->rank == 0;
-    return cp_comm_exchange(comm, gives ? 1 : CP_NOBODY, data, sent,
-                            gives ? CP_NOBODY : 0, data, expected);
+    return cp_comm_exchange(comm, gives ? 1 : CP_NO_RANK, data, sent,
+                            gives ? CP_NO_RANK : 0, data, expected);
 }
 
 static cp_status rotate(cp_comm *comm, void *context) {
@@ -192,7 +192,7 @@ static cp_status talk_to_oneself(cp_comm *comm, void *context) {
     (void)context;
     int32_t out = 5 + comm->rank, in = 0;
     CP_TRY(cp_comm_exchange(comm, comm->rank, &out, 4, comm->rank, &in, 4));
-    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, CP_NOBODY, NULL, 0));
+    CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, CP_NO_RANK, NULL, 0));
     CP_TRY(cp_comm_wait(comm));
     REQUIRE(in == out, "%d came back for %d", (int)in, (int)out);
     CP_TRY(cp_comm_wait(comm));
@@ -221,11 +221,11 @@ static cp_status call_wrongly(cp_comm *comm, int which) {
     void *receive[2] = {b, NULL};
     switch (which) {
     case 0:
-        return cp_comm_exchange(comm, 2, a, 8, CP_NOBODY, NULL, 0);
+        return cp_comm_exchange(comm, 2, a, 8, CP_NO_RANK, NULL, 0);
     case 1:
-        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, -2, b, 8);
+        return cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, -2, b, 8);
     case 2:
-        return cp_comm_exchange(comm, 0, NULL, 8, CP_NOBODY, NULL, 0);
+        return cp_comm_exchange(comm, 0, NULL, 8, CP_NO_RANK, NULL, 0);
     case 3:
         return cp_comm_exchange(comm, 0, a, -8, 0, b, 8);
     case 4:
@@ -251,7 +251,7 @@ static cp_status leave_unwaited(cp_comm *comm, void *context) {
     static char in[4];
     (void)context;
     if (comm->rank == 1)
-        return cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, in, 4);
+        return cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, 0, in, 4);
     return CP_OK;
 }
 
@@ -270,10 +270,10 @@ static cp_status wait_for_one(cp_comm *comm, int way) {
     }
     switch (way) {
     case RECEIVE:
-        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 1, in, 8));
+        CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, 1, in, 8));
         return cp_comm_wait(comm);
     case SEND:
-        CP_TRY(cp_comm_exchange(comm, 1, out, BIG, CP_NOBODY, NULL, 0));
+        CP_TRY(cp_comm_exchange(comm, 1, out, BIG, CP_NO_RANK, NULL, 0));
         return cp_comm_wait(comm);
     case ALL_TO_ALL:
         return cp_comm_all_to_all(comm, send, receive, 8);

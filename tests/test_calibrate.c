@@ -78,7 +78,7 @@ static void count_round(void *context) {
 }
 
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
-    const cp_runner runner = {NULL, NULL, CP_NOBODY, local, NULL};
+    const cp_runner runner = {NULL, NULL, CP_NO_RANK, local, NULL};
     int rounds = 0;
     cp_calibration wanted =
         asked((cp_shape){4, 2, 16}, ranks, cores, 3, hardware);

@@ -5,7 +5,7 @@
 
 #include "app/device_calibrate.h"
 
-static const cp_device_runner here = {.only = CP_NOBODY};
+static const cp_device_runner here = {.only = CP_NO_RANK};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
 static cp_calibration asked(int ranks, cp_hardware *hardware) {

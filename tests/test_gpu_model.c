@@ -315,7 +315,7 @@ LOOP(graphs_change_nothing, 0, 2) {
     /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
         my_place =
-            (cp_device_runner){.only = CP_NOBODY, .graphs = m == 1, .rows = 7};
+            (cp_device_runner){.only = CP_NO_RANK, .graphs = m == 1, .rows = 7};
         logits[m] =
             listen(&backend, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
     }
@@ -344,7 +344,7 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     backend.engine_new = my_engine;
     dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
-    my_place = (cp_device_runner){.only = CP_NOBODY};
+    my_place = (cp_device_runner){.only = CP_NO_RANK};
     const float *one =
         listen(&backend, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
     my_place.rows = 7;

@@ -41,7 +41,7 @@ typedef struct {
     cp_store *store;
     /* The current turn. */
     int64_t past, tokens;
-    int owner; /* of a step's token; CP_NOBODY: a prompt */
+    int owner; /* of a step's token; CP_NO_RANK: a prompt */
     cp_layout *layout;
     cp_plan *attention, *pairs, *convolution;
 } hybrid;
@@ -141,7 +141,7 @@ static cp_status remember(const hybrid_rank *s, int layer) {
     }
     if (hybrid->owner == rank)
         CP_TRY(step(&calls[0], s->chunks[0], &b[0], tail, state));
-    if (hybrid->owner == CP_NOBODY) {
+    if (hybrid->owner == CP_NO_RANK) {
         float *const convolved[] = {b[0].convolved, b[1].convolved};
         float *const outputs[] = {b[0].output, b[1].output};
         CP_TRY(cp_tail_walk(s->convolution, s->comm, calls, tail, convolved));
@@ -206,9 +206,9 @@ static cp_status take_turn(hybrid_rank *s) {
     for (int half = 0; half < 2; half++) {
         const int chunk = half == 0 ? rank : 2 * hybrid->ranks - 1 - rank;
         s->chunks[half] = cp_chunk_of(hybrid->tokens, hybrid->ranks, chunk);
-        if (hybrid->owner != CP_NOBODY)
+        if (hybrid->owner != CP_NO_RANK)
             s->chunks[half].count = rank == hybrid->owner && half == 0;
-        if (hybrid->owner != CP_NOBODY)
+        if (hybrid->owner != CP_NO_RANK)
             s->chunks[half].first = 0;
         s->chunks[half].first += hybrid->past;
     }
@@ -247,7 +247,7 @@ static void turn(hybrid *hybrid, cp_variant variant, cp_scan scan,
     const bool decode = variant == CP_DECODE;
     const cp_threads_options threads = {.ranks = hybrid->ranks, .timeout = 60};
     hybrid->tokens = tokens;
-    hybrid->owner = CP_NOBODY;
+    hybrid->owner = CP_NO_RANK;
     must(cp_cache_lay_out(hybrid->cache, decode, &tokens, &hybrid->layout));
     for (int k = 0; k < hybrid->ranks; k++)
         if (decode && hybrid->layout->queries[k].tokens > 0)
@@ -282,7 +282,7 @@ static hybrid *converse(int ranks, cp_scan scan) {
     for (int64_t i = 0; i < ROOM * WIDTH; i++)
         ((float *)hybrid->x)[i] = harness_uniform(&seed);
     must(cp_cache_new(ranks, 1, ROOM, &hybrid->cache));
-    must(cp_store_new(ranks, CP_NOBODY, LAYERS, 1, ROOM, &shape,
+    must(cp_store_new(ranks, CP_NO_RANK, LAYERS, 1, ROOM, &shape,
                       &hybrid->store));
     turn(hybrid, CP_PASS_KV, scan, 48);
     turn(hybrid, CP_PASS_Q, scan, 16);

@@ -91,7 +91,7 @@ static cp_status wait_in_a_chain(cp_comm *comm, void *context) {
     (void)context;
     if (comm->rank == 1)
         nap(15000);
-    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, comm->rank == 2 ? 1 : 2,
+    CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, comm->rank == 2 ? 1 : 2,
                             in, 8));
     return cp_comm_wait(comm);
 }

@@ -111,8 +111,8 @@ static const char *damage(int which) {
         find(1, CP_OP_EXCHANGE, 0)->in.slot = find(1, CP_OP_ATTEND, 0)->in.slot;
         return "rank 2, hop 1: exchange takes slot";
     case 9: /* the last wait is forgotten, though nothing needs its slot */
-        plan->programs[3].ops[plan->programs[3].count++] =
-            (cp_op){.kind = CP_OP_EXCHANGE, .to = CP_NOBODY, .from = CP_NOBODY};
+        plan->programs[3].ops[plan->programs[3].count++] = (cp_op){
+            .kind = CP_OP_EXCHANGE, .to = CP_NO_RANK, .from = CP_NO_RANK};
         return "rank 3 ends with an exchange that was not waited for";
     case 10: /* received into the slot that it sends */
         find(1, CP_OP_EXCHANGE, 1)->out.slot =
@@ -125,7 +125,7 @@ static const char *damage(int which) {
         plan->slots[find(0, CP_OP_EXCHANGE, 0)->out.slot].bytes += 4;
         return "bytes to rank 1, which expects";
     case 13: /* one rank keeps its last block to itself */
-        find(3, CP_OP_EXCHANGE, 2)->to = CP_NOBODY;
+        find(3, CP_OP_EXCHANGE, 2)->to = CP_NO_RANK;
         return "rank 0, hop 3: the message from rank 3 meets no";
     case 14: /* a partial over the cache */
         find(2, CP_OP_ATTEND, 0)->out.slot = (int16_t)plan->cache;
@@ -327,10 +327,10 @@ static void block_sends(void) {
             cp_op op = program->ops[n];
             if (op.kind == CP_OP_EXCHANGE) {
                 cp_op half = op;
-                half.from = CP_NOBODY;
+                half.from = CP_NO_RANK;
                 ops[count++] = half;
                 ops[count++] = (cp_op){.kind = CP_OP_WAIT, .hop = op.hop};
-                op.to = CP_NOBODY;
+                op.to = CP_NO_RANK;
             }
             ops[count++] = op;
         }

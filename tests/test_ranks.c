@@ -156,11 +156,11 @@ TEST(early_touch_shows) {
 static cp_status send_first(cp_comm *comm, void *context) {
     (void)context;
     int32_t out = 1, in;
-    CP_TRY(cp_comm_exchange(comm, (comm->rank + 1) % 3, &out, 4, CP_NOBODY,
+    CP_TRY(cp_comm_exchange(comm, (comm->rank + 1) % 3, &out, 4, CP_NO_RANK,
                             NULL, 0));
     CP_TRY(cp_comm_wait(comm));
-    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, (comm->rank + 2) % 3, &in,
-                            4));
+    CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, (comm->rank + 2) % 3,
+                            &in, 4));
     return cp_comm_wait(comm);
 }
 

@@ -191,9 +191,9 @@ TEST(a_gate_opens_again) {
 TEST(a_rank_that_waits_for_ever_is_named) {
     story crossed = {0}, slow = {0};
     for (int rank = 0; rank < 2; rank++) {
-        exchange(&crossed, rank, 1 - rank, CP_NOBODY, 0);
+        exchange(&crossed, rank, 1 - rank, CP_NO_RANK, 0);
         wait_for(&crossed, rank);
-        exchange(&crossed, rank, CP_NOBODY, 1 - rank, 0);
+        exchange(&crossed, rank, CP_NO_RANK, 1 - rank, 0);
         wait_for(&crossed, rank);
     }
     refuses_with(tell(&crossed, 2, 1), CP_BROKEN,
@@ -218,14 +218,14 @@ TEST(many_messages_may_be_under_way) {
 
 static double with_message(double seconds) {
     story story = {0};
-    exchange(&story, 0, 3, CP_NOBODY, seconds);
+    exchange(&story, 0, 3, CP_NO_RANK, seconds);
     work(&story, 0, 2);
     work(&story, 1, 2);
-    exchange(&story, 1, 2, CP_NOBODY, 0);
-    exchange(&story, 2, CP_NOBODY, 1, 0);
+    exchange(&story, 1, 2, CP_NO_RANK, 0);
+    exchange(&story, 2, CP_NO_RANK, 1, 0);
     wait_for(&story, 2);
     work(&story, 2, 2);
-    exchange(&story, 3, CP_NOBODY, 0, 0);
+    exchange(&story, 3, CP_NO_RANK, 0, 0);
     wait_for(&story, 3);
     work(&story, 3, 2);
     must(tell(&story, 4, 2));

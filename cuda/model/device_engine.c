@@ -129,7 +129,7 @@ static cp_status keep_order(const cp_device_engine *engine,
 static cp_status make_rank(cp_device_engine *engine, int r) {
     cp_device_rank *rank = &engine->ranks[r];
     const int only = engine->runner->only;
-    rank->rank = only == CP_NOBODY ? r : only;
+    rank->rank = only == CP_NO_RANK ? r : only;
     CP_TRY(cp_queues_new(&engine->queues[r]));
     CP_TRY(cp_multiplier_new(&rank->multiplier));
     CP_TRY(cp_multiplier_check(rank->multiplier, engine->model->numbers));
@@ -142,7 +142,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     const cp_device_runner *runner = context;
     const cp_device_model *model = (const cp_device_model *)base->model;
     const cp_model_facts *f = &model->base.facts;
-    const int64_t count = runner->only == CP_NOBODY ? base->options.ranks : 1;
+    const int64_t count = runner->only == CP_NO_RANK ? base->options.ranks : 1;
     cp_device_engine *engine = engine_of(base);
     engine->model = model;
     engine->runner = runner;
@@ -193,7 +193,7 @@ static cp_status lose(cp_engine *base, int rank) {
     cp_device_engine *engine = engine_of(base);
     const int only = engine->runner->only;
     free_passes(engine);
-    if (only == CP_NOBODY) {
+    if (only == CP_NO_RANK) {
         const size_t after = (size_t)(--engine->count - rank);
         free_rank(engine, rank);
         memmove(&engine->queues[rank], &engine->queues[rank + 1],
@@ -202,7 +202,7 @@ static cp_status lose(cp_engine *base, int rank) {
                 after * sizeof(engine->ranks[0]));
     }
     for (int r = 0; r < engine->count; r++)
-        engine->ranks[r].rank = only == CP_NOBODY ? r : only;
+        engine->ranks[r].rank = only == CP_NO_RANK ? r : only;
     base->local.only = only;
     return CP_OK;
 }

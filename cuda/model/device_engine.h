@@ -10,7 +10,7 @@
 
 /* Where the ranks of an engine run. */
 typedef struct {
-    int only;            /* the one rank of this process; or CP_NOBODY: all
+    int only;            /* the one rank of this process; or CP_NO_RANK: all
                             ranks are here and share one GPU */
     const cp_link *link; /* to the others, or NULL */
     const cp_process_group

@@ -6,12 +6,12 @@
 
 cp_status blocking_send(cp_comm *comm, int to, const void *data,
                         int64_t bytes) {
-    CP_TRY(cp_comm_exchange(comm, to, data, bytes, CP_NOBODY, NULL, 0));
+    CP_TRY(cp_comm_exchange(comm, to, data, bytes, CP_NO_RANK, NULL, 0));
     return cp_comm_wait(comm);
 }
 
 cp_status blocking_receive(cp_comm *comm, int from, void *data, int64_t bytes) {
-    CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, from, data, bytes));
+    CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, from, data, bytes));
     return cp_comm_wait(comm);
 }
 

@@ -121,11 +121,11 @@ static struct {
 
 static void play_post(int rank, event *e) {
     e->posted = play.clock[rank];
-    if (e->to != CP_NOBODY) {
+    if (e->to != CP_NO_RANK) {
         e->send_number = play.send_count[rank][e->to]++;
         play.sends[rank][e->to][e->send_number] = e->posted;
     }
-    if (e->from != CP_NOBODY) {
+    if (e->from != CP_NO_RANK) {
         e->receive_number = play.receive_count[e->from][rank]++;
         play.receives[e->from][rank][e->receive_number] = e->posted;
     }
@@ -140,9 +140,9 @@ static double arrival(int from, int to, int n) {
 
 static double end_of(int rank, const event *e) {
     double end = 0;
-    if (e->to != CP_NOBODY)
+    if (e->to != CP_NO_RANK)
         end = fmax(end, arrival(rank, e->to, e->send_number));
-    if (e->from != CP_NOBODY)
+    if (e->from != CP_NO_RANK)
         end = fmax(end, arrival(e->from, rank, e->receive_number));
     return end;
 }
@@ -155,10 +155,10 @@ static const event *oldest_of(int rank) {
 }
 
 static void draw_event(int rank, const event *e, double end) {
-    if (e->to != CP_NOBODY)
+    if (e->to != CP_NO_RANK)
         stroke(rank, false, rank, e->posted,
                arrival(rank, e->to, e->send_number), end);
-    if (e->from != CP_NOBODY)
+    if (e->from != CP_NO_RANK)
         stroke(rank, true, e->from, e->posted,
                arrival(e->from, rank, e->receive_number), end);
 }
@@ -300,7 +300,7 @@ static void hold_blocking(const scene *scene) {
                        "rank %d posts a second exchange before it waits for "
                        "the first",
                        r);
-            grade_hold(e->waits || e->to == CP_NOBODY || e->from == CP_NOBODY,
+            grade_hold(e->waits || e->to == CP_NO_RANK || e->from == CP_NO_RANK,
                        "rank %d posts both halves at once: use blocking calls",
                        r);
         }
@@ -377,7 +377,8 @@ static void hold_exchanges(int ranks, int turns) {
         for (int n = 0; n < seen.count[r]; n++) {
             const event *e = &seen.events[r][n];
             posts += !e->waits;
-            grade_hold(e->waits || (e->to != CP_NOBODY && e->from != CP_NOBODY),
+            grade_hold(e->waits ||
+                           (e->to != CP_NO_RANK && e->from != CP_NO_RANK),
                        "rank %d posts an exchange with one half", r);
         }
         grade_equal(posts, turns, "exchanges that rank %d posts", r);

@@ -64,7 +64,7 @@ complain(const cp_comm *comm, const char *format, ...) {
 
 static bool overlap(const void *a, int64_t a_bytes, const cp_half *half) {
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)half->data;
-    return half->peer != CP_NOBODY && a_bytes > 0 && half->bytes > 0 &&
+    return half->peer != CP_NO_RANK && a_bytes > 0 && half->bytes > 0 &&
            x < y + (uintptr_t)half->bytes && y < x + (uintptr_t)a_bytes;
 }
 
@@ -75,13 +75,13 @@ static void watch_lent(const cp_comm *comm, const cp_exchange *posted) {
     if (overlap(call->block, seen.scene->longest, receive))
         complain(comm, "rank %d receives into its own block", rank);
     for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer) {
-        if (send->peer != CP_NOBODY &&
+        if (send->peer != CP_NO_RANK &&
             overlap(send->data, send->bytes, &e->receive))
             complain(comm,
                      "rank %d sends to rank %d from a buffer that an earlier "
                      "exchange still fills",
                      rank, send->peer);
-        if (receive->peer != CP_NOBODY &&
+        if (receive->peer != CP_NO_RANK &&
             (overlap(receive->data, receive->bytes, &e->send) ||
              overlap(receive->data, receive->bytes, &e->receive)))
             complain(comm,
@@ -143,8 +143,8 @@ cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,
                   .length = pairs_of(scene, comm->rank, origin),
                   .origin = origin};
     for (const cp_exchange *e = comm->oldest; e != NULL; e = e->newer) {
-        what.sends = what.sends || e->send.peer != CP_NOBODY;
-        what.receives = what.receives || e->receive.peer != CP_NOBODY;
+        what.sends = what.sends || e->send.peer != CP_NO_RANK;
+        what.receives = what.receives || e->receive.peer != CP_NO_RANK;
     }
     note(comm, what);
     if (partial == call->answer)
@@ -191,11 +191,11 @@ static struct {
 
 static void play_post(int rank, event *e) {
     e->posted = play.clock[rank];
-    if (e->to != CP_NOBODY) {
+    if (e->to != CP_NO_RANK) {
         e->send_number = play.send_count[rank][e->to]++;
         play.sends[rank][e->to][e->send_number] = e->posted;
     }
-    if (e->from != CP_NOBODY) {
+    if (e->from != CP_NO_RANK) {
         e->receive_number = play.receive_count[e->from][rank]++;
         play.receives[e->from][rank][e->receive_number] = e->posted;
     }
@@ -211,8 +211,8 @@ static double met(int from, int to, int n) {
 /* When an exchange is over; what it receives is drawn. */
 static double play_wait(int rank, const event *e) {
     const double sent =
-        e->to == CP_NOBODY ? e->posted : met(rank, e->to, e->send_number);
-    if (e->from == CP_NOBODY || !isfinite(sent))
+        e->to == CP_NO_RANK ? e->posted : met(rank, e->to, e->send_number);
+    if (e->from == CP_NO_RANK || !isfinite(sent))
         return sent;
     const double start =
         fmax(play.link[rank], met(e->from, rank, e->receive_number));
@@ -450,7 +450,7 @@ static void weight(void) {
         scene.shape.head_dim = 8 * grade_between(1, 8);
         deal_by_chance(&scene, TOKENS,
                        scene.ranks > 1 ? (int)grade_between(0, scene.ranks - 1)
-                                       : CP_NOBODY);
+                                       : CP_NO_RANK);
         set_up(&scene);
         for (int r = 0; r < scene.ranks; r++) {
             grade_ran("block_bytes of %ld tokens, N_H %ld, N_KV %ld, D_H %ld",
@@ -497,7 +497,7 @@ static void unequal_caches(void) {
     grade_as_ledger();
     for (int n = 0; n < 4; n++) {
         scene scene = scene_of(ranks[n]);
-        run_chance(&scene, TOKENS - 1, CP_NOBODY, 1 + grade_seed() % 1000);
+        run_chance(&scene, TOKENS - 1, CP_NO_RANK, 1 + grade_seed() % 1000);
         hold_answers(&scene);
     }
 }
@@ -517,7 +517,7 @@ static void hold_direction(int ranks, int rank) {
     const int next = (rank + 1) % ranks;
     for (int n = 0; n < seen.count[rank]; n++) {
         const event *e = &seen.events[rank][n];
-        grade_hold(e->kind != POST || e->to == CP_NOBODY || e->to == next,
+        grade_hold(e->kind != POST || e->to == CP_NO_RANK || e->to == next,
                    "rank %d sends to rank %d; the contract says the next "
                    "rank, %d",
                    rank, e->to, next);
@@ -528,7 +528,7 @@ static void counts(void) {
     static const int ranks[] = {3, 2, 7, 5};
     for (int n = 0; n < 4; n++) {
         scene scene = scene_of(ranks[n]);
-        run_chance(&scene, TOKENS - 1, n % 2 == 0 ? 1 : CP_NOBODY,
+        run_chance(&scene, TOKENS - 1, n % 2 == 0 ? 1 : CP_NO_RANK,
                    1 + grade_seed() % 1000);
         for (int r = 0; r < scene.ranks; r++) {
             hold_direction(scene.ranks, r);
@@ -569,7 +569,7 @@ static void late_and_early(void) {
     for (uint64_t n = 0; n < 6; n++) {
         const int ranks = (int)grade_between(2, 7);
         scene scene = scene_of(ranks);
-        run_chance(&scene, MANY, n % 3 == 0 ? 0 : CP_NOBODY,
+        run_chance(&scene, MANY, n % 3 == 0 ? 0 : CP_NO_RANK,
                    2 * (grade_seed() % 1000) + 2 + n);
         hold_answers(&scene);
     }

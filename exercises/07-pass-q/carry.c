@@ -9,7 +9,7 @@ typedef struct {
 
 int carry_origin(int rank, int hop, int ranks) {
     /* Find whose queries are here. */
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 int64_t carry_bytes(int ranks, int64_t rows, const cp_shape *shape,

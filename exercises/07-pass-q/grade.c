@@ -124,11 +124,11 @@ static void hold_exchange(const cp_plan *plan, int rank, const cp_op *op) {
                "rank %d, hop %d: it sends slot %d, which is neither for "
                "queries nor for a partial",
                rank, op->hop, op->in.slot);
-    grade_hold(op->to == next || op->to == CP_NOBODY,
+    grade_hold(op->to == next || op->to == CP_NO_RANK,
                "rank %d, hop %d: it sends to rank %d; the contract says the "
                "next rank, %d",
                rank, op->hop, op->to, next);
-    grade_hold(op->from == previous || op->from == CP_NOBODY,
+    grade_hold(op->from == previous || op->from == CP_NO_RANK,
                "rank %d, hop %d: it receives from rank %d; the contract says "
                "the previous rank, %d",
                rank, op->hop, op->from, previous);
@@ -156,7 +156,7 @@ static void hold_counts(const cp_plan *plan) {
         int64_t sent[2] = {0, 0};
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             const cp_op *op = &plan->programs[k].ops[n];
-            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
+            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NO_RANK)
                 sent[is_partial(plan, op)]++;
         }
         grade_equal(sent[0], ranks - 1,

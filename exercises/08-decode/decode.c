@@ -7,7 +7,7 @@
 
 int decode_owner(int ranks, const int64_t *held, int64_t room, int64_t turn) {
     /* Find the rank with the fewest tokens. */
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 int64_t decode_rows(int ranks, int64_t sequences, const int *owner,

@@ -11,11 +11,11 @@
 /* The rank that keeps the next token of a sequence, of which rank r holds
  * held[r] tokens: the one with the fewest, among ranks with fewer than room; of
  * equals, the first from rank turn mod ranks on, around the ring. turn is at
- * least 0, and grows. CP_NOBODY: no rank has room. */
+ * least 0, and grows. CP_NO_RANK: no rank has room. */
 int decode_owner(int ranks, const int64_t *held, int64_t room, int64_t turn);
 
 /* Put the sequences of a batch into blocks: sequence s into that of rank
- * owner[s], in the order of s; CP_NOBODY: s takes no part. Returns the rows of
+ * owner[s], in the order of s; CP_NO_RANK: s takes no part. Returns the rows of
  * a block: equal on all ranks, and as few as possible. sequence_of
  * [ranks][rows] becomes the sequence in each row, or -1 for padding; it has
  * room for ranks * sequences numbers. */

@@ -31,7 +31,7 @@ static int due_owner(int ranks, const int64_t *held, int64_t room,
     for (int64_t n = turn; n < turn + ranks && least < room; n++)
         if (held[n % ranks] == least)
             return (int)(n % ranks);
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 static int ask_owner(int ranks, const int64_t *held, int64_t room,
@@ -69,13 +69,13 @@ static void full(void) {
         }
         const int owner =
             ask_owner(ranks, held, room, grade_between(0, 2 * ranks));
-        grade_hold(owner >= CP_NOBODY && owner < ranks,
+        grade_hold(owner >= CP_NO_RANK && owner < ranks,
                    "the owner is rank %d of %d", owner, ranks);
-        grade_hold(any || owner == CP_NOBODY,
+        grade_hold(any || owner == CP_NO_RANK,
                    "the owner is rank %d, but all are full", owner);
-        grade_hold(!any || owner != CP_NOBODY,
+        grade_hold(!any || owner != CP_NO_RANK,
                    "no rank is the owner, but one has room");
-        grade_hold(owner == CP_NOBODY || held[owner] < room,
+        grade_hold(owner == CP_NO_RANK || held[owner] < room,
                    "the owner is rank %d, which is full", owner);
     }
 }
@@ -207,7 +207,7 @@ static void some_end(void) {
         int owner[BATCH];
         for (int64_t s = 0; s < batch; s++)
             owner[s] =
-                s == gone || n % 10 == 9 ? CP_NOBODY : (int)((s + n) % ranks);
+                s == gone || n % 10 == 9 ? CP_NO_RANK : (int)((s + n) % ranks);
         grade_ran("decode_rows: %ld sequences over %d ranks, of which %s ended",
                   batch, ranks, n % 10 == 9 ? "all have" : "one has");
         hold_rows(ranks, batch, owner);
@@ -321,7 +321,7 @@ static void draw_scene(scene *the_scene, int ranks, int64_t batch, int64_t past,
         owner[s] = (int)((s + turn) % ranks);
     }
     if (one_ended)
-        owner[grade_between(1, batch - 1)] = CP_NOBODY;
+        owner[grade_between(1, batch - 1)] = CP_NO_RANK;
     lay_out(the_scene, owner);
 }
 

@@ -35,7 +35,7 @@ static double pace_of(void *context, int rank, const cp_op *op) {
     const paces *paces = context;
     const cp_layout *layout = paces->plan->layout;
     const bool attends = op->kind == CP_OP_ATTEND;
-    if (!attends && (op->kind != CP_OP_EXCHANGE || op->to == CP_NOBODY))
+    if (!attends && (op->kind != CP_OP_EXCHANGE || op->to == CP_NO_RANK))
         return 0;
     const int here = attends ? op->in.origin : op->to;
     const int origin = attends ? op->keys.origin : op->in.origin;

@@ -27,7 +27,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     if (options->trace)
         CP_TRY(cp_history_new(options->ranks, 1, NULL, &engine->trace));
     engine->began = cp_clock();
-    if (runner->only != CP_NOBODY)
+    if (runner->only != CP_NO_RANK)
         return CP_OK;
     return cp_threads_start(&(cp_threads_options){options->ranks, 0, 0},
                             &engine->threads);
@@ -93,7 +93,7 @@ static cp_status trace(const cp_engine *base, const char *path, int64_t *lost) {
 static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
     const cp_model_facts *facts = &base->model->facts;
     const int only = engine_of(base)->runner->only;
-    const int rank = only == CP_NOBODY ? n : only;
+    const int rank = only == CP_NO_RANK ? n : only;
     for (int64_t layer = 0; layer < facts->layers; layer++)
         cp_store_move(engine_of(base)->store, rank, layer, moves);
     return CP_OK;
@@ -103,7 +103,7 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *copy) {
     const cp_shape *shape = &base->model->facts.shape;
     cp_store *store = engine_of(base)->store;
     const int only = engine_of(base)->runner->only;
-    const int rank = only == CP_NOBODY ? n : only;
+    const int rank = only == CP_NO_RANK ? n : only;
     const int64_t widths[] = {shape->kv_heads * shape->head_dim,
                               cp_value_width(shape)};
     float *const there[] = {cp_store_keys(store, rank, copy->layer),

@@ -22,8 +22,8 @@ enum { STATUS, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
 struct status_message {
     int64_t left;      /* the last run that it has left */
     int32_t status;    /* of its failure, if it is the first; text says why */
-    int32_t silent;    /* the rank that it timed out on, or CP_NOBODY */
-    int32_t waits_for; /* a rank that it has long waited for, or CP_NOBODY */
+    int32_t silent;    /* the rank that it timed out on, or CP_NO_RANK */
+    int32_t waits_for; /* a rank that it has long waited for, or CP_NO_RANK */
     int32_t goodbye;   /* its exit status, after its last message; or -1 */
     int32_t cancelled; /* it has failed, and receives nothing any more */
     int32_t epoch;     /* how many lost ranks it has removed so far */
@@ -84,14 +84,14 @@ static int rank_at(const struct process_member *me, int world_rank) {
     for (int r = 0; r < me->comm.ranks; r++)
         if (me->world_ranks[r] == world_rank)
             return r;
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 /* Rank numbers in a message mean something only in our own epoch. */
 static const struct status_message *message_of(const struct process_member *me,
                                                int rank) {
-    static const struct status_message nothing = {.waits_for = CP_NOBODY,
-                                                  .goodbye = CP_NOBODY};
+    static const struct status_message nothing = {.waits_for = CP_NO_RANK,
+                                                  .goodbye = CP_NO_RANK};
     const struct status_message *message = &me->messages[rank];
     return message->epoch == me->own_message->epoch ? message : &nothing;
 }
@@ -100,8 +100,8 @@ enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
 
 static void announce(struct process_member *me, int silent) {
     const cp_failure *failure = &me->failure;
-    me->end = cp_clock() + (silent == CP_NOBODY ? GRACE : GRACE_OF_SILENT);
-    if (silent != CP_NOBODY && me->options.repairs) {
+    me->end = cp_clock() + (silent == CP_NO_RANK ? GRACE : GRACE_OF_SILENT);
+    if (silent != CP_NO_RANK && me->options.repairs) {
         me->own_message->lost |= bit_of(me, silent);
         me->end = cp_clock() + fmax(GRACE, me->options.timeout);
     }
@@ -140,7 +140,7 @@ static bool on_eviction(struct process_member *me, int from) {
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN, "evicted: this rank was silent for too "
                                     "long, and the others go on without it"),
-                 CP_NOBODY);
+                 CP_NO_RANK);
     return true;
 }
 
@@ -170,7 +170,7 @@ static void poll_status(struct process_member *me) {
         MPI_Recv(&message, sizeof(message), MPI_BYTE, from.MPI_SOURCE, STATUS,
                  me->world, MPI_STATUS_IGNORE);
         const int rank = rank_at(me, from.MPI_SOURCE);
-        if (rank == CP_NOBODY) /* that rank was lost */
+        if (rank == CP_NO_RANK) /* that rank was lost */
             continue;
         message.received_at = cp_clock();
         me->messages[rank] = message;
@@ -281,7 +281,7 @@ static void await(struct process_member *me, int rank) {
 static int silent_behind(const struct process_member *me, int peer) {
     for (int n = 0; n < me->comm.ranks; n++) {
         const int next = message_of(me, peer)->waits_for;
-        if (next == CP_NOBODY || next == me->comm.rank)
+        if (next == CP_NO_RANK || next == me->comm.rank)
             return peer;
         peer = next;
     }
@@ -361,7 +361,7 @@ static cp_status join_failure(struct process_member *me) {
 
 static cp_status mpi_fail(cp_comm *comm, cp_status status) {
     struct process_member *me = (struct process_member *)comm;
-    note_failure(me, comm->rank, status, CP_NOBODY);
+    note_failure(me, comm->rank, status, CP_NO_RANK);
     return join_failure(me);
 }
 
@@ -426,7 +426,7 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
         if (cp_clock() > end - timeout / 2)
             await(me, peer);
     }
-    await(me, CP_NOBODY);
+    await(me, CP_NO_RANK);
     cp_exchange_remove(comm, first, last);
     return CP_OK;
 }
@@ -443,11 +443,11 @@ static int first_missing(const struct process_member *me, bool goodbye) {
         if (me->messages[r].goodbye < 0 &&
             (goodbye || me->messages[r].left < me->runs))
             return r;
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 static bool all_have_left(const struct process_member *me) {
-    return has_lost(me) || first_missing(me, false) == CP_NOBODY;
+    return has_lost(me) || first_missing(me, false) == CP_NO_RANK;
 }
 
 static void leave(struct process_member *me) {
@@ -479,7 +479,7 @@ static int first_apart(const struct process_member *me) {
             me->messages[r].goodbye < 0 &&
             me->messages[r].lost != me->own_message->lost)
             return r;
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 static bool agree_on_lost(struct process_member *me) {
@@ -488,7 +488,7 @@ static bool agree_on_lost(struct process_member *me) {
     double end = INFINITY;
     if (!has_lost(me))
         return false;
-    for (int polls = 0, late = 0; late != CP_NOBODY; rest(&polls)) {
+    for (int polls = 0, late = 0; late != CP_NO_RANK; rest(&polls)) {
         poll_status(me);
         if (me->silent || me->evicted)
             return false;
@@ -498,7 +498,7 @@ static bool agree_on_lost(struct process_member *me) {
             end = cp_clock() + timeout;
         }
         late = first_apart(me);
-        if (late != CP_NOBODY && cp_clock() > end)
+        if (late != CP_NO_RANK && cp_clock() > end)
             me->own_message->lost |= bit_of(me, late);
     }
     int64_t ended = 0;
@@ -514,7 +514,7 @@ static void renumber(struct process_member *me, int lost) {
     const size_t after = (size_t)(--me->comm.ranks - lost);
     own_message->epoch++;
     own_message->status = CP_OK;
-    own_message->silent = own_message->waits_for = CP_NOBODY;
+    own_message->silent = own_message->waits_for = CP_NO_RANK;
     own_message->cancelled = false;
     own_message->left = me->runs = me->parted;
     memmove(me->messages + lost, me->messages + lost + 1,
@@ -532,10 +532,10 @@ static void renumber(struct process_member *me, int lost) {
 
 bool cp_mpi_shrink(cp_comm *comm, int *lost) {
     struct process_member *me = (struct process_member *)comm;
-    int last = CP_NOBODY;
+    int last = CP_NO_RANK;
     for (int r = 0; r < comm->ranks && me->parted > 0; r++)
         last = is_lost(me, r) ? r : last;
-    if (last == CP_NOBODY)
+    if (last == CP_NO_RANK)
         return false;
     *lost = last;
     renumber(me, last);
@@ -560,7 +560,7 @@ cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     comm->kept = false;
     const cp_status status = function(comm, context);
     if (cp_failure_note_return(&me->failure, comm, status))
-        announce(me, CP_NOBODY);
+        announce(me, CP_NO_RANK);
     cancel_pending(me);
     leave(me);
     if (me->failure.happened && agree_on_lost(me))
@@ -634,7 +634,7 @@ static cp_status begin(struct process_member *me) {
     CP_TRY(cp_allocate(&me->outbox, outbox, 1, "status messages"));
     me->own_message = &me->messages[me->comm.rank];
     for (int r = 0; r < ranks; r++) {
-        me->messages[r].waits_for = me->messages[r].goodbye = CP_NOBODY;
+        me->messages[r].waits_for = me->messages[r].goodbye = CP_NO_RANK;
         me->world_ranks[r] = r;
     }
     CP_TRY(duplicate(me->options.timeout, &me->world));
@@ -675,7 +675,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
 }
 
 static bool all_are_gone(const struct process_member *me) {
-    return first_missing(me, true) == CP_NOBODY;
+    return first_missing(me, true) == CP_NO_RANK;
 }
 
 /* MPI cannot be finalized any more, and need not be. */

@@ -13,7 +13,7 @@ static cp_status run_threads(int ranks, cp_rank_main function, void *context) {
 }
 
 const cp_runner cp_runner_threads = {run_threads, &cp_machine_threads,
-                                     CP_NOBODY, 0, NULL};
+                                     CP_NO_RANK, 0, NULL};
 
 int cp_runner_cores(const cp_runner *runner, int cores, int ranks) {
     const int host_cores = cp_host_cores();

@@ -12,7 +12,7 @@ typedef struct {
     /* Run function(comm, context) on all ranks; as cp_threads_run. */
     cp_status (*run)(int ranks, cp_rank_main function, void *context);
     const cp_machine *machine; /* assumed by Algorithm 1 */
-    int only;  /* the one rank of this process; CP_NOBODY: all are here */
+    int only;  /* the one rank of this process; CP_NO_RANK: all are here */
     int local; /* ranks that share this machine's cores; 0: all */
     const cp_process_group *group; /* of all processes, if there are several */
 } cp_runner;

@@ -94,8 +94,8 @@ cp_status cp_state_hand(cp_comm *comm, int from, int to, float *state,
     const bool gives = comm->rank == from, takes = comm->rank == to;
     if (gives == takes)
         return CP_OK;
-    CP_TRY(cp_comm_exchange(comm, gives ? to : CP_NOBODY, state, bytes,
-                            takes ? from : CP_NOBODY, state, bytes));
+    CP_TRY(cp_comm_exchange(comm, gives ? to : CP_NO_RANK, state, bytes,
+                            takes ? from : CP_NO_RANK, state, bytes));
     return cp_comm_wait(comm);
 }
 

@@ -32,7 +32,7 @@ cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
     cp_status status =
         cp_allocate(&store->tensor, store->count, sizeof(float *), "a store");
     for (int64_t n = 0; n < store->count && status == CP_OK; n++)
-        if (only == CP_NOBODY || n / (2 * layers) == only)
+        if (only == CP_NO_RANK || n / (2 * layers) == only)
             status =
                 cp_allocate_lines(&store->tensor[n], n % 2 == 0 ? keys : values,
                                   sizeof(float), "the cache of a layer");

@@ -11,7 +11,7 @@
 typedef struct cp_store cp_store;
 
 /* Rows cost memory only once they are written. only: the one rank of this
- * process; the tensors of the others are NULL. CP_NOBODY: all ranks are in this
+ * process; the tensors of the others are NULL. CP_NO_RANK: all ranks are in this
  * process. Fails with CP_MEMORY. */
 cp_status cp_store_new(int ranks, int only, int64_t layers, int64_t sequences,
                        int64_t room, const cp_shape *shape, cp_store **out);

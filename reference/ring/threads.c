@@ -216,7 +216,7 @@ static int forsaken_by(const cp_threads *hub, const cp_exchange *exchange) {
         if (halves[n]->state == CP_HALF_POSTED &&
             hub->members[halves[n]->peer].left)
             return halves[n]->peer;
-    return CP_NOBODY;
+    return CP_NO_RANK;
 }
 
 static cp_half *find_partner(struct thread_member *me, cp_exchange *exchange,
@@ -307,7 +307,7 @@ static cp_status complete(struct thread_member *me) {
         const int gone = forsaken_by(hub, unmet);
         if (copy_one(me))
             continue;
-        if (gone != CP_NOBODY)
+        if (gone != CP_NO_RANK)
             return give_up(me, cp_fail(CP_BROKEN, "%s, but rank %d has left",
                                        cp_exchange_describe(unmet).text, gone));
         if (!sleep_until_woken(me, end) &&

@@ -11,8 +11,8 @@
 #include "cuda/ring/nccl_group.h"
 #include "ring/agree.h"
 
-static const cp_device_runner here = {.only = CP_NOBODY, .graphs = true};
-static cp_device_runner apart = {.only = CP_NOBODY, .graphs = true};
+static const cp_device_runner here = {.only = CP_NO_RANK, .graphs = true};
+static cp_device_runner apart = {.only = CP_NO_RANK, .graphs = true};
 static cp_device_share own_share = {0, 1};
 
 /* A ring of one rank may still share its heads with other processes. */

@@ -37,7 +37,7 @@ static cp_status team_open(team *ranks_team, cp_variant variant,
     CP_TRY(cp_plan_build(variant, ranks_team->layout, shape, NULL,
                          &ranks_team->plan));
     for (int r = 0; r < ranks_team->ranks; r++)
-        if (only == CP_NOBODY || only == r)
+        if (only == CP_NO_RANK || only == r)
             CP_TRY(cp_walker_new(ranks_team->plan, r, &options,
                                  &ranks_team->walkers[r]));
     return CP_OK;

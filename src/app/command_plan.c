@@ -388,7 +388,7 @@ static cp_status hops_print(FILE *out, const plan_run *run) {
     for (int k = 0; k < run->ranks; k++)
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             const cp_op *op = &plan->programs[k].ops[n];
-            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY)
+            if (op->kind == CP_OP_EXCHANGE && op->to != CP_NO_RANK)
                 hop_add(lines + op->hop * KINDS + plan->slots[op->in.slot].kind,
                         plan, k, op);
         }

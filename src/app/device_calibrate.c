@@ -329,7 +329,7 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
 cp_status cp_device_calibrate(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *wanted) {
-    const bool shared = runner->only == CP_NOBODY;
+    const bool shared = runner->only == CP_NO_RANK;
     device_timing timing = {
         .runner = runner,
         .wanted = wanted,

@@ -175,7 +175,7 @@ static cp_status stage_set(timing_case *timing_case) {
     float *weights;
     int64_t bytes;
     for (int r = 0; r < wanted->ranks; r++)
-        if (timing_case->runner->only == CP_NOBODY ||
+        if (timing_case->runner->only == CP_NO_RANK ||
             timing_case->runner->only == r)
             CP_TRY(
                 cp_measure_tensors(1, TENSORS, sizes, timing_case->memory[r]));

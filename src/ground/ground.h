@@ -22,6 +22,8 @@ typedef enum {
     CP_BROKEN,      /* a plan or a peer broke its contract */
 } cp_status;
 
+#define CP_NO_RANK (-1) /* where there may be a rank: none */
+
 /* Record why the calling thread failed, printf-style, and return status, so
  * that one line does both: return cp_fail(CP_INVALID, "...", ...). Messages are
  * truncated to 511 bytes. */

@@ -287,7 +287,7 @@ static double exchanges(const cp_pace *pace, const cp_plan *plan, int rank,
     double bytes = 0;
     for (const cp_op *o = op;
          o >= first && o->kind == CP_OP_EXCHANGE && o->hop == op->hop; o--)
-        if (o->to != CP_NOBODY && near(pace, rank, o->to) == within)
+        if (o->to != CP_NO_RANK && near(pace, rank, o->to) == within)
             bytes += size_of(pace, plan, o->in.slot);
     return exchange(pace, within, rank, op->to, bytes);
 }
@@ -358,9 +358,9 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
     case CP_OP_SELECT:
         return select(pace, plan, op);
     case CP_OP_EXCHANGE:
-        return op->to == CP_NOBODY ? 0
-                                   : exchanges(pace, plan, rank, op) +
-                                         rewriting(pace, plan, rank, op);
+        return op->to == CP_NO_RANK ? 0
+                                    : exchanges(pace, plan, rank, op) +
+                                          rewriting(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
         return collective(pace, plan, op) + rewriting(pace, plan, rank, op);

@@ -232,8 +232,8 @@ static void wake(clocks *s, queue *queue, double now) {
 static gate *gate_of(const clocks *s, const worker *worker, int n) {
     const cp_op *op = worker->tasks[worker->at].op;
     const cost *cost = cost_of(worker, op);
-    if (n == 0 ? op->to == CP_NOBODY
-               : op->from == CP_NOBODY || cp_op_is_collective(op))
+    if (n == 0 ? op->to == CP_NO_RANK
+               : op->from == CP_NO_RANK || cp_op_is_collective(op))
         return NULL;
     if (n == 1)
         cost = &s->workers[op->from].costs[op->got_from];

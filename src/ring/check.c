@@ -446,21 +446,21 @@ static cp_status accuse(const cp_plan *plan, int k, int r, int times,
                    times);
 }
 
-/* The rank whose keys were met twice, or CP_NOBODY. */
+/* The rank whose keys were met twice, or CP_NO_RANK. */
 static int count_met(const proof *proof, int32_t met) {
     const int32_t ranks = proof->plan->layout->ranks;
     for (int32_t r = 0; met == ALL && r < ranks; r++)
         if (++proof->times[r] > 1)
             return r;
     if (met == ALL)
-        return CP_NOBODY;
+        return CP_NO_RANK;
     while (met >= ranks) {
         const int twice = count_met(proof, proof->merges[met - ranks].right);
-        if (twice != CP_NOBODY)
+        if (twice != CP_NO_RANK)
             return twice;
         met = proof->merges[met - ranks].left;
     }
-    return ++proof->times[met] > 1 ? met : CP_NOBODY;
+    return ++proof->times[met] > 1 ? met : CP_NO_RANK;
 }
 
 static cp_status check_met(const proof *proof, int origin, int32_t met,
@@ -469,7 +469,7 @@ static cp_status check_met(const proof *proof, int origin, int32_t met,
     const int64_t ranks = plan->layout->ranks;
     memset(proof->times, 0, (size_t)ranks);
     const int twice = count_met(proof, met);
-    if (twice != CP_NOBODY)
+    if (twice != CP_NO_RANK)
         return accuse(plan, origin, twice, 2, list);
     for (int r = 0; r < ranks; r++)
         if (proof->times[r] == 0 && proof->pairs[origin * ranks + r] > 0)
@@ -727,15 +727,15 @@ static cp_status note_start(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     CP_TRY(check_slots(proof, event->rank, op));
     /* Mark the slot that an exchange fills. */
-    if (op->from != CP_NOBODY) {
-        if (op->to != CP_NOBODY && op->in.slot == op->out.slot)
+    if (op->from != CP_NO_RANK) {
+        if (op->to != CP_NO_RANK && op->in.slot == op->out.slot)
             return cp_fail(CP_BROKEN,
                            "rank %d, hop %d: exchange writes slot %d, which "
                            "its own send is still reading",
                            event->rank, op->hop, op->out.slot);
         state_of_slot(proof, event->rank, op->out.slot)->receiving = true;
     }
-    if (op->to == CP_NOBODY)
+    if (op->to == CP_NO_RANK)
         return CP_OK;
     state_of_slot(proof, event->rank, op->in.slot)->sending++;
     return check_use(proof, event->rank, op, op->in,
@@ -753,9 +753,9 @@ static cp_status note_transfer(proof *proof, const cp_event *event) {
 static cp_status note_wait(proof *proof, const cp_event *event) {
     const cp_program *program = &proof->plan->programs[event->rank];
     const cp_op *op = &program->ops[event->op->ends];
-    if (op->to != CP_NOBODY)
+    if (op->to != CP_NO_RANK)
         state_of_slot(proof, event->rank, op->in.slot)->sending--;
-    if (op->from == CP_NOBODY)
+    if (op->from == CP_NO_RANK)
         return CP_OK;
     state_of_slot(proof, event->rank, op->out.slot)->receiving = false;
     return check_use(proof, event->rank, op, op->out,
@@ -859,7 +859,7 @@ static void count_rank(const proof *proof, int k) {
         const int64_t messages = cp_op_messages(plan, op);
         report->messages[k] += messages;
         report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
-        hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
+        hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NO_RANK;
         if (op->kind != CP_OP_ATTEND && op->kind != CP_OP_SELECT)
             continue;
         const int64_t heads = cp_plan_shape(plan, op->in.slot).query_heads;

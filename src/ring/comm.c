@@ -8,7 +8,8 @@
 #include <stdlib.h>
 
 static cp_half half_of(int peer, const void *data, int64_t bytes) {
-    return (cp_half){.state = peer == CP_NOBODY ? CP_HALF_IDLE : CP_HALF_POSTED,
+    return (cp_half){.state =
+                         peer == CP_NO_RANK ? CP_HALF_IDLE : CP_HALF_POSTED,
                      .peer = peer,
                      .data = (void *)(uintptr_t)data,
                      .bytes = bytes};
@@ -17,7 +18,7 @@ static cp_half half_of(int peer, const void *data, int64_t bytes) {
 static cp_status check_half(const cp_comm *comm, const char *verb,
                             const cp_half *half) {
     const int peer = half->peer;
-    if (peer == CP_NOBODY)
+    if (peer == CP_NO_RANK)
         return CP_OK;
     if (peer < 0 || peer >= comm->ranks)
         return cp_refuse("cannot %s rank %d: there are %d ranks", verb, peer,
@@ -40,7 +41,7 @@ static cp_status check_exchange(const cp_comm *comm,
     const cp_half *send = &exchange->send, *receive = &exchange->receive;
     CP_TRY(check_half(comm, "send to", send));
     CP_TRY(check_half(comm, "receive from", receive));
-    if (send->peer != CP_NOBODY && receive->peer != CP_NOBODY &&
+    if (send->peer != CP_NO_RANK && receive->peer != CP_NO_RANK &&
         overlap(send, receive))
         return cp_refuse("%ld bytes to rank %d overlap %ld from rank %d",
                          send->bytes, send->peer, receive->bytes,
@@ -85,7 +86,7 @@ cp_status cp_comm_exchange(cp_comm *comm, int to, const void *send,
                               .receive = half_of(from, receive, receive_bytes)};
     cp_exchange *posted;
     CP_TRY(post(comm, &what, &posted));
-    if (to != CP_NOBODY) {
+    if (to != CP_NO_RANK) {
         comm->sent.hops++;
         comm->sent.ring_bytes += send_bytes;
     }
@@ -129,9 +130,9 @@ cp_status cp_comm_all_gather_in_place(cp_comm *comm, void *items,
 
 cp_status cp_comm_broadcast(cp_comm *comm, void *data, int64_t bytes) {
     if (comm->rank != 0)
-        CP_TRY(cp_comm_exchange(comm, CP_NOBODY, NULL, 0, 0, data, bytes));
+        CP_TRY(cp_comm_exchange(comm, CP_NO_RANK, NULL, 0, 0, data, bytes));
     for (int r = 1; comm->rank == 0 && r < comm->ranks; r++)
-        CP_TRY(cp_comm_exchange(comm, r, data, bytes, CP_NOBODY, NULL, 0));
+        CP_TRY(cp_comm_exchange(comm, r, data, bytes, CP_NO_RANK, NULL, 0));
     while (comm->oldest != NULL)
         CP_TRY(cp_comm_wait(comm));
     return CP_OK;

@@ -8,8 +8,6 @@
 
 #include "ground/ground.h"
 
-#define CP_NOBODY (-1) /* the peer of an absent half */
-
 typedef struct cp_comm cp_comm;
 
 /* What this rank has sent, also to itself. */
@@ -87,7 +85,7 @@ struct cp_comm {
  * message that names this rank and its reason. */
 
 /* Start to send to one rank and to receive from another; return at
- * once. Either may be CP_NOBODY (its buffer is ignored) or this
+ * once. Either may be CP_NO_RANK (its buffer is ignored) or this
  * rank. The buffers may not overlap, and are lent until the wait:
  * do not write to send, do not touch receive. Buffering is not
  * promised. The k-th message from a to b matches the k-th receive

@@ -61,11 +61,11 @@ static cp_status discover(state_search *search, const rank_state *state) {
 
 static bool is_received(const rank_state *state, int rank, const cp_op *ops,
                         int64_t n) {
-    return ops[n].from == CP_NOBODY || (state[rank].received >> n & 1) != 0;
+    return ops[n].from == CP_NO_RANK || (state[rank].received >> n & 1) != 0;
 }
 
 static bool is_sent(const rank_state *state, const cp_op *op) {
-    return op->to == CP_NOBODY ||
+    return op->to == CP_NO_RANK ||
            (state[op->to].received >> op->sent_to & 1) != 0;
 }
 

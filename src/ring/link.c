@@ -30,7 +30,7 @@ static cp_status unmatched(int rank, const cp_op *op, bool sent) {
 }
 
 static bool receives(const cp_op *op) {
-    return op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY;
+    return op->kind == CP_OP_EXCHANGE && op->from != CP_NO_RANK;
 }
 
 static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
@@ -38,7 +38,7 @@ static cp_status link_sends(const cp_plan *plan, int rank, int32_t *looked) {
     memset(looked, 0, (size_t)plan->layout->ranks * sizeof(*looked));
     for (int32_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
-        if (op->kind != CP_OP_EXCHANGE || op->to == CP_NOBODY)
+        if (op->kind != CP_OP_EXCHANGE || op->to == CP_NO_RANK)
             continue;
         const cp_program *other = &plan->programs[op->to];
         int32_t *at = &looked[op->to];

@@ -35,7 +35,7 @@ static cp_status note_location(const cp_migration *migration, int rank,
     for (int64_t i = 0; i < span.count; i++) {
         const int64_t position = span.start + i * span.step;
         cp_location *location = &locations[migration->first[s] + position];
-        if (location->rank != CP_NOBODY)
+        if (location->rank != CP_NO_RANK)
             return cp_fail(CP_BROKEN,
                            "token %ld of sequence %ld is held by rank %d and "
                            "by rank %d",
@@ -49,14 +49,14 @@ cp_status cp_migration_locations(const cp_migration *migration,
                                  const cp_pieces *lists,
                                  cp_location *locations) {
     for (int64_t t = 0; t < migration->tokens; t++)
-        locations[t].rank = CP_NOBODY;
+        locations[t].rank = CP_NO_RANK;
     for (int rank = 0; rank < migration->ranks; rank++)
         for (int64_t n = 0; n < lists[rank].count; n++)
             CP_TRY(note_location(migration, rank, lists[rank].items[n],
                                  locations));
     for (int64_t s = 0; s < migration->sequences; s++)
         for (int64_t t = migration->first[s]; t < migration->first[s + 1]; t++)
-            if (locations[t].rank == CP_NOBODY)
+            if (locations[t].rank == CP_NO_RANK)
                 return cp_fail(CP_BROKEN,
                                "token %ld of sequence %ld is held by no rank",
                                t - migration->first[s], s);
@@ -291,9 +291,9 @@ static void migrate(cp_plan *plan) {
                         transfer(plan, k, m.to));
             if (d < ranks && (m.gives || m.takes))
                 cp_emit_exchange(plan, k, d, transfer(plan, k, m.to),
-                                 m.gives ? m.to : CP_NOBODY,
+                                 m.gives ? m.to : CP_NO_RANK,
                                  transfer(plan, m.from, k),
-                                 m.takes ? m.from : CP_NOBODY);
+                                 m.takes ? m.from : CP_NO_RANK);
         }
         for (int d = 0; d < ranks; d++) {
             const rank_pair m = pair_of(plan, k, d);

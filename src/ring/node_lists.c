@@ -199,7 +199,7 @@ void cp_node_lists_note(const cp_plan *plan, int rank, const cp_op *op,
         *out |= held[op->in.slot];
     if (op->kind == CP_OP_JOIN)
         *out = held[op->in.slot];
-    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NOBODY)
+    if (op->kind == CP_OP_EXCHANGE && op->from != CP_NO_RANK)
         *out = op->leaves;
     for (int r = 0; r < layout->ranks && cp_op_is_collective(op); r++)
         if (r != rank)

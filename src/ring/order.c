@@ -18,11 +18,11 @@ static const cp_op *op_of(const order_run *run, int rank, int64_t number) {
 }
 
 static bool is_sent(const order_run *run, const cp_op *op) {
-    return op->to == CP_NOBODY || run->next[op->to] > op->sent_to;
+    return op->to == CP_NO_RANK || run->next[op->to] > op->sent_to;
 }
 
 static bool is_received(const order_run *run, const cp_op *op) {
-    return op->from == CP_NOBODY || run->next[op->from] > op->got_from;
+    return op->from == CP_NO_RANK || run->next[op->from] > op->got_from;
 }
 
 static cp_status tell(order_run *run, cp_event_kind kind, int rank,
@@ -50,9 +50,9 @@ static cp_status post(order_run *run, int rank, int64_t number) {
     const bool to_self = op->from == rank && op->got_from == number;
     run->open[rank]++;
     CP_TRY(tell(run, CP_EVENT_START, rank, number));
-    if (op->to != CP_NOBODY && is_sent(run, op))
+    if (op->to != CP_NO_RANK && is_sent(run, op))
         CP_TRY(transfer(run, rank, number));
-    if (op->from != CP_NOBODY && !to_self && is_received(run, op))
+    if (op->from != CP_NO_RANK && !to_self && is_received(run, op))
         CP_TRY(transfer(run, op->from, op->got_from));
     return CP_OK;
 }

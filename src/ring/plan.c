@@ -72,13 +72,13 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
         return collective_touch(plan, rank, op, n, touch);
     if (op->kind == CP_OP_SPLIT || op->kind == CP_OP_JOIN)
         return parts_touch(plan, op, n, touch);
-    if (!exchange || op->to != CP_NOBODY)
+    if (!exchange || op->to != CP_NO_RANK)
         list[count++] = (cp_touch){op->in.slot, false};
     if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
         list[count++] = (cp_touch){op->keys.slot, false};
     if (op->kind == CP_OP_MERGE)
         list[count++] = (cp_touch){op->out.slot, false};
-    if (!exchange || op->from != CP_NOBODY)
+    if (!exchange || op->from != CP_NO_RANK)
         list[count++] = (cp_touch){op->out.slot, true};
     *touch = list[n < count ? n : 0];
     return n < count;

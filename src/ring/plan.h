@@ -91,7 +91,7 @@ typedef struct {
     cp_op_kind kind : 8;
     bool merged;      /* an attend, a select: with the merge after it */
     int16_t hop;      /* which step of the ring this belongs to, from 0 */
-    int16_t to, from; /* ranks of an exchange; CP_NOBODY = no such half */
+    int16_t to, from; /* ranks of an exchange; CP_NO_RANK = no such half */
     cp_use in, keys, out;
     uint32_t leaves; /* in exact order: those of the partials that an
                         exchange receives */
@@ -255,7 +255,7 @@ static inline bool cp_op_talks(const cp_op *op) {
 static inline int cp_op_messages(const cp_plan *plan, const cp_op *op) {
     if (cp_op_is_collective(op))
         return plan->layout->ranks - 1;
-    return op->kind == CP_OP_EXCHANGE && op->to != CP_NOBODY;
+    return op->kind == CP_OP_EXCHANGE && op->to != CP_NO_RANK;
 }
 
 /* Fill in the links of all operations: sent_to, got_from, ends, after, merged.

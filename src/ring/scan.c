@@ -38,12 +38,12 @@ void cp_plan_state_gather(cp_plan *plan) {
 }
 
 static void give(cp_plan *plan, int k, int hop, cp_use run, int to) {
-    cp_emit_exchange(plan, k, hop, run, to, run, CP_NOBODY);
+    cp_emit_exchange(plan, k, hop, run, to, run, CP_NO_RANK);
     cp_emit_wait(plan, k, hop);
 }
 
 static void receive(cp_plan *plan, int k, int hop, cp_use run, int from) {
-    cp_emit_exchange(plan, k, hop, run, CP_NOBODY, run, from);
+    cp_emit_exchange(plan, k, hop, run, CP_NO_RANK, run, from);
     cp_emit_wait(plan, k, hop);
 }
 
@@ -53,7 +53,7 @@ void cp_plan_state_ring(cp_plan *plan) {
     for (int k = 0; k < ranks; k++)
         for (int half = 0; half < 2; half++) {
             const int hop = cp_plan_chunk(plan, k, half);
-            const int up = k + 1 < ranks ? k + 1 : CP_NOBODY;
+            const int up = k + 1 < ranks ? k + 1 : CP_NO_RANK;
             const int from = half == 0 ? k - 1 : up;
             const int to = half == 0 ? up : k - 1;
             const cp_use expected = cp_plan_due_run(plan, k, half);
@@ -66,16 +66,16 @@ void cp_plan_state_ring(cp_plan *plan) {
                 receive(plan, k, hop, expected, from);
             if (hop > 0 && hop < 2 * ranks - 1)
                 cp_emit(plan, k, hop, CP_OP_MERGE, expected, done);
-            if (to != CP_NOBODY)
+            if (to != CP_NO_RANK)
                 give(plan, k, hop + 1, done, to);
         }
 }
 
-/* The rank that has chunk c; CP_NOBODY if that is rank k or there is none. */
+/* The rank that has chunk c; CP_NO_RANK if that is rank k or there is none. */
 static int other(const cp_plan *plan, int k, int c) {
     const int ranks = plan->layout->ranks;
     const int owner = c < ranks ? c : 2 * ranks - 1 - c;
-    return owner == k || owner < 0 ? CP_NOBODY : owner;
+    return owner == k || owner < 0 ? CP_NO_RANK : owner;
 }
 
 /* The composition of the last `reach` chunks before the chunk of this half. */
@@ -89,11 +89,11 @@ static cp_use known(const cp_plan *plan, int k, int half, int reach) {
 static bool pass(cp_plan *plan, int k, int half, int hop, int first, int far,
                  cp_use sent, cp_use arriving) {
     const int c = cp_plan_chunk(plan, k, half);
-    const int to = c >= first ? other(plan, k, c + far) : CP_NOBODY;
-    const int from = c - far >= first ? other(plan, k, c - far) : CP_NOBODY;
-    if (to != CP_NOBODY || from != CP_NOBODY)
+    const int to = c >= first ? other(plan, k, c + far) : CP_NO_RANK;
+    const int from = c - far >= first ? other(plan, k, c - far) : CP_NO_RANK;
+    if (to != CP_NO_RANK || from != CP_NO_RANK)
         cp_emit_exchange(plan, k, hop, sent, to, arriving, from);
-    return to != CP_NOBODY || from != CP_NOBODY;
+    return to != CP_NO_RANK || from != CP_NO_RANK;
 }
 
 static void doubling(cp_plan *plan, int k, int hop, int far, int arriving) {
@@ -110,7 +110,7 @@ static void doubling(cp_plan *plan, int k, int hop, int far, int arriving) {
         cp_emit_wait(plan, k, hop);
     for (int half = 1; half >= 0; half--) {
         const int from = cp_plan_chunk(plan, k, half) - far;
-        const bool is_local = from >= 1 && other(plan, k, from) == CP_NOBODY;
+        const bool is_local = from >= 1 && other(plan, k, from) == CP_NO_RANK;
         if (from >= 1)
             cp_emit(plan, k, hop, CP_OP_MERGE,
                     is_local ? known(plan, k, 0, far) : come[half],

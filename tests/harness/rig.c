@@ -347,7 +347,7 @@ static cp_status rank_main(cp_comm *comm, void *context) {
 cp_status rig_open(rig *rig) {
     rig->traffic = calloc((size_t)rig->ranks + 1, sizeof(cp_traffic));
     CP_TRY(cp_cache_new(rig->ranks, rig->sequences, rig->room, &rig->cache));
-    CP_TRY(cp_store_new(rig->ranks, CP_NOBODY, 1, rig->sequences, rig->room,
+    CP_TRY(cp_store_new(rig->ranks, CP_NO_RANK, 1, rig->sequences, rig->room,
                         &rig->shape, &rig->store));
     const size_t numbers = (size_t)(rig->sequences * rig->room) * sizeof(float);
     for (int rank = 0; rank < rig->ranks; rank++) {
