@@ -833,8 +833,9 @@ LOOP(every_rounding_to_8_bits_is_to_nearest_even, 0, 12) {
     end();
 }
 
-LOOP(rows_of_8_bits_encode_the_numbers, 0, 8) {
-    static const int64_t lengths[] = {1, 3, 16, 64, 255, 257, 1024, 2052};
+LOOP(rows_of_8_bits_encode_the_numbers, 0, 9) {
+    static const int64_t lengths[] = {1,   3,    16,   64,   255,
+                                      257, 1024, 2052, 24584};
     const int64_t rows = 5, width = lengths[_i];
     uint64_t state = (uint64_t)_i + 7;
     begin(_i + 1);

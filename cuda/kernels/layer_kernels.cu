@@ -73,11 +73,12 @@ typedef struct {
 /* Numbers i to i + 7 of a row; zeros from end on. */
 CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
     const int64_t size = from->element == CP_F32 ? 4 : 2;
-    const char *there = (const char *)from->numbers + (from->at + i) * size;
+    const char *row = (const char *)from->numbers + from->at * size;
+    const char *there = row + i * size;
     eight to = {{0.0f}};
     if (from->numbers == NULL)
         return to;
-    if (i + EIGHT > end || (uintptr_t)there % 16 != 0) {
+    if (end % EIGHT != 0 || (uintptr_t)row % 16 != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end)
                 to.x[k] = cp_get(there, from->element, k);
@@ -95,9 +96,9 @@ CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
 CP_INLINED void put_eight(const row *to, int64_t i, int64_t end, eight y) {
     const bool codes = to->scales != NULL;
     const int64_t size = codes ? 1 : to->element == CP_F32 ? 4 : 2;
-    char *there = (char *)to->numbers + (to->at + i) * size;
+    char *row = (char *)to->numbers + to->at * size, *there = row + i * size;
     const float *x = y.x;
-    if (i + EIGHT > end || (uintptr_t)there % (codes ? 4 : 16) != 0) {
+    if (end % EIGHT != 0 || (uintptr_t)row % (codes ? 4 : 16) != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end && codes)
                 there[k] = (char)cp_f8_bits(x[k]);
