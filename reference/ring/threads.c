@@ -156,7 +156,7 @@ static void note_failure(struct thread_member *me, cp_status status) {
 
 static cp_status join_failure(struct thread_member *me) {
     cancel_pending(me);
-    return cp_failure_tell(&me->hub->failure, me->comm.rank);
+    return cp_failure_status(&me->hub->failure, me->comm.rank);
 }
 
 static cp_status give_up(struct thread_member *me, cp_status status) {

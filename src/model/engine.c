@@ -314,7 +314,7 @@ cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
                : receive_token(engine, status, count, after, tokens);
 }
 
-cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out) {
     CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
@@ -322,7 +322,7 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
     engine->on = on;
     engine->model = model;
     engine->options = *options;
-    CP_TRY(on->open(engine, place));
+    CP_TRY(on->open(engine, runner));
     const int count = engine->local.group != NULL ? 1 : engine->options.ranks;
     CP_TRY(
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));

@@ -336,8 +336,8 @@ static void *find(void *items, int64_t count, size_t size, const char *name) {
     return bsearch(&wanted, items, (size_t)count, size, by_name);
 }
 
-static cp_status place_tensor(const unsigned char *data, int64_t length,
-                              int64_t alignment, cp_gguf_tensor *tensor) {
+static cp_status locate_tensor(const unsigned char *data, int64_t length,
+                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
         return cp_refuse("tensor '%s' at offset %ld is not aligned to %ld",
                          cp_gguf_show(tensor->name).text, tensor->offset,
@@ -389,7 +389,7 @@ static cp_status read_version(byte_reader *reader) {
     return cp_refuse("has GGUF version %lu, of 2 and 3", version);
 }
 
-static cp_status place_tensors(cp_gguf *file, int64_t end) {
+static cp_status locate_tensors(cp_gguf *file, int64_t end) {
     int64_t alignment = 32;
     if (cp_gguf_has(file, "general.alignment"))
         CP_TRY(cp_gguf_integer(file, "general.alignment", &alignment));
@@ -405,8 +405,8 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
                          padding, end, file->length);
     const int64_t start = end + padding;
     for (int64_t i = 0; i < file->tensor_count; i++)
-        CP_TRY(place_tensor(file->bytes + start, file->length - start,
-                            alignment, &file->tensors[i]));
+        CP_TRY(locate_tensor(file->bytes + start, file->length - start,
+                             alignment, &file->tensors[i]));
     CP_TRY(check_overlap(file));
     return sort(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
                 "tensors");
@@ -430,7 +430,7 @@ static cp_status parse(cp_gguf *file) {
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(read_tensor(&reader, &file->tensors[i]));
     CP_TRY(sort(file->entries, file->entry_count, sizeof(key_entry), "keys"));
-    return place_tensors(file, reader.at);
+    return locate_tensors(file, reader.at);
 }
 
 static cp_status map_file(int descriptor, cp_gguf *file) {

@@ -498,16 +498,16 @@ static jinja_node *parse_test_arguments(parser *parser) {
     return ended ? NULL : parse_postfix(parser, parse_primary(parser));
 }
 
-static jinja_node *parse_test(parser *parser, jinja_node *subject) {
+static jinja_node *parse_test(parser *parser, jinja_node *operand) {
     const bool negated = takes(parser, "not");
-    jinja_node *test = make(parser, NODE_TEST, subject, NULL);
+    jinja_node *test = make(parser, NODE_TEST, operand, NULL);
     test->text = expect_name(parser);
     test->b = parse_test_arguments(parser);
     return negated ? make(parser, NODE_NOT, test, NULL) : test;
 }
 
-static jinja_node *parse_filter(parser *parser, jinja_node *subject) {
-    jinja_node *filter = make(parser, NODE_FILTER, subject, NULL);
+static jinja_node *parse_filter(parser *parser, jinja_node *operand) {
+    jinja_node *filter = make(parser, NODE_FILTER, operand, NULL);
     filter->text = expect_name(parser);
     filter->b = takes(parser, "(") ? parse_items(parser, ")", true) : NULL;
     return filter;

@@ -47,8 +47,8 @@ typedef struct {
 typedef struct {
     const cp_timing_backend *timing;
     const cp_calibration *wanted;
-    cp_hardware *hardware; /* to fill in */
-    measured *subjects;    /* [count] */
+    cp_hardware *hardware;  /* to fill in */
+    measured *measurements; /* [count] */
     int count;
 } calibration;
 
@@ -57,12 +57,12 @@ typedef struct {
 static double *rounds_of(calibration *calibration, cp_timed_work_kind kind,
                          int64_t rows, int64_t keys, int64_t bytes) {
     for (int n = 0; n < calibration->count; n++) {
-        const cp_timed_work *known = &calibration->subjects[n].timed;
+        const cp_timed_work *known = &calibration->measurements[n].timed;
         if (known->kind == kind && known->rows == rows && known->keys == keys &&
             known->bytes == bytes)
-            return calibration->subjects[n].seconds;
+            return calibration->measurements[n].seconds;
     }
-    measured *another = &calibration->subjects[calibration->count++];
+    measured *another = &calibration->measurements[calibration->count++];
     another->timed = (cp_timed_work){kind, rows, keys, bytes};
     return another->seconds;
 }
@@ -99,9 +99,9 @@ static void *field(const calibration *calibration, const char *name) {
 
 static double constant(const calibration *calibration, const char *name,
                        double value) {
-    double *place = field(calibration, name);
-    *place = rounded(value);
-    return *place;
+    double *target = field(calibration, name);
+    *target = rounded(value);
+    return *target;
 }
 
 enum { MOST_PAIRS = 1 << 20 };
@@ -231,8 +231,8 @@ static cp_status measure(calibration *calibration) {
     const cp_timing_backend *timing = calibration->timing;
     const cp_calibration *wanted = calibration->wanted;
     for (int64_t round = -1; round < wanted->rounds; round++) {
-        for (measured *one = calibration->subjects;
-             one < calibration->subjects + calibration->count; one++) {
+        for (measured *one = calibration->measurements;
+             one < calibration->measurements + calibration->count; one++) {
             double seconds = 0;
             CP_TRY(timing->time(timing->context, &one->timed, &seconds));
             one->seconds[cp_max(0, round)] = fmax(seconds, 1e-9);
@@ -264,13 +264,13 @@ cp_status cp_calibrate(const cp_timing_backend *timing,
     cp_hardware draft = *wanted->hardware;
     calibration calibration = {
         .timing = timing, .wanted = wanted, .hardware = &draft};
-    CP_TRY(cp_allocate(&calibration.subjects, most, sizeof(measured),
+    CP_TRY(cp_allocate(&calibration.measurements, most, sizeof(measured),
                        "measurements"));
     describe(&calibration);
     calibration.hardware = wanted->hardware;
     const cp_status status = measure(&calibration);
     if (status == CP_OK)
         describe(&calibration);
-    free(calibration.subjects);
+    free(calibration.measurements);
     return status;
 }

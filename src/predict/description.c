@@ -31,7 +31,7 @@ double cp_unit_scale(const char *unit) {
 static const char *const sources[] = {"default", "specification", "assumed",
                                       "fitted", "measured"};
 
-static void *place_of(const cp_description *description, int n) {
+static void *value_of(const cp_description *description, int n) {
     return (char *)description->values + description->fields[n].offset;
 }
 
@@ -152,17 +152,17 @@ static cp_status surface_point(reading *r, const cp_field *field,
 
 static cp_status value(reading *r, int n) {
     const cp_field *field = &r->description->fields[n];
-    void *place = place_of(r->description, n);
+    void *target = value_of(r->description, n);
     switch (field->kind) {
     case CP_FIELD_COUNT:
-        return count(r, place);
+        return count(r, target);
     case CP_FIELD_CURVE:
-        return point(r, field, place);
+        return point(r, field, target);
     case CP_FIELD_SURFACE:
-        return surface_point(r, field, place);
+        return surface_point(r, field, target);
     default:
-        CP_TRY(number(r, field->kind, place));
-        *(double *)place *= cp_unit_scale(field->unit);
+        CP_TRY(number(r, field->kind, target));
+        *(double *)target *= cp_unit_scale(field->unit);
         return CP_OK;
     }
 }
@@ -212,7 +212,7 @@ static cp_status field(reading *r) {
         return refuse(r, "given twice");
     /* It may have been inherited; a curve and a surface begin with count. */
     if (!r->given[n] && sized)
-        *(int *)place_of(r->description, n) = 0;
+        *(int *)value_of(r->description, n) = 0;
     r->given[n] = true;
     CP_TRY(value(r, n));
     return origin(r, n);
@@ -295,12 +295,12 @@ static cp_status fill_in(const cp_description *description, int n,
                          field->unit, field->about);
     const int other = cp_description_field(description, field->otherwise);
     if (other >= 0)
-        memcpy(place_of(description, n), place_of(description, other),
+        memcpy(value_of(description, n), value_of(description, other),
                sizeof(double));
     else if (field->kind == CP_FIELD_COUNT)
-        *(int64_t *)place_of(description, n) = atoi(field->otherwise);
+        *(int64_t *)value_of(description, n) = atoi(field->otherwise);
     else
-        *(double *)place_of(description, n) = atof(field->otherwise);
+        *(double *)value_of(description, n) = atof(field->otherwise);
     return CP_OK;
 }
 
@@ -382,12 +382,12 @@ static void write_curve(const cp_description *description, int n,
 
 static void write_field(const cp_description *description, int n, FILE *out) {
     const cp_field *field = &description->fields[n];
-    const void *place = place_of(description, n);
-    const cp_surface *surface = place;
+    const void *source = value_of(description, n);
+    const cp_surface *surface = source;
     char text[80];
     switch (field->kind) {
     case CP_FIELD_CURVE:
-        write_curve(description, n, "", place, out);
+        write_curve(description, n, "", source, out);
         return;
     case CP_FIELD_SURFACE:
         for (int r = 0; r < surface->count; r++) {
@@ -396,11 +396,11 @@ static void write_field(const cp_description *description, int n, FILE *out) {
         }
         return;
     case CP_FIELD_COUNT:
-        snprintf(text, sizeof(text), "%ld", *(const int64_t *)place);
+        snprintf(text, sizeof(text), "%ld", *(const int64_t *)source);
         break;
     default:
         snprintf(text, sizeof(text), "%.15g",
-                 *(const double *)place / cp_unit_scale(field->unit));
+                 *(const double *)source / cp_unit_scale(field->unit));
     }
     write_line(description, n, text, out);
 }

@@ -107,7 +107,7 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
  * sequences with new tokens. */
 static int64_t count_sequences(const cp_layout *layout,
                                const cp_block *queries) {
-    const bool all = queries == &layout->everybody;
+    const bool all = queries == &layout->all_queries;
     int64_t count = 0, last = -1;
     for (int64_t s = 0; all && s < layout->sequences; s++)
         count += layout->fresh[s] > 0;
@@ -125,7 +125,7 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
     const cp_layout *layout = plan->layout;
     const double tokens = (double)queries->tokens, rows = (double)queries->rows;
     const double seen = (double)count_sequences(layout, queries);
-    const double all = (double)count_sequences(layout, &layout->everybody);
+    const double all = (double)count_sequences(layout, &layout->all_queries);
     const double keys = (double)layout->cache[op->keys.origin].tokens / all;
     const double read = tokens > 0 ? pairs * seen / tokens : 0;
     const double padding = hardware->decode_padding;

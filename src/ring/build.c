@@ -42,10 +42,10 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
 static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_layout *layout = plan->layout;
     const bool asked = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
-    const bool everybody = asked && plan->begins != CP_OWN_TOKENS;
+    const bool all_ranks = asked && plan->begins != CP_OWN_TOKENS;
     const bool keys = kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS;
     const cp_block *block = keys        ? layout->keys
-                            : everybody ? &layout->everybody
+                            : all_ranks ? &layout->all_queries
                                         : layout->queries;
     cp_slot slot = {.kind = kind, .parts = parts};
     if (kind != CP_SLOT_CACHE)

@@ -59,12 +59,11 @@ static cp_status page_rank(const cp_cache *cache, int rank, cp_layout *layout) {
     if (status == CP_CAPACITY)
         return cp_fail(status, "rank %d: %s", rank, cp_message());
     CP_TRY(status);
-    CP_TRY(cp_pages_place(pages, growth, cache->room,
-                          &layout->cache[rank].pieces,
-                          &layout->keys[rank].pieces));
-    return cp_pages_place(pages, growth, cache->room,
-                          &layout->appended[rank].pieces,
-                          &layout->queries[rank].pieces);
+    CP_TRY(cp_pages_map(pages, growth, cache->room, &layout->cache[rank].pieces,
+                        &layout->keys[rank].pieces));
+    return cp_pages_map(pages, growth, cache->room,
+                        &layout->appended[rank].pieces,
+                        &layout->queries[rank].pieces);
 }
 
 static cp_status page_layout(const cp_cache *cache, cp_layout **out) {

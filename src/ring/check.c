@@ -73,7 +73,7 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
 
 /* Is it one of the new tokens? */
 static bool is_new(const cp_layout *layout, cp_span token) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     for (int64_t n = 0; n < all->count; n++)
         if (cp_span_shared(all->items[n].span, token) >= 0)
             return true;
@@ -94,7 +94,7 @@ static cp_status refuse_no_hole(const cp_layout *layout, owned query) {
 
 static cp_status refuse_open(const cp_layout *layout, const owned *list,
                              int64_t count, const char *what, bool keys) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     for (int64_t i = 0; i < layout->sequences; i++) {
         int64_t end = 0, tokens = 0;
         for (int64_t n = 0; n < all->count; n++)
@@ -266,8 +266,8 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
-static cp_status check_everybody(const cp_layout *layout) {
-    const cp_pieces *all = &layout->everybody.pieces;
+static cp_status check_all_queries(const cp_layout *layout) {
+    const cp_pieces *all = &layout->all_queries.pieces;
     int64_t n = 0, row = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const int64_t past = layout->past[i], fresh = layout->fresh[i];
@@ -287,7 +287,7 @@ static cp_status check_everybody(const cp_layout *layout) {
 
 /* The expected number of tokens of each sequence, in consecutive rows. */
 static cp_status check_holes(const cp_layout *layout) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     int64_t n = 0, row = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const int64_t end = row + layout->fresh[i];
@@ -312,7 +312,7 @@ static cp_status check_holes(const cp_layout *layout) {
 static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, true));
     CP_TRY(check_partition(layout, false));
-    CP_TRY((layout->refills ? check_holes : check_everybody)(layout));
+    CP_TRY((layout->refills ? check_holes : check_all_queries)(layout));
     for (int rank = 0; rank < layout->ranks; rank++) {
         CP_TRY(check_block(layout, rank, true));
         CP_TRY(check_block(layout, rank, false));
@@ -345,7 +345,7 @@ typedef struct {
 
 typedef struct {
     const cp_plan *plan;
-    slot_state *places; /* [ranks][slots] */
+    slot_state *states; /* [ranks][slots] */
     merge_record
         *merges;    /* in the order in which they happen; the first is ranks */
     int32_t merged; /* how many have happened */
@@ -357,7 +357,7 @@ typedef struct {
 } proof;
 
 static slot_state *state_of_slot(const proof *proof, int rank, int slot) {
-    return &proof->places[rank * (int64_t)proof->plan->slot_count + slot];
+    return &proof->states[rank * (int64_t)proof->plan->slot_count + slot];
 }
 static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
                             int slot, bool writes) {
@@ -646,7 +646,7 @@ static const struct {
     [CP_OP_SELECT] = {CP_SLOT_INDEX_QUERIES, CP_SLOT_LIST},
 };
 
-static cp_use subject(const cp_op *op, int rank) {
+static cp_use operand_of(const cp_op *op, int rank) {
     if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
         return op->in;
     return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
@@ -677,7 +677,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank;
     slot_content *out = &state_of_slot(proof, rank, op->out.slot)->holds;
-    const cp_use of = subject(op, rank);
+    const cp_use of = operand_of(op, rank);
     CP_TRY(check_slots(proof, rank, op));
     /* Note heads that are cut, or runs. */
     if (op->kind == CP_OP_SPLIT)
@@ -801,7 +801,7 @@ static cp_status begin(proof *proof) {
     int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
         merges += plan->programs[k].count;
-    CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count,
+    CP_TRY(cp_allocate(&proof->states, ranks * plan->slot_count,
                        sizeof(slot_state), "a proof"));
     CP_TRY(
         cp_allocate(&proof->merges, merges, sizeof(merge_record), "a proof"));
@@ -920,7 +920,7 @@ cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
     proof proof = {.plan = plan, .report = report};
     *report = (cp_plan_report){0};
     const cp_status status = prove(&proof);
-    free(proof.places);
+    free(proof.states);
     free(proof.merges);
     free(proof.pairs);
     free(proof.times);

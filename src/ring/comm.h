@@ -153,7 +153,7 @@ cp_sentence cp_exchange_describe(const cp_exchange *exchange);
  * first. tell: the status of rank's calls after it. report: the status of the
  * run of all ranks. */
 bool cp_failure_note(cp_failure *failure, int rank, cp_status status);
-cp_status cp_failure_tell(const cp_failure *failure, int rank);
+cp_status cp_failure_status(const cp_failure *failure, int rank);
 cp_status cp_failure_report(const cp_failure *failure);
 
 /* Record the status that a rank's function returned. */
