@@ -97,8 +97,9 @@ cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
 enum { STRETCH = 1024 }; /* tokens */
 
 /* Move rows through the host, if the engine cannot walk a plan itself. */
-static cp_status carry(const cp_cache *from, cp_engine *out, const cp_cache *to,
-                       cp_engine *in, int64_t tokens) {
+static cp_status copy_via_host(const cp_cache *from, cp_engine *out,
+                               const cp_cache *to, cp_engine *in,
+                               int64_t tokens) {
     const cp_shape *shape = &out->model->facts.shape;
     float *keys;
     CP_TRY(cp_allocate(&keys, STRETCH, 4 * cp_kept_width(shape), "rows"));
@@ -158,7 +159,7 @@ static cp_status move_all(cp_migration *migration, const cp_cache *from,
         count_up(migration, &counted, model->facts.layers, report);
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
-                     : carry(from, out, to, in, migration->tokens);
+                     : copy_via_host(from, out, to, in, migration->tokens);
     }
     cp_plan_report_free(&counted);
     cp_plan_free(plan);

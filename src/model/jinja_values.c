@@ -311,9 +311,9 @@ static jinja_list *characters(jinja *run, jinja_text text) {
         at += jinja_character(jinja_part(text, at, text.length));
     jinja_list *list = jinja_new_list(run, count).list;
     for (int64_t n = 0, at = 0; n < count; n++) {
-        const jinja_text rest = jinja_part(text, at, text.length);
-        const int64_t width = jinja_character(rest);
-        list->items[n] = jinja_of_text(jinja_part(rest, 0, width));
+        const jinja_text tail = jinja_part(text, at, text.length);
+        const int64_t width = jinja_character(tail);
+        list->items[n] = jinja_of_text(jinja_part(tail, 0, width));
         at += width;
     }
     return list;
@@ -465,8 +465,9 @@ static jinja_value integers(jinja *run, jinja_text symbol, int64_t a,
         result = 0;
         fits = name == '%' || !__builtin_sub_overflow(0, a, &result);
     } else { /* rounded down, as Python does */
-        const int64_t rest = a % b, down = rest != 0 && (rest < 0) != (b < 0);
-        result = name == '%' ? rest + down * b : a / b - down;
+        const int64_t remainder = a % b,
+                      down = remainder != 0 && (remainder < 0) != (b < 0);
+        result = name == '%' ? remainder + down * b : a / b - down;
     }
     if (!fits)
         jinja_fail(run, "an integer is too large");

@@ -242,7 +242,7 @@ static cp_status line(reading *r) {
     const cp_description *description = r->description;
     char name[WORD_BYTES];
     take(r, r->name);
-    const char *rest = r->text;
+    const char *tail = r->text;
     take(r, name);
     if (strcmp(r->name, description->what) == 0 && name[0] != '\0') {
         if (r->named)
@@ -256,7 +256,7 @@ static cp_status line(reading *r) {
                          description->what);
     if (strcmp(r->name, "like") == 0)
         return like(r, name);
-    r->text = rest;
+    r->text = tail;
     return field(r);
 }
 

@@ -106,7 +106,7 @@ static cp_status count_work(const simulation *s) {
     CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
     const double made = (double)(s->scenario->ranks * load.keys - load.fresh);
     forecast->pair = s->pace.pair * (double)s->scenario->tensor;
-    forecast->made = 2 * s->pace.making * (double)s->scenario->tensor;
+    forecast->made = 2 * s->pace.expand * (double)s->scenario->tensor;
     forecast->flops =
         2 * cp_active_parameters(model) * (double)load.fresh +
         (forecast->pair * (double)load.causal + forecast->made * made) *

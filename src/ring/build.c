@@ -7,7 +7,7 @@
 #include "ring/node_lists.h"
 
 /* Bytes that a whole query carries: its label, and the keys it has chosen. */
-static int64_t carried(const cp_plan *plan) {
+static int64_t extra_bytes(const cp_plan *plan) {
     return (plan->labelled ? CP_LABEL_BYTES : 0) +
            plan->indexer.top_k * CP_CHOSEN_BYTES;
 }
@@ -31,8 +31,8 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
         [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
-        [CP_SLOT_QUERIES] =
-            shape.query_heads * head.query + (parts == 1 ? carried(plan) : 0),
+        [CP_SLOT_QUERIES] = shape.query_heads * head.query +
+                            (parts == 1 ? extra_bytes(plan) : 0),
         [CP_SLOT_KEYS] = shape.kv_heads * head.keys,
         [CP_SLOT_PARTIAL] = shape.query_heads * head.partial,
         [CP_SLOT_RUN] = plan->run_bytes,

@@ -26,8 +26,8 @@ typedef cp_status (*cp_rank_main)(cp_comm *comm, void *context);
 typedef enum {
     CP_HALF_IDLE, /* absent, or cancelled */
     CP_HALF_POSTED,
-    CP_HALF_PAIRED, /* both sides are posted */
-    CP_HALF_MOVING, /* a thread is copying the buffer */
+    CP_HALF_PAIRED,  /* both sides are posted */
+    CP_HALF_COPYING, /* a thread is copying the buffer */
     CP_HALF_DONE,
 } cp_half_state;
 

@@ -104,8 +104,8 @@ void cp_plan_gather_o(cp_plan *plan) {
     }
 }
 
-static void meet(cp_plan *plan, int k, int hop, int to, int arriving,
-                 int from) {
+static void exchange_partial(cp_plan *plan, int k, int hop, int to,
+                             int arriving, int from) {
     const cp_use result = cp_plan_ends(plan, k);
     const cp_use other = part_at(plan, arriving, 0);
     cp_emit_exchange(plan, k, hop, result, to, other, from);
@@ -127,15 +127,15 @@ void cp_plan_tree(cp_plan *plan) {
         cp_emit_attend(plan, k, 0, cp_plan_begins(plan, k),
                        cp_use_of(plan->cache, k), cp_plan_ends(plan, k));
         if (k >= power) {
-            meet(plan, k, 1, twin, arriving, CP_NO_RANK);
-            meet(plan, k, 2, CP_NO_RANK, plan->result, twin);
+            exchange_partial(plan, k, 1, twin, arriving, CP_NO_RANK);
+            exchange_partial(plan, k, 2, CP_NO_RANK, plan->result, twin);
             continue;
         }
         if (twin < ranks)
-            meet(plan, k, hop++, CP_NO_RANK, arriving, twin);
+            exchange_partial(plan, k, hop++, CP_NO_RANK, arriving, twin);
         for (int step = 1; step < power; step *= 2)
-            meet(plan, k, hop++, k ^ step, arriving, k ^ step);
+            exchange_partial(plan, k, hop++, k ^ step, arriving, k ^ step);
         if (twin < ranks)
-            meet(plan, k, hop, twin, arriving, CP_NO_RANK);
+            exchange_partial(plan, k, hop, twin, arriving, CP_NO_RANK);
     }
 }

@@ -4,7 +4,8 @@
 #include "ring/build.h"
 
 /* The index queries of rank k meet a block of index keys, its own first. */
-static void meet(cp_plan *plan, int k, int hop, cp_use keys, int scratch) {
+static void select_keys(cp_plan *plan, int k, int hop, cp_use keys,
+                        int scratch) {
     const cp_use queries = cp_use_of(plan->index_queries, k);
     const cp_use list = cp_use_of(plan->list, k);
     const cp_use added = cp_use_of(scratch, k);
@@ -31,8 +32,8 @@ static void gather_index_keys(cp_plan *plan) {
                     cp_use_of(all, k));
         for (int hop = 0; hop < ranks; hop++) {
             const int s = (k + ranks - hop) % ranks;
-            meet(plan, k, 0, s == k ? index_keys : cp_use_of(all + s, s),
-                 scratch);
+            select_keys(plan, k, 0, s == k ? index_keys : cp_use_of(all + s, s),
+                        scratch);
         }
         choose(plan, k, 0);
     }
@@ -52,7 +53,7 @@ static void pass_index_keys(cp_plan *plan) {
             if (more)
                 cp_emit_exchange(plan, k, hop + 1, here, next, arriving,
                                  previous);
-            meet(plan, k, hop, here, scratch);
+            select_keys(plan, k, hop, here, scratch);
             if (more)
                 cp_emit_wait(plan, k, hop + 1);
             here = arriving;
