@@ -115,12 +115,12 @@ int cp_character(const char *bytes, int64_t count) {
         return 1;
     if (lead < 0xC2 || lead > 0xF4)
         return -1;
-    const int whole = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     /* Bounds of the second byte: below them a shorter form exists, above them
      * are surrogates or nothing. */
     int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    for (int i = 1; i < whole; i++) {
+    for (int i = 1; i < length; i++) {
         if (i == count)
             return 0;
         const int byte = (unsigned char)bytes[i];
@@ -129,7 +129,7 @@ int cp_character(const char *bytes, int64_t count) {
         least = 0x80;
         most = 0xBF;
     }
-    return whole;
+    return length;
 }
 
 bool cp_is_control(const char *bytes, int width) {

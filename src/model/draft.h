@@ -8,7 +8,7 @@
 
 enum { CP_DRAFT_MOST = 64, CP_DRAFT_SHORTEST = 2, CP_DRAFT_LONGEST = 4 };
 
-/* Guess the tokens after said[count]: find the longest suffix, of
+/* Guess the tokens after tokens[count]: find the longest suffix, of
  * CP_DRAFT_SHORTEST to CP_DRAFT_LONGEST tokens, that occurred before, and copy
  * what followed its latest occurrence. Returns most, with the guesses in
  * out[most], or 0 if no such suffix occurred. */

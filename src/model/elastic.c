@@ -22,16 +22,16 @@ static cp_status copy_here(cp_engine *engine, const cp_location *locations,
     const cp_shape *shape = &engine->model->facts.shape;
     const bool apart = engine->local.group != NULL;
     for (int64_t n = 0, run; n < copy->count; n += run) {
-        cp_row_copy some = *copy;
+        cp_row_copy part = *copy;
         run = run_of(locations + n, copy->count - n);
         if (apart && locations[n].rank != engine->local.only)
             continue;
-        some.row = locations[n].row;
-        some.count = run;
-        some.keys += n * shape->kv_heads * shape->head_dim;
+        part.row = locations[n].row;
+        part.count = run;
+        part.keys += n * shape->kv_heads * shape->head_dim;
         if (!shape->latent)
-            some.values += n * cp_value_width(shape);
-        CP_TRY(engine->on->rows(engine, apart ? 0 : locations[n].rank, &some));
+            part.values += n * cp_value_width(shape);
+        CP_TRY(engine->on->rows(engine, apart ? 0 : locations[n].rank, &part));
     }
     return CP_OK;
 }

@@ -93,7 +93,7 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan);
 
-/* An engine on a runner or device, place, which must outlive it, as must the
+/* An engine on a runner (of ranks or GPUs), which must outlive it, as must the
  * model. run fails with CP_BROKEN if processes disagree, with CP_ABORTED if
  * another one could not begin, and as the backend does; it has then changed
  * only cache rows beyond those committed. logits and draw read the last

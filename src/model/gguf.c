@@ -330,10 +330,10 @@ static cp_status sort(void *items, int64_t count, size_t size,
 }
 
 static void *find(void *items, int64_t count, size_t size, const char *name) {
-    const cp_gguf_string wanted = cp_gguf_string_of(name);
+    const cp_gguf_string key = cp_gguf_string_of(name);
     if (count == 0)
         return NULL;
-    return bsearch(&wanted, items, (size_t)count, size, by_name);
+    return bsearch(&key, items, (size_t)count, size, by_name);
 }
 
 static cp_status locate_tensor(const unsigned char *data, int64_t length,
@@ -597,7 +597,8 @@ bool cp_gguf_has(const cp_gguf *file, const char *key) {
     return find_entry(file, key) != NULL;
 }
 
-static cp_status wrong_type(const key_entry *entry, bool array, family wanted) {
+static cp_status wrong_type(const key_entry *entry, bool array,
+                            family expected) {
     static const char *const names[][2] = {
         [INTEGER] = {"an integer below 2^63",
                      "an array of integers below 2^63"},
@@ -608,16 +609,16 @@ static cp_status wrong_type(const key_entry *entry, bool array, family wanted) {
     return cp_refuse("key '%s' holds %s%s; expected %s",
                      cp_gguf_show(entry->key).text,
                      entry->array ? "an array of " : "",
-                     kinds[entry->kind].name, names[wanted][array]);
+                     kinds[entry->kind].name, names[expected][array]);
 }
 
 static cp_status find_value(const cp_gguf *file, const char *key, bool array,
-                            family wanted, const key_entry **found) {
+                            family expected, const key_entry **found) {
     *found = find_entry(file, key);
     if (*found == NULL)
         return cp_refuse("the file has no key '%s'", key);
-    if ((*found)->array != array || kinds[(*found)->kind].family != wanted)
-        return wrong_type(*found, array, wanted);
+    if ((*found)->array != array || kinds[(*found)->kind].family != expected)
+        return wrong_type(*found, array, expected);
     return CP_OK;
 }
 

@@ -58,15 +58,15 @@ void *jinja_room(jinja *run, int64_t count, size_t size) {
     bytes = (bytes + 16) & ~INT64_C(15);
     jinja_spend(run, bytes);
     if (bytes > run->block_left) {
-        const int64_t whole = cp_max(BLOCK, bytes);
+        const int64_t room = cp_max(BLOCK, bytes);
         struct jinja_block *block;
-        run->status = cp_allocate(&block, (int64_t)sizeof(*block) + whole, 1,
+        run->status = cp_allocate(&block, (int64_t)sizeof(*block) + room, 1,
                                   "a chat template");
         if (run->status != CP_OK)
             longjmp(run->failed, 1);
-        *block = (struct jinja_block){run->blocks, whole};
+        *block = (struct jinja_block){run->blocks, room};
         run->blocks = block;
-        run->block_left = whole;
+        run->block_left = room;
     }
     run->block_left -= bytes;
     return run->blocks->bytes + (run->blocks->size - run->block_left - bytes);

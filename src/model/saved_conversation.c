@@ -251,7 +251,7 @@ static cp_status begin_read(FILE *file, const char *path,
 }
 
 cp_status cp_saved_conversation_read(FILE *file, const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved) {
     copy_job job = {.saved = saved,
@@ -262,7 +262,7 @@ cp_status cp_saved_conversation_read(FILE *file, const char *path,
     cp_status status = CP_OK;
     *saved = (cp_saved_conversation){0};
     if (file != NULL)
-        status = begin_read(file, path, &wanted->head,
+        status = begin_read(file, path, &expected->head,
                             cp_session_capacity(session), saved);
     /* All processes get what the reporting process has read. */
     int64_t bytes = status == CP_OK ? words_bytes(&saved->head) : 0;
@@ -280,7 +280,7 @@ cp_status cp_saved_conversation_read(FILE *file, const char *path,
 }
 
 cp_status cp_saved_conversation_load(const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved) {
     FILE *file = NULL;
@@ -296,7 +296,7 @@ cp_status cp_saved_conversation_load(const char *path,
             status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     }
     CP_TRY(cp_process_group_broadcast(status, NULL, 0, NULL, NULL));
-    status = cp_saved_conversation_read(file, path, wanted, session, saved);
+    status = cp_saved_conversation_read(file, path, expected, session, saved);
     if (file != NULL)
         fclose(file);
     return status;

@@ -208,13 +208,13 @@ static cp_status list_whole(cp_tokenizer *tokenizer, int32_t id) {
 
 /* Enter the whole tokens, or the others, by their bytes. Other tokens take
  * precedence over whole ones. */
-static cp_status enter_tokens(cp_tokenizer *tokenizer, bool whole) {
+static cp_status enter_tokens(cp_tokenizer *tokenizer, bool are_whole) {
     char *bytes = tokenizer->spelled;
     for (int32_t id = 0; id < tokenizer->size; id++) {
         cp_gguf_string *token = &tokenizer->tokens[id];
-        if (is_whole(tokenizer, id) != whole)
+        if (is_whole(tokenizer, id) != are_whole)
             continue;
-        if (whole) {
+        if (are_whole) {
             CP_TRY(list_whole(tokenizer, id));
         } else {
             token->length = spell(tokenizer->byte_of, *token, bytes);
@@ -224,7 +224,7 @@ static cp_status enter_tokens(cp_tokenizer *tokenizer, bool whole) {
         int32_t *slot = id_slot(tokenizer, token->bytes, token->length);
         if (*slot < 0)
             *slot = id;
-        else if (is_whole(tokenizer, *slot) == whole)
+        else if (is_whole(tokenizer, *slot) == are_whole)
             return cp_refuse("tokens %d and %d are both '%s'", *slot, id,
                              cp_gguf_show(*token).text);
     }
@@ -320,7 +320,7 @@ static const char *const end_names[] = {"<|endoftext|>", "<|im_end|>",
                                         "<|eom_id|>"};
 
 static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    bool wanted = tokenizer->splitter->begins;
+    bool begins = tokenizer->splitter->begins;
     tokenizer->first = -1;
     for (int n = 0; n < ENDS; n++)
         tokenizer->ends[n] =
@@ -329,8 +329,8 @@ static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
         if (cp_gguf_has(file, end_keys[n]))
             CP_TRY(read_id(file, end_keys[n], tokenizer, &tokenizer->ends[n]));
     if (cp_gguf_has(file, "tokenizer.ggml.add_bos_token"))
-        CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted));
-    return wanted ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
+        CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &begins));
+    return begins ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
                             &tokenizer->first)
                   : CP_OK;
 }
@@ -583,13 +583,13 @@ static int32_t find_whole(const cp_tokenizer *tokenizer, const given_text *text,
         return longest;
     for (int64_t n = 0, least = 1; n < tokenizer->wholes.count; n++) {
         const int32_t id = tokenizer->wholes.items[n];
-        const cp_gguf_string whole = tokenizer->tokens[id];
-        if (whole.length < least || whole.length > text->length - at ||
-            memcmp(whole.bytes, bytes, (size_t)whole.length) != 0 ||
-            (is_control(tokenizer, id) && !is_unmarked(text, at, whole.length)))
+        const cp_gguf_string token = tokenizer->tokens[id];
+        if (token.length < least || token.length > text->length - at ||
+            memcmp(token.bytes, bytes, (size_t)token.length) != 0 ||
+            (is_control(tokenizer, id) && !is_unmarked(text, at, token.length)))
             continue;
         longest = id;
-        least = whole.length + 1;
+        least = token.length + 1;
     }
     return longest;
 }

@@ -304,8 +304,8 @@ static cp_status fill_in(const cp_description *description, int n,
     return CP_OK;
 }
 
-static cp_status whole(const cp_description *description, const char *label,
-                       const char *text) {
+static cp_status parse_text(const cp_description *description,
+                            const char *label, const char *text) {
     CP_TRY(cp_description_change(description, label, text));
     for (int n = 0; n < description->count; n++)
         CP_TRY(fill_in(description, n, label));
@@ -342,10 +342,10 @@ cp_status cp_description_parse(const cp_description *description,
     char found[MOST_BYTES + 1];
     snprintf(found, sizeof(found), "%.80s.%s", label, description->what);
     if (text != NULL)
-        return whole(description, label, text);
+        return parse_text(description, label, text);
     text = cp_built_in_text(found);
     if (text != NULL)
-        return whole(description, found, text);
+        return parse_text(description, found, text);
     FILE *in = fopen(label, "rb");
     if (in == NULL)
         return unknown_name(description, label);
@@ -356,7 +356,7 @@ cp_status cp_description_parse(const cp_description *description,
     if (broken || strlen(found) != bytes)
         return cp_fail(CP_FILE, "%s: must be text of less than %d bytes", label,
                        MOST_BYTES);
-    return whole(description, label, found);
+    return parse_text(description, label, found);
 }
 
 static void write_line(const cp_description *description, int n,

@@ -28,8 +28,8 @@ static cp_status divide_latents(cp_pace *pace) {
 cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const cp_model_sizes *model = call->model;
     const cp_hardware *hardware = call->hardware;
-    const cp_shape whole = cp_model_sizes_shape(model);
-    const int64_t n = call->tensor, kv = whole.kv_heads;
+    const cp_shape model_shape = cp_model_sizes_shape(model);
+    const int64_t n = call->tensor, kv = model_shape.kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
         return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
                          "key heads of %s",
@@ -41,7 +41,7 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const double sharers = hardware->cores > 0 ? call->ranks : 1;
     pace->call = call;
     pace->decode = cp_variant_decodes(call->variant);
-    pace->shape = cp_shape_part(&whole, (int)n);
+    pace->shape = cp_shape_part(&model_shape, (int)n);
     /* Count the numbers of a GPU's heads. */
     const double queries =
         (double)(pace->shape.query_heads * pace->shape.head_dim);

@@ -118,19 +118,19 @@ static cp_status idle(pipe *pipe, int64_t past) {
 
 static cp_status prompt(pipe *pipe, int64_t piece, int64_t fresh,
                         int64_t past) {
-    const int64_t whole = fresh / piece, remainder = fresh % piece;
-    const int64_t last = past + (whole - 1) * piece,
+    const int64_t full_pieces = fresh / piece, remainder = fresh % piece;
+    const int64_t last = past + (full_pieces - 1) * piece,
                   end = past + fresh - remainder;
     cp_forecast a, b;
     if (fresh == 0)
         return idle(pipe, past);
-    if (whole > 0) {
+    if (full_pieces > 0) {
         CP_TRY(one(pipe, 1, &piece, &past, &a));
         CP_TRY(one(pipe, 1, &piece, &last, &b));
     }
-    for (int64_t n = 0; n < whole; n++)
+    for (int64_t n = 0; n < full_pieces; n++)
         send(pipe, (double)piece, &a, &b,
-             whole > 1 ? (double)n / (double)(whole - 1) : 0);
+             full_pieces > 1 ? (double)n / (double)(full_pieces - 1) : 0);
     if (remainder > 0) {
         CP_TRY(one(pipe, 1, &remainder, &end, &b));
         send(pipe, (double)remainder, &b, &b, 0);

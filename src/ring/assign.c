@@ -80,7 +80,7 @@ static void match_parts(const cp_migration *migration, int ranks, int *parts,
     }
 }
 
-/* In a cache with its tokens assigned, rank r takes part place[r]. */
+/* In a cache with its tokens assigned, rank r takes part parts[r]. */
 static cp_status trade(cp_cache *cache, const int *parts) {
     const int64_t sequences = cache->sequences,
                   lists = cache->ranks * sequences;

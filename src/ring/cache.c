@@ -102,14 +102,14 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
 
 static cp_status make_room(const cp_cache *cache, int rank,
                            const cp_pieces *fresh) {
-    int64_t more = 0; /* pieces of one sequence */
+    int64_t added = 0; /* pieces of one sequence */
     for (int64_t n = 0; n < fresh->count; n++) {
         const int64_t sequence = fresh->items[n].span.sequence;
         const bool same =
             n > 0 && fresh->items[n - 1].span.sequence == sequence;
         cp_pieces *held = cp_cache_held(cache, rank, sequence);
-        more = same ? more + 1 : 1;
-        CP_TRY(cp_pieces_reserve(held, held->count + more));
+        added = same ? added + 1 : 1;
+        CP_TRY(cp_pieces_reserve(held, held->count + added));
     }
     return CP_OK;
 }

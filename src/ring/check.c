@@ -139,14 +139,14 @@ static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
     const cp_block *blocks = keys ? layout->keys : layout->queries;
     const cp_block *lists = keys ? layout->cache : layout->appended;
     const cp_block *block = &blocks[rank];
-    const cp_pieces *here = &block->pieces, *there = &lists[rank].pieces;
-    const int64_t count = cp_max(here->count, there->count);
+    const cp_pieces *pieces = &block->pieces, *listed = &lists[rank].pieces;
+    const int64_t count = cp_max(pieces->count, listed->count);
     const char *what = keys ? "key" : "query";
     int64_t next = 0;
     for (int64_t n = 0; n < count; n++) {
-        const cp_piece piece = (n < here->count ? here : there)->items[n];
-        if (n >= here->count || n >= there->count ||
-            memcmp(&piece.span, &there->items[n].span, sizeof(cp_span)) != 0)
+        const cp_piece piece = (n < pieces->count ? pieces : listed)->items[n];
+        if (n >= pieces->count || n >= listed->count ||
+            memcmp(&piece.span, &listed->items[n].span, sizeof(cp_span)) != 0)
             return cp_fail(CP_BROKEN,
                            "rank %d: the %s from %ld to %ld of sequence %ld "
                            "are not the same %s",
@@ -241,9 +241,9 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
-static bool lies_in(cp_piece piece, cp_piece whole) {
-    const cp_span a = piece.span, b = whole.span;
-    const int64_t ahead = a.start - b.start, rows = piece.row - whole.row;
+static bool lies_in(cp_piece piece, cp_piece outer) {
+    const cp_span a = piece.span, b = outer.span;
+    const int64_t ahead = a.start - b.start, rows = piece.row - outer.row;
     return a.sequence == b.sequence && (a.count == 1 || a.step == b.step) &&
            rows >= 0 && rows + a.count <= b.count && ahead == rows * b.step;
 }
@@ -477,8 +477,8 @@ static cp_status check_met(const proof *proof, int origin, int32_t met,
     return CP_OK;
 }
 
-static cp_status check_due(const proof *proof, int rank, int half) {
-    const cp_use expected = cp_plan_due_run(proof->plan, rank, half);
+static cp_status check_prefix(const proof *proof, int rank, int half) {
+    const cp_use expected = cp_plan_prefix_run(proof->plan, rank, half);
     const slot_content *content =
         &state_of_slot(proof, rank, expected.slot)->holds;
     if (expected.part < 0 ||
@@ -508,8 +508,8 @@ static cp_status check_result(const proof *proof, int rank) {
         &state_of_slot(proof, rank, plan->result)->holds;
     const cp_use expected = cp_plan_ends(plan, rank);
     if (cp_plan_scans(plan)) {
-        CP_TRY(check_due(proof, rank, 0));
-        return check_due(proof, rank, 1);
+        CP_TRY(check_prefix(proof, rank, 0));
+        return check_prefix(proof, rank, 1);
     }
     if (plan->migration != NULL)
         return check_transfers(proof, rank);
@@ -555,14 +555,16 @@ static cp_status note_join(proof *proof, int rank, const cp_op *op) {
 
 static cp_status check_heads(const proof *proof, int rank, const cp_op *op) {
     const cp_slot *slots = proof->plan->slots;
-    const int asked = slots[op->in.slot].parts;
-    const int held = slots[op->keys.slot].parts;
-    if (held == 1 || (held == asked && op->keys.part == op->in.part))
+    const int query_parts = slots[op->in.slot].parts;
+    const int key_parts = slots[op->keys.slot].parts;
+    if (key_parts == 1 ||
+        (key_parts == query_parts && op->keys.part == op->in.part))
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "rank %d, hop %d: part %d of %d of the query heads meets "
                    "part %d of %d of the key heads",
-                   rank, op->hop, op->in.part, asked, op->keys.part, held);
+                   rank, op->hop, op->in.part, query_parts, op->keys.part,
+                   key_parts);
 }
 
 static cp_status note_runs(proof *proof, int rank, const cp_op *op) {

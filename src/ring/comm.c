@@ -166,9 +166,9 @@ void cp_exchange_remove(cp_comm *comm, cp_exchange *first,
     cp_exchange **link = &comm->oldest;
     while (*link != first)
         link = &(*link)->newer;
-    for (bool more = true; more;) {
+    for (bool has_more = true; has_more;) {
         cp_exchange *done = *link;
-        more = done != last;
+        has_more = done != last;
         *link = done->newer;
         free(done);
     }

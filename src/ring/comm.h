@@ -150,7 +150,7 @@ typedef struct {
 cp_sentence cp_exchange_describe(const cp_exchange *exchange);
 
 /* For implementations. note: record a failure with cp_message(), if it is the
- * first. tell: the status of rank's calls after it. report: the status of the
+ * first. status: that of rank's calls after it. report: the status of the
  * run of all ranks. */
 bool cp_failure_note(cp_failure *failure, int rank, cp_status status);
 cp_status cp_failure_status(const cp_failure *failure, int rank);

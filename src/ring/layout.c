@@ -24,10 +24,10 @@ static cp_status add_key(cp_layout *layout, int rank, cp_piece piece,
     CP_TRY(cp_pieces_append(&keys->pieces, (cp_piece){piece.span, row}));
     return cp_pieces_append(&cache->pieces, piece);
 }
-/* A rank that is dealt to: the n-th seat gets part n. */
+/* A rank that is dealt to: the n-th recipient gets part n. */
 typedef struct {
     int64_t held;  /* of the sequence, before the call */
-    int64_t order; /* smallest first, ties by place */
+    int64_t order; /* smallest first, ties by index */
     int64_t total; /* held, plus the new tokens that it gets */
     int64_t piece; /* its first new piece, among all that are appended */
     int rank, index;
@@ -284,17 +284,18 @@ static void pad_queries(cp_layout *layout) {
 }
 
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
-    const cp_pieces *asked = &queries->pieces, *held = &keys->pieces;
+    const cp_pieces *query_pieces = &queries->pieces,
+                    *key_pieces = &keys->pieces;
     int64_t pairs = 0, first = 0;
-    for (int64_t i = 0; i < asked->count; i++) {
-        const cp_span span = asked->items[i].span;
-        while (first < held->count &&
-               held->items[first].span.sequence < span.sequence)
+    for (int64_t i = 0; i < query_pieces->count; i++) {
+        const cp_span span = query_pieces->items[i].span;
+        while (first < key_pieces->count &&
+               key_pieces->items[first].span.sequence < span.sequence)
             first++;
-        for (int64_t j = first; j < held->count; j++) {
-            if (held->items[j].span.sequence > span.sequence)
+        for (int64_t j = first; j < key_pieces->count; j++) {
+            if (key_pieces->items[j].span.sequence > span.sequence)
                 break;
-            pairs += cp_span_pairs(span, held->items[j].span);
+            pairs += cp_span_pairs(span, key_pieces->items[j].span);
         }
     }
     return pairs;
@@ -355,9 +356,9 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
 static cp_status fill(const cp_call *call, cp_layout *layout) {
     dealt_rank *recipients = NULL;
     int64_t *counts; /* two for each rank */
-    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "seats"));
-    cp_status status =
-        cp_allocate(&recipients, call->ranks, sizeof(*recipients), "seats");
+    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "recipients"));
+    cp_status status = cp_allocate(&recipients, call->ranks,
+                                   sizeof(*recipients), "recipients");
     for (int64_t i = 0, ordinal = 0; i < call->sequences && status == CP_OK;
          i++)
         if (call->new_tokens[i] > 0)

@@ -270,14 +270,14 @@ static void begin(cp_plan *plan) {
     for (int n = 0;
          n < migration->ranks * migration->ranks && plan->status == CP_OK;
          n++) {
-        const cp_transfer *some = &migration->transfers[n];
-        cp_slot *slot = &plan->slots[plan->result + 1 + some->index];
-        if (some->rows == 0)
+        const cp_transfer *transfer = &migration->transfers[n];
+        cp_slot *slot = &plan->slots[plan->result + 1 + transfer->index];
+        if (transfer->rows == 0)
             continue;
-        slot->rows = some->rows;
-        if (!cp_multiply(some->rows, row, &slot->bytes))
+        slot->rows = transfer->rows;
+        if (!cp_multiply(transfer->rows, row, &slot->bytes))
             plan->status =
-                cp_refuse("the bytes of %ld rows overflow", some->rows);
+                cp_refuse("the bytes of %ld rows overflow", transfer->rows);
         slot->held = slot->bytes;
     }
 }

@@ -118,13 +118,13 @@ cp_status cp_pages_plan(const cp_pages *pages, cp_growth *growth,
     int64_t needed = 0;
     for (int64_t s = 0; s < pages->sequences; s++) {
         const cp_table *table = &pages->tables[s];
-        cp_growth *more = &growth[s];
-        more->copies = must_copy(pages, growth, s);
-        more->kept = table->count - more->copies;
-        more->added =
-            cp_ceil_divide(table->rows + more->rows, pages->block) - more->kept;
-        more->first = needed;
-        needed += more->added;
+        cp_growth *entry = &growth[s];
+        entry->copies = must_copy(pages, growth, s);
+        entry->kept = table->count - entry->copies;
+        entry->added = cp_ceil_divide(table->rows + entry->rows, pages->block) -
+                       entry->kept;
+        entry->first = needed;
+        needed += entry->added;
     }
     if (needed > pages->left)
         return cp_fail(CP_CAPACITY,
