@@ -164,7 +164,7 @@ static inline cp_status pin(talk *t, int rank, int64_t bytes, void *out) {
 
 /* The tokens of an origin in this call, which may have a new layout. */
 static inline const cp_block *block_of(const talk *t, int origin) {
-    return origin == t->ranks ? &t->layout->everybody
+    return origin == t->ranks ? &t->layout->all_queries
                               : &t->layout->queries[origin];
 }
 

@@ -309,7 +309,7 @@ TEST(a_layer_of_latents_weighs_what_it_should) {
     const cp_latent all = cp_latent_of(&model, 1);
     ck_assert_double_eq(all.project, down + queries + keys);
     ck_assert_double_eq(all.output, values + out);
-    ck_assert_double_eq(all.making, keys + values);
+    ck_assert_double_eq(all.expand, keys + values);
     ck_assert_double_eq(all.pair, 2 * 128 * (192 + 128));
     const cp_latent part = cp_latent_of(&model, 8);
     ck_assert_double_eq(part.project,

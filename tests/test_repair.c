@@ -258,7 +258,7 @@ static void damaged(void (*damage)(void), const char *words) {
 static void forget_hole(void) {
     layout->queries[0].pieces.count--;
     layout->appended[0].pieces.count--;
-    layout->everybody.pieces.count--;
+    layout->all_queries.pieces.count--;
     layout->keys[0].pieces.count--;
     layout->cache[0].pieces.count--;
 }
@@ -285,7 +285,7 @@ static void fill_twice(void) {
 }
 
 static void move_everybody(void) {
-    layout->everybody.pieces.items[1].row++;
+    layout->all_queries.pieces.items[1].row++;
 }
 
 TEST(holes_that_are_not_filled_are_named) {

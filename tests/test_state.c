@@ -264,7 +264,7 @@ static cp_status scan_rank(cp_comm *comm, void *context) {
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {
-        const cp_use expected = cp_plan_due_run(plan, comm->rank, half);
+        const cp_use expected = cp_plan_prefix_run(plan, comm->rank, half);
         if (expected.part >= 0)
             memcpy(scanned->expected[expected.part + 1],
                    walker->slots[expected.slot], WORD);

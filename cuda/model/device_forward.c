@@ -312,7 +312,7 @@ static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
 
 static const cp_pass_ops on_queues = {.norm = norm,
                                       .multiply = multiply,
-                                      .place = place,
+                                      .scatter = place,
                                       .gather = gather,
                                       .gate = gate,
                                       .add = add,

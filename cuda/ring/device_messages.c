@@ -22,10 +22,11 @@ static cp_status convert_slot(const cp_plan *plan, int slot, bool reads,
             tensors.rows * cp_encoding_bytes(tensors.encoding, tensors.dims[n],
                                              tensors.number);
     }
-    return tensors.rest == 0
+    return tensors.tail_bytes == 0
                ? CP_OK
                : cp_bytes_copy(reads ? held : sent, reads ? sent : held,
-                               tensors.rest, stream, "the end of a message");
+                               tensors.tail_bytes, stream,
+                               "the end of a message");
 }
 
 cp_status cp_messages_encode(const cp_plan *plan, int rank, const cp_op *op,

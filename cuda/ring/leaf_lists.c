@@ -89,7 +89,7 @@ static int find_merges(merge_args *u) {
         stack[top++] = u->of[n];
         for (; top > 1; u->call.merges[n]++) {
             cp_node *left = &stack[top - 2];
-            if (!cp_nodes_meet(*left, stack[top - 1]))
+            if (!cp_nodes_siblings(*left, stack[top - 1]))
                 break;
             left->count *= 2;
             alone = (int)cp_min(alone, --top - 1);

@@ -20,7 +20,7 @@ static const cp_pieces *source_of(const cp_tile_lists *m,
                                   const cp_layout *layout, cp_list kind,
                                   int rank) {
     if (kind == CP_LIST_QUERIES && m->plan->begins != CP_OWN_TOKENS)
-        return &layout->everybody.pieces;
+        return &layout->all_queries.pieces;
     const cp_block *const blocks[CP_LISTS] = {
         [CP_LIST_QUERIES] = m->plan->labelled ? NULL : layout->queries,
         [CP_LIST_KEYS] = m->packs ? layout->keys : NULL,

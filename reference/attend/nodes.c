@@ -44,7 +44,7 @@ static void push(stack *s, cp_node node, const cp_partial *of, int64_t place,
     /* Merge siblings as soon as both are there. */
     for (; top > 0; top--) {
         cp_node *left = &s->nodes[top - 1];
-        if (!cp_nodes_meet(*left, s->nodes[top]))
+        if (!cp_nodes_siblings(*left, s->nodes[top]))
             break;
         cp_node_merge_row(s->output[top - 1], &s->lse[top - 1], s->output[top],
                           s->lse[top], of->dim);

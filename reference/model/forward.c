@@ -237,7 +237,7 @@ static cp_status walk(cp_pass *pass, int64_t layer) {
 
 static const cp_pass_ops on_cores = {.norm = norm,
                                      .multiply = multiply,
-                                     .place = place,
+                                     .scatter = place,
                                      .gather = gather,
                                      .gate = gate,
                                      .add = add,

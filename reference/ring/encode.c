@@ -68,7 +68,7 @@ void cp_slot_encode(const cp_plan *plan, int slot, const void *held,
         to += tensors.rows * cp_encoding_bytes(tensors.encoding,
                                                tensors.dims[n], sizeof(float));
     }
-    memcpy(to, from, (size_t)tensors.rest);
+    memcpy(to, from, (size_t)tensors.tail_bytes);
 }
 
 void cp_slot_decode(const cp_plan *plan, int slot, const void *sent,
@@ -84,5 +84,5 @@ void cp_slot_decode(const cp_plan *plan, int slot, const void *sent,
             cp_encoding_bytes(tensors.encoding, tensors.dims[n], sizeof(float));
         to += tensors.rows * tensors.dims[n];
     }
-    memcpy(to, from, (size_t)tensors.rest);
+    memcpy(to, from, (size_t)tensors.tail_bytes);
 }

@@ -356,7 +356,7 @@ static void cancel_pending(struct process_member *me) {
 
 static cp_status join_failure(struct process_member *me) {
     cancel_pending(me);
-    return cp_failure_tell(&me->failure, me->comm.rank);
+    return cp_failure_status(&me->failure, me->comm.rank);
 }
 
 static cp_status mpi_fail(cp_comm *comm, cp_status status) {

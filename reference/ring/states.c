@@ -51,7 +51,7 @@ cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {
-        float *before = slot_of(walker, cp_plan_due_run(plan, rank, half));
+        float *before = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
         if (rank == 0 && half == 0)
             cp_pair_know(shape, state, before);
         CP_TRY(cp_state_answer(&chunks[half], threads, before, outputs[half]));
@@ -76,7 +76,7 @@ cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {
-        float *before = slot_of(walker, cp_plan_due_run(plan, rank, half));
+        float *before = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
         if (rank == 0 && half == 0)
             memcpy(before, tail, bytes);
         cp_convolve(&chunks[half], before, outputs[half]);

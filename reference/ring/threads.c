@@ -104,7 +104,7 @@ static void copy(cp_threads *hub, cp_half *send, cp_half *receive) {
     struct thread_member *receiver = owner_of(hub, receive);
     const int64_t nap = draw_nap(receiver);
     const bool brief = send->bytes <= SHORT && nap == 0;
-    send->state = receive->state = CP_HALF_MOVING;
+    send->state = receive->state = CP_HALF_COPYING;
     if (!brief)
         pthread_mutex_unlock(&hub->lock);
     take_nap(nap);
@@ -133,7 +133,7 @@ static void rest(struct thread_member *me, double end) {
 }
 
 static void withdraw(struct thread_member *me, cp_half *half) {
-    while (half->state == CP_HALF_MOVING)
+    while (half->state == CP_HALF_COPYING)
         rest(me, INFINITY);
     if (half->state == CP_HALF_PAIRED)
         ((cp_half *)half->way)->state = CP_HALF_POSTED;
@@ -156,7 +156,7 @@ static void note_failure(struct thread_member *me, cp_status status) {
 
 static cp_status join_failure(struct thread_member *me) {
     cancel_pending(me);
-    return cp_failure_tell(&me->hub->failure, me->comm.rank);
+    return cp_failure_status(&me->hub->failure, me->comm.rank);
 }
 
 static cp_status give_up(struct thread_member *me, cp_status status) {
@@ -311,8 +311,8 @@ static cp_status complete(struct thread_member *me) {
             return give_up(me, cp_fail(CP_BROKEN, "%s, but rank %d has left",
                                        cp_exchange_describe(unmet).text, gone));
         if (!sleep_until_woken(me, end) &&
-            unmet->send.state != CP_HALF_MOVING &&
-            unmet->receive.state != CP_HALF_MOVING)
+            unmet->send.state != CP_HALF_COPYING &&
+            unmet->receive.state != CP_HALF_COPYING)
             return give_up(me,
                            cp_fail(CP_BROKEN, "%s; timed out after %g s",
                                    cp_exchange_describe(unmet).text, timeout));

@@ -386,7 +386,7 @@ static cp_status attend_answer(attend_run *run) {
 }
 
 static void chosen_print(const cp_attend_call *call) {
-    const cp_pieces *queries = &call->layout->everybody.pieces;
+    const cp_pieces *queries = &call->layout->all_queries.pieces;
     const int64_t chosen =
         cp_indexer_chosen(queries, call->plan->indexer.top_k);
     const int64_t all = cp_indexer_chosen(queries, INT32_MAX);

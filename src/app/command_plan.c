@@ -413,7 +413,7 @@ static cp_status hops_print(FILE *out, const plan_run *run) {
 enum { EXPLORED_RANKS = 4, MOST_STATES = 2000000 };
 
 static void sparse_proof_print(FILE *out, const plan_run *run, int64_t causal) {
-    const int64_t chosen = cp_indexer_chosen(&run->layout->everybody.pieces,
+    const int64_t chosen = cp_indexer_chosen(&run->layout->all_queries.pieces,
                                              run->plan->indexer.top_k);
     fprintf(
         out,
@@ -425,7 +425,7 @@ static void sparse_proof_print(FILE *out, const plan_run *run, int64_t causal) {
 
 static cp_status proof_print(FILE *out, const plan_run *run) {
     const int64_t causal =
-        cp_indexer_chosen(&run->layout->everybody.pieces, INT64_MAX);
+        cp_indexer_chosen(&run->layout->all_queries.pieces, INT64_MAX);
     int64_t states = 0;
     if (run->move > 0)
         fprintf(out, "\nchecked: each token moves from its old slot to its new "

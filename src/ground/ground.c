@@ -56,20 +56,20 @@ cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
 
 cp_status cp_grow(void *items, int64_t *room, int64_t count, int64_t size,
                   const char *what) {
-    const int64_t wanted = cp_max(4, cp_max(count, 2 * *room));
+    const int64_t capacity = cp_max(4, cp_max(count, 2 * *room));
     void *memory;
     int64_t bytes;
     if (count <= *room)
         return CP_OK;
     memcpy(&memory, items, sizeof(memory));
-    memory = cp_multiply(wanted, size, &bytes) && bytes <= PTRDIFF_MAX
+    memory = cp_multiply(capacity, size, &bytes) && bytes <= PTRDIFF_MAX
                  ? realloc(memory, (size_t)bytes)
                  : NULL;
     if (memory == NULL)
         return cp_fail(CP_MEMORY, "%s: no memory for %ld of them", what,
-                       wanted);
+                       capacity);
     memcpy(items, &memory, sizeof(memory));
-    *room = wanted;
+    *room = capacity;
     return CP_OK;
 }
 

@@ -97,9 +97,9 @@ static int64_t quotas(const char *root, int64_t cores) {
     FILE *file = fopen(path, "r");
     while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
-        char *rest, *controllers, *group;
-        strtok_r(line, ":", &rest);
-        controllers = rest;
+        char *tail, *controllers, *group;
+        strtok_r(line, ":", &tail);
+        controllers = tail;
         group = controllers != NULL ? strchr(controllers, ':') : NULL;
         if (group == NULL)
             continue;

@@ -23,10 +23,10 @@ static cp_status number_parse(const cp_option *option, const char *text) {
 
 static cp_status choice_parse(const cp_option *option, const char *text) {
     const char *word = option->argument;
-    for (int place = 0; *word != '\0'; place++) {
+    for (int index = 0; *word != '\0'; index++) {
         const size_t length = strcspn(word, "|");
         if (strlen(text) == length && memcmp(word, text, length) == 0) {
-            *(int *)option->value = place;
+            *(int *)option->value = index;
             return CP_OK;
         }
         word += length + (word[length] == '|');
@@ -109,8 +109,8 @@ static cp_status need_check(const cp_usage *usage, const cp_option *option) {
     char words[80];
     const void *given; /* the word, or the items of counts */
     snprintf(words, sizeof(words), "--%s %s", option->name, option->argument);
-    const char *place = strstr(usage->synopsis, words);
-    if (place == NULL || place > strchr(usage->synopsis, '['))
+    const char *position = strstr(usage->synopsis, words);
+    if (position == NULL || position > strchr(usage->synopsis, '['))
         return CP_OK;
     memcpy(&given, option->value, sizeof(given));
     return given != NULL ? CP_OK

@@ -41,11 +41,11 @@ static void character_write(cp_screen *screen, const char *bytes, int count) {
     screen->space = one_space;
 }
 
-/* Write count bytes; whole: they are one character. Invalid bytes, and control
+/* Write count bytes; is_character: they are one. Invalid bytes, and control
  * characters except tabs and line ends, become U+FFFD. */
-static void bytes_write(cp_screen *screen, int count, bool whole) {
+static void bytes_write(cp_screen *screen, int count, bool is_character) {
     const char c = screen->held[0];
-    if (!whole ||
+    if (!is_character ||
         (c != '\n' && c != '\t' && cp_is_control(screen->held, count)))
         character_write(screen, "\xEF\xBF\xBD", 3);
     else

@@ -34,13 +34,13 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
 
 cp_status cp_counts_parse(const char *name, const char *text,
                           cp_counts *counts) {
-    int64_t places = 1;
+    int64_t capacity = 1;
     for (const char *c = text; *c != '\0'; c++)
-        places += *c == ',';
+        capacity += *c == ',';
     free(counts->items);
     counts->count = 0;
-    CP_TRY(cp_allocate(&counts->items, places, sizeof(int64_t), name));
-    while (counts->count < places) {
+    CP_TRY(cp_allocate(&counts->items, capacity, sizeof(int64_t), name));
+    while (counts->count < capacity) {
         const int64_t length = (int64_t)strcspn(text, ",");
         CP_TRY(cp_count_parse(name, text, length,
                               &counts->items[counts->count++]));
@@ -83,9 +83,9 @@ static int distance(const char *a, size_t a_length, const char *b) {
         /* Fill one row of distances. */
         for (int j = 1; j <= width; j++) {
             const int change = diagonal + (a[i - 1] != b[j - 1]);
-            const int keep = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            const int indel = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
             diagonal = row[j];
-            row[j] = change < keep ? change : keep;
+            row[j] = change < indel ? change : indel;
         }
     }
     return row[width];
@@ -115,12 +115,12 @@ int cp_character(const char *bytes, int64_t count) {
         return 1;
     if (lead < 0xC2 || lead > 0xF4)
         return -1;
-    const int whole = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     /* Bounds of the second byte: below them a shorter form exists, above them
      * are surrogates or nothing. */
     int least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
     int most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    for (int i = 1; i < whole; i++) {
+    for (int i = 1; i < length; i++) {
         if (i == count)
             return 0;
         const int byte = (unsigned char)bytes[i];
@@ -129,7 +129,7 @@ int cp_character(const char *bytes, int64_t count) {
         least = 0x80;
         most = 0xBF;
     }
-    return whole;
+    return length;
 }
 
 bool cp_is_control(const char *bytes, int width) {

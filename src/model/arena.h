@@ -17,13 +17,13 @@ typedef struct {
  * NULL while counting, and when the arena overflows. */
 static inline void *cp_arena_claim(cp_arena *arena, int64_t count,
                                    int64_t size) {
-    char *place = arena->memory != NULL ? arena->memory + arena->used : NULL;
+    char *memory = arena->memory != NULL ? arena->memory + arena->used : NULL;
     int64_t bytes;
     if (count < 0 || !cp_multiply(count, size, &bytes) ||
         !cp_add(arena->used, bytes, &arena->used) ||
         !cp_add(arena->used, -arena->used & (arena->align - 1), &arena->used))
         arena->overflows = true;
-    return arena->overflows ? NULL : place;
+    return arena->overflows ? NULL : memory;
 }
 
 #endif

@@ -52,16 +52,16 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
     const cp_plan *plan = call->plan;
     const cp_use share = which == QUERIES ? cp_plan_begins(plan, rank)
                                           : cp_plan_ends(plan, rank);
-    const bool asked = which >= QUERIES;
-    const int64_t heads = asked ? cp_plan_shape(plan, share.slot).query_heads
-                                : plan->shape.kv_heads;
+    const bool is_query = which >= QUERIES;
+    const int64_t heads = is_query ? cp_plan_shape(plan, share.slot).query_heads
+                                   : plan->shape.kv_heads;
     const int64_t width = heads * numbers;
-    const int64_t wide = asked ? plan->shape.query_heads * numbers : width;
-    const int64_t first = asked ? share.part * width : 0;
+    const int64_t wide = is_query ? plan->shape.query_heads * numbers : width;
+    const int64_t first = is_query ? share.part * width : 0;
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         const int64_t past = call->layout->past[piece.span.sequence];
-        const int64_t base = cp_attend_row(call, piece.span, asked);
+        const int64_t base = cp_attend_row(call, piece.span, is_query);
         for (int64_t t = 0; t < piece.span.count; t++) {
             const int64_t further = t * piece.span.step;
             const int64_t rank_offset = (piece.row + t) * width;
@@ -78,11 +78,11 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
 
 /* Copy the rows of an indexer, width numbers each. */
 static void copy_index(const cp_attend_call *call, const cp_pieces *pieces,
-                       bool asked, int64_t width, const float *from,
+                       bool is_query, int64_t width, const float *from,
                        float *to) {
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
-        const int64_t base = cp_attend_row(call, piece.span, asked);
+        const int64_t base = cp_attend_row(call, piece.span, is_query);
         for (int64_t t = 0; t < piece.span.count; t++)
             memcpy(to + (piece.row + t) * width,
                    from + (base + t * piece.span.step) * width,

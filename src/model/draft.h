@@ -8,11 +8,11 @@
 
 enum { CP_DRAFT_MOST = 64, CP_DRAFT_SHORTEST = 2, CP_DRAFT_LONGEST = 4 };
 
-/* Guess the tokens after said[count]: find the longest suffix, of
+/* Guess the tokens after tokens[count]: find the longest suffix, of
  * CP_DRAFT_SHORTEST to CP_DRAFT_LONGEST tokens, that occurred before, and copy
  * what followed its latest occurrence. Returns most, with the guesses in
  * out[most], or 0 if no such suffix occurred. */
-int64_t cp_draft(const int32_t *said, int64_t count, int64_t most,
+int64_t cp_draft(const int32_t *tokens, int64_t count, int64_t most,
                  int32_t *out);
 
 #endif

@@ -22,16 +22,16 @@ static cp_status copy_here(cp_engine *engine, const cp_location *locations,
     const cp_shape *shape = &engine->model->facts.shape;
     const bool apart = engine->local.group != NULL;
     for (int64_t n = 0, run; n < copy->count; n += run) {
-        cp_row_copy some = *copy;
+        cp_row_copy part = *copy;
         run = run_of(locations + n, copy->count - n);
         if (apart && locations[n].rank != engine->local.only)
             continue;
-        some.row = locations[n].row;
-        some.count = run;
-        some.keys += n * shape->kv_heads * shape->head_dim;
+        part.row = locations[n].row;
+        part.count = run;
+        part.keys += n * shape->kv_heads * shape->head_dim;
         if (!shape->latent)
-            some.values += n * cp_value_width(shape);
-        CP_TRY(engine->on->rows(engine, apart ? 0 : locations[n].rank, &some));
+            part.values += n * cp_value_width(shape);
+        CP_TRY(engine->on->rows(engine, apart ? 0 : locations[n].rank, &part));
     }
     return CP_OK;
 }
@@ -97,8 +97,9 @@ cp_status cp_elastic_rows(const cp_cache *cache, cp_engine *engine,
 enum { STRETCH = 1024 }; /* tokens */
 
 /* Move rows through the host, if the engine cannot walk a plan itself. */
-static cp_status carry(const cp_cache *from, cp_engine *out, const cp_cache *to,
-                       cp_engine *in, int64_t tokens) {
+static cp_status copy_via_host(const cp_cache *from, cp_engine *out,
+                               const cp_cache *to, cp_engine *in,
+                               int64_t tokens) {
     const cp_shape *shape = &out->model->facts.shape;
     float *keys;
     CP_TRY(cp_allocate(&keys, STRETCH, 4 * cp_kept_width(shape), "rows"));
@@ -158,7 +159,7 @@ static cp_status move_all(cp_migration *migration, const cp_cache *from,
         count_up(migration, &counted, model->facts.layers, report);
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
-                     : carry(from, out, to, in, migration->tokens);
+                     : copy_via_host(from, out, to, in, migration->tokens);
     }
     cp_plan_report_free(&counted);
     cp_plan_free(plan);

@@ -16,27 +16,29 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_machine *machine, const cp_shape *shape,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan) {
-    const cp_plan_options wanted = {.element_bytes = machine->element_bytes,
-                                    .spare = 1,
-                                    .wire = cache->wire,
-                                    .indexer = cache->indexer};
+    const cp_plan_options options = {.element_bytes = machine->element_bytes,
+                                     .spare = 1,
+                                     .wire = cache->wire,
+                                     .indexer = cache->indexer};
     const int64_t sequences = cache->sequences, *cached = cache->length;
-    cp_machine here = *machine;
-    here.wire = cache->wire;
+    cp_machine call_machine = *machine;
+    call_machine.wire = cache->wire;
     if (choice->variant == CP_AUTO && cache->indexer.top_k > 0)
-        CP_TRY(cp_choose_sparse(&cache->indexer, shape, here.element_bytes,
-                                here.wire, cache->ranks, sequences, new_tokens,
-                                cached, choice));
+        CP_TRY(cp_choose_sparse(&cache->indexer, shape,
+                                call_machine.element_bytes, call_machine.wire,
+                                cache->ranks, sequences, new_tokens, cached,
+                                choice));
     else if (choice->variant == CP_AUTO && chooser->decide != NULL)
-        CP_TRY(chooser->decide(chooser->knows, shape, here.element_bytes,
-                               here.wire, cache->ranks, sequences, new_tokens,
-                               cached, choice));
+        CP_TRY(chooser->decide(chooser->knows, shape,
+                               call_machine.element_bytes, call_machine.wire,
+                               cache->ranks, sequences, new_tokens, cached,
+                               choice));
     else if (choice->variant == CP_AUTO)
-        CP_TRY(cp_choose(&here, shape, cache->ranks, sequences, new_tokens,
-                         cached, choice));
+        CP_TRY(cp_choose(&call_machine, shape, cache->ranks, sequences,
+                         new_tokens, cached, choice));
     CP_TRY(cp_cache_lay_out(cache, cp_variant_decodes(choice->variant),
                             new_tokens, layout));
-    return cp_plan_build(choice->variant, *layout, shape, &wanted, plan);
+    return cp_plan_build(choice->variant, *layout, shape, &options, plan);
 }
 
 static cp_status list_owners(cp_engine *engine, const cp_forward *call) {
@@ -140,8 +142,8 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
 }
 
 static cp_status bring(const cp_engine *engine, void *to, cp_owner from) {
-    const int here = engine->local.group != NULL ? 0 : from.rank;
-    const char *rows = engine->kept[engine->now][here].rows;
+    const int local_rank = engine->local.group != NULL ? 0 : from.rank;
+    const char *rows = engine->kept[engine->now][local_rank].rows;
     return engine->on->copy(engine, to, rows + from.row * engine->row_bytes,
                             engine->row_bytes);
 }
@@ -314,7 +316,7 @@ cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
                : receive_token(engine, status, count, after, tokens);
 }
 
-cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out) {
     CP_TRY(cp_allocate(out, 1, on->size, "an engine"));
@@ -322,7 +324,7 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
     engine->on = on;
     engine->model = model;
     engine->options = *options;
-    CP_TRY(on->open(engine, place));
+    CP_TRY(on->open(engine, runner));
     const int count = engine->local.group != NULL ? 1 : engine->options.ranks;
     CP_TRY(
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));

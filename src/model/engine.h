@@ -29,7 +29,7 @@ typedef struct {
     int64_t size;   /* of its engines, which begin with a cp_engine */
     int64_t scored; /* rows that are scored at once */
     /* Make the engine's own state; close accepts whatever open left. */
-    cp_status (*open)(cp_engine *engine, const void *place);
+    cp_status (*open)(cp_engine *engine, const void *runner);
     void (*close)(cp_engine *engine);
     cp_status (*reserve)(int64_t bytes, const char *what, char **out);
     void (*release)(void *memory);
@@ -93,12 +93,12 @@ cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_chooser *chooser, cp_choice *choice,
                        cp_layout **layout, cp_plan **plan);
 
-/* An engine on a runner or device, place, which must outlive it, as must the
+/* An engine on a runner (of ranks or GPUs), which must outlive it, as must the
  * model. run fails with CP_BROKEN if processes disagree, with CP_ABORTED if
  * another one could not begin, and as the backend does; it has then changed
  * only cache rows beyond those committed. logits and draw read the last
  * successful run. Free the engine even if new fails. */
-cp_status cp_engine_new(const cp_engine_ops *on, const void *place,
+cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out);
 void cp_engine_free(cp_engine *engine);

@@ -27,8 +27,8 @@ typedef enum {
 /* A tensor's index in a list of all tensors; layer counts from 0. */
 static inline int64_t cp_weight_index(cp_weight weight, int64_t layer) {
     enum { OF_A_LAYER = CP_WEIGHTS - CP_WEIGHT_ATTENTION_NORM };
-    const bool whole = weight < CP_WEIGHT_ATTENTION_NORM;
-    return (int64_t)weight + (whole ? 0 : OF_A_LAYER * layer);
+    const bool is_global = weight < CP_WEIGHT_ATTENTION_NORM;
+    return (int64_t)weight + (is_global ? 0 : OF_A_LAYER * layer);
 }
 
 static inline bool cp_weight_is_vector(cp_weight weight) {

@@ -330,14 +330,14 @@ static cp_status sort(void *items, int64_t count, size_t size,
 }
 
 static void *find(void *items, int64_t count, size_t size, const char *name) {
-    const cp_gguf_string wanted = cp_gguf_string_of(name);
+    const cp_gguf_string key = cp_gguf_string_of(name);
     if (count == 0)
         return NULL;
-    return bsearch(&wanted, items, (size_t)count, size, by_name);
+    return bsearch(&key, items, (size_t)count, size, by_name);
 }
 
-static cp_status place_tensor(const unsigned char *data, int64_t length,
-                              int64_t alignment, cp_gguf_tensor *tensor) {
+static cp_status locate_tensor(const unsigned char *data, int64_t length,
+                               int64_t alignment, cp_gguf_tensor *tensor) {
     if (tensor->offset % alignment != 0)
         return cp_refuse("tensor '%s' at offset %ld is not aligned to %ld",
                          cp_gguf_show(tensor->name).text, tensor->offset,
@@ -389,7 +389,7 @@ static cp_status read_version(byte_reader *reader) {
     return cp_refuse("has GGUF version %lu, of 2 and 3", version);
 }
 
-static cp_status place_tensors(cp_gguf *file, int64_t end) {
+static cp_status locate_tensors(cp_gguf *file, int64_t end) {
     int64_t alignment = 32;
     if (cp_gguf_has(file, "general.alignment"))
         CP_TRY(cp_gguf_integer(file, "general.alignment", &alignment));
@@ -405,8 +405,8 @@ static cp_status place_tensors(cp_gguf *file, int64_t end) {
                          padding, end, file->length);
     const int64_t start = end + padding;
     for (int64_t i = 0; i < file->tensor_count; i++)
-        CP_TRY(place_tensor(file->bytes + start, file->length - start,
-                            alignment, &file->tensors[i]));
+        CP_TRY(locate_tensor(file->bytes + start, file->length - start,
+                             alignment, &file->tensors[i]));
     CP_TRY(check_overlap(file));
     return sort(file->tensors, file->tensor_count, sizeof(cp_gguf_tensor),
                 "tensors");
@@ -430,7 +430,7 @@ static cp_status parse(cp_gguf *file) {
     for (int64_t i = 0; i < file->tensor_count; i++)
         CP_TRY(read_tensor(&reader, &file->tensors[i]));
     CP_TRY(sort(file->entries, file->entry_count, sizeof(key_entry), "keys"));
-    return place_tensors(file, reader.at);
+    return locate_tensors(file, reader.at);
 }
 
 static cp_status map_file(int descriptor, cp_gguf *file) {
@@ -597,7 +597,8 @@ bool cp_gguf_has(const cp_gguf *file, const char *key) {
     return find_entry(file, key) != NULL;
 }
 
-static cp_status wrong_type(const key_entry *entry, bool array, family wanted) {
+static cp_status wrong_type(const key_entry *entry, bool array,
+                            family expected) {
     static const char *const names[][2] = {
         [INTEGER] = {"an integer below 2^63",
                      "an array of integers below 2^63"},
@@ -608,16 +609,16 @@ static cp_status wrong_type(const key_entry *entry, bool array, family wanted) {
     return cp_refuse("key '%s' holds %s%s; expected %s",
                      cp_gguf_show(entry->key).text,
                      entry->array ? "an array of " : "",
-                     kinds[entry->kind].name, names[wanted][array]);
+                     kinds[entry->kind].name, names[expected][array]);
 }
 
 static cp_status find_value(const cp_gguf *file, const char *key, bool array,
-                            family wanted, const key_entry **found) {
+                            family expected, const key_entry **found) {
     *found = find_entry(file, key);
     if (*found == NULL)
         return cp_refuse("the file has no key '%s'", key);
-    if ((*found)->array != array || kinds[(*found)->kind].family != wanted)
-        return wrong_type(*found, array, wanted);
+    if ((*found)->array != array || kinds[(*found)->kind].family != expected)
+        return wrong_type(*found, array, expected);
     return CP_OK;
 }
 

@@ -58,15 +58,15 @@ void *jinja_room(jinja *run, int64_t count, size_t size) {
     bytes = (bytes + 16) & ~INT64_C(15);
     jinja_spend(run, bytes);
     if (bytes > run->block_left) {
-        const int64_t whole = cp_max(BLOCK, bytes);
+        const int64_t room = cp_max(BLOCK, bytes);
         struct jinja_block *block;
-        run->status = cp_allocate(&block, (int64_t)sizeof(*block) + whole, 1,
+        run->status = cp_allocate(&block, (int64_t)sizeof(*block) + room, 1,
                                   "a chat template");
         if (run->status != CP_OK)
             longjmp(run->failed, 1);
-        *block = (struct jinja_block){run->blocks, whole};
+        *block = (struct jinja_block){run->blocks, room};
         run->blocks = block;
-        run->block_left = whole;
+        run->block_left = room;
     }
     run->block_left -= bytes;
     return run->blocks->bytes + (run->blocks->size - run->block_left - bytes);
@@ -195,10 +195,10 @@ static jinja_value make_namespace(jinja *run, const jinja_node *arguments) {
 
 /* The argument for a macro's parameter: by name, or by position. */
 static const jinja_node *argument_find(const jinja_node *arguments,
-                                       jinja_text name, int64_t place) {
+                                       jinja_text name, int64_t position) {
     for (; arguments != NULL; arguments = arguments->next)
         if (arguments->kind == NODE_KEYWORD ? jinja_same(arguments->text, name)
-                                            : place-- == 0)
+                                            : position-- == 0)
             return arguments;
     return NULL;
 }
@@ -207,13 +207,14 @@ static jinja_value call_macro(jinja *run, const jinja_node *macro,
                               const jinja_node *arguments) {
     const jinja_scope *global = run->scope;
     jinja_scope *names = jinja_room(run, 1, sizeof(*names)), *before;
-    int64_t place = 0, left = 0;
+    int64_t position = 0, left = 0;
     while (global->outer != NULL)
         global = global->outer;
     for (const jinja_node *each = arguments; each != NULL; each = each->next)
         left++;
     for (const jinja_node *each = macro->a; each != NULL; each = each->next) {
-        const jinja_node *from = argument_find(arguments, each->text, place++);
+        const jinja_node *from =
+            argument_find(arguments, each->text, position++);
         left -= from != NULL;
         if (from != NULL && from->kind == NODE_KEYWORD)
             from = from->a;

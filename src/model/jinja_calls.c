@@ -214,7 +214,7 @@ static jinja_value reverse(jinja *run, const jinja_value *given) {
 /* The items whose attribute passes (or fails) the test; without a test, those
  * whose attribute is true. */
 static jinja_value select_by(jinja *run, const jinja_value *given,
-                             bool wanted) {
+                             bool expected) {
     const jinja_list *all = jinja_truth(given[0]) ? jinja_to_list(run, given[0])
                                                   : jinja_new_list(run, 0).list;
     jinja_value chosen = jinja_new_list(run, all->count);
@@ -231,7 +231,7 @@ static jinja_value select_by(jinja *run, const jinja_value *given,
         const jinja_value arguments[] = {of, given[3]};
         const jinja_value passes =
             test != NULL ? test->call(run, arguments) : of;
-        if (jinja_truth(passes) == wanted)
+        if (jinja_truth(passes) == expected)
             chosen.list->items[chosen.list->count++] = all->items[n];
     }
     return chosen;

@@ -161,8 +161,8 @@ void jinja_put(jinja *run, jinja_sink *sink, jinja_text text);
 jinja_text jinja_sunk(const jinja_sink *sink);
 jinja_text jinja_sum(jinja *run, jinja_text a, jinja_text b);
 
-/* Where wanted begins at or after byte from; -1: nowhere. */
-int64_t jinja_search(jinja *run, jinja_text text, jinja_text wanted,
+/* Where needle begins at or after byte from; -1: nowhere. */
+int64_t jinja_search(jinja *run, jinja_text text, jinja_text needle,
                      int64_t from);
 
 /* The text without white space (Python's), or without the characters of a set,

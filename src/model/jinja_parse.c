@@ -164,9 +164,9 @@ static void put_code_point(jinja *run, jinja_sink *sink, unsigned code) {
     if (code < 0x80)
         bytes[count++] = (char)code;
     else {
-        const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-        bytes[count++] = (char)((0xFF00U >> (more + 1)) | code >> (6 * more));
-        for (int n = more - 1; n >= 0; n--)
+        const int tail = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+        bytes[count++] = (char)((0xFF00U >> (tail + 1)) | code >> (6 * tail));
+        for (int n = tail - 1; n >= 0; n--)
             bytes[count++] = (char)(0x80 | (code >> (6 * n) & 0x3F));
     }
     jinja_put(run, sink, (jinja_text){bytes, NULL, count});
@@ -309,9 +309,9 @@ static token advance(parser *parser) {
 
 /* ---- helpers of the grammar ---- */
 
-_Noreturn static void unexpected(parser *parser, const char *wanted) {
+_Noreturn static void unexpected(parser *parser, const char *expected) {
     const token *token = &parser->token;
-    jinja_fail(parser->run, "expected %s, found %s%s%s", wanted,
+    jinja_fail(parser->run, "expected %s, found %s%s%s", expected,
                token->kind == TOKEN_LITERAL ? "a literal" : "'",
                token->kind == TOKEN_LITERAL ? "" : jinja_show(token->text).text,
                token->kind == TOKEN_LITERAL ? "" : "'");
@@ -325,10 +325,10 @@ static bool at(const parser *parser, const char *word) {
 }
 
 static bool takes(parser *parser, const char *word) {
-    const bool there = at(parser, word);
-    if (there)
+    const bool matches = at(parser, word);
+    if (matches)
         advance(parser);
-    return there;
+    return matches;
 }
 
 static void expect(parser *parser, const char *word) {
@@ -498,16 +498,16 @@ static jinja_node *parse_test_arguments(parser *parser) {
     return ended ? NULL : parse_postfix(parser, parse_primary(parser));
 }
 
-static jinja_node *parse_test(parser *parser, jinja_node *subject) {
+static jinja_node *parse_test(parser *parser, jinja_node *operand) {
     const bool negated = takes(parser, "not");
-    jinja_node *test = make(parser, NODE_TEST, subject, NULL);
+    jinja_node *test = make(parser, NODE_TEST, operand, NULL);
     test->text = expect_name(parser);
     test->b = parse_test_arguments(parser);
     return negated ? make(parser, NODE_NOT, test, NULL) : test;
 }
 
-static jinja_node *parse_filter(parser *parser, jinja_node *subject) {
-    jinja_node *filter = make(parser, NODE_FILTER, subject, NULL);
+static jinja_node *parse_filter(parser *parser, jinja_node *operand) {
+    jinja_node *filter = make(parser, NODE_FILTER, operand, NULL);
     filter->text = expect_name(parser);
     filter->b = takes(parser, "(") ? parse_items(parser, ")", true) : NULL;
     return filter;

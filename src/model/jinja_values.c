@@ -68,13 +68,13 @@ jinja_text jinja_sum(jinja *run, jinja_text a, jinja_text b) {
     return jinja_sunk(&sink);
 }
 
-int64_t jinja_search(jinja *run, jinja_text text, jinja_text wanted,
+int64_t jinja_search(jinja *run, jinja_text text, jinja_text needle,
                      int64_t from) {
     const int64_t left = text.length - from;
-    if (wanted.length == 0)
+    if (needle.length == 0)
         return from;
-    const char *at = memmem(text.bytes + from, (size_t)left, wanted.bytes,
-                            (size_t)wanted.length);
+    const char *at = memmem(text.bytes + from, (size_t)left, needle.bytes,
+                            (size_t)needle.length);
     jinja_spend(run, at != NULL ? at - text.bytes - from : left);
     return at != NULL ? at - text.bytes : -1;
 }
@@ -311,9 +311,9 @@ static jinja_list *characters(jinja *run, jinja_text text) {
         at += jinja_character(jinja_part(text, at, text.length));
     jinja_list *list = jinja_new_list(run, count).list;
     for (int64_t n = 0, at = 0; n < count; n++) {
-        const jinja_text rest = jinja_part(text, at, text.length);
-        const int64_t width = jinja_character(rest);
-        list->items[n] = jinja_of_text(jinja_part(rest, 0, width));
+        const jinja_text tail = jinja_part(text, at, text.length);
+        const int64_t width = jinja_character(tail);
+        list->items[n] = jinja_of_text(jinja_part(tail, 0, width));
         at += width;
     }
     return list;
@@ -343,20 +343,20 @@ jinja_value *jinja_find(jinja *run, const jinja_dict *dict, jinja_value key) {
 
 void jinja_enter_key(jinja *run, jinja_dict *dict, jinja_value key,
                      jinja_value value) {
-    jinja_value *there = jinja_find(run, dict, key);
-    if (there != NULL) {
-        *there = value;
+    jinja_value *entry = jinja_find(run, dict, key);
+    if (entry != NULL) {
+        *entry = value;
         return;
     }
     if (dict->count == dict->room) {
-        jinja_dict more = {dict->count, 2 * dict->room + 4, NULL, NULL};
-        more.keys = jinja_room(run, 2 * more.room, sizeof(jinja_value));
-        more.values = more.keys + more.room;
+        jinja_dict grown = {dict->count, 2 * dict->room + 4, NULL, NULL};
+        grown.keys = jinja_room(run, 2 * grown.room, sizeof(jinja_value));
+        grown.values = grown.keys + grown.room;
         for (int64_t n = 0; n < dict->count; n++) {
-            more.keys[n] = dict->keys[n];
-            more.values[n] = dict->values[n];
+            grown.keys[n] = dict->keys[n];
+            grown.values[n] = dict->values[n];
         }
-        *dict = more;
+        *dict = grown;
     }
     dict->keys[dict->count] = key;
     dict->values[dict->count++] = value;
@@ -364,8 +364,8 @@ void jinja_enter_key(jinja *run, jinja_dict *dict, jinja_value key,
 
 bool jinja_contains(jinja *run, jinja_value container, jinja_value item) {
     if (container.kind == TEXT) {
-        const jinja_text wanted = jinja_expect_text(run, item, "'in' a text");
-        return jinja_search(run, container.text, wanted, 0) >= 0;
+        const jinja_text needle = jinja_expect_text(run, item, "'in' a text");
+        return jinja_search(run, container.text, needle, 0) >= 0;
     }
     if (container.kind == DICT)
         return jinja_find(run, container.dict, item) != NULL;
@@ -465,8 +465,9 @@ static jinja_value integers(jinja *run, jinja_text symbol, int64_t a,
         result = 0;
         fits = name == '%' || !__builtin_sub_overflow(0, a, &result);
     } else { /* rounded down, as Python does */
-        const int64_t rest = a % b, down = rest != 0 && (rest < 0) != (b < 0);
-        result = name == '%' ? rest + down * b : a / b - down;
+        const int64_t remainder = a % b,
+                      down = remainder != 0 && (remainder < 0) != (b < 0);
+        result = name == '%' ? remainder + down * b : a / b - down;
     }
     if (!fits)
         jinja_fail(run, "an integer is too large");

@@ -6,7 +6,7 @@ static void project(cp_rows *rows) {
     const cp_pass_ops *on = rows->pass->on;
     on->norm(rows, CP_WEIGHT_ATTENTION_NORM);
     on->multiply(rows, CP_WEIGHT_QUERY, 3); /* and keys, and values */
-    on->place(rows);
+    on->scatter(rows);
 }
 
 static void feed_forward(cp_rows *rows) {

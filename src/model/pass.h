@@ -27,7 +27,7 @@ typedef struct {
     void (*multiply)(cp_rows *rows, cp_weight first, int count);
     /* Queries and keys are rotated by their positions. They and the values go
      * where the walk looks for them. */
-    void (*place)(cp_rows *rows);
+    void (*scatter)(cp_rows *rows);
     /* The input is what the walk left in the rows. */
     void (*gather)(cp_rows *rows);
     /* The input is silu(gate) * up, two products of the last. */

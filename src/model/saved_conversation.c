@@ -106,7 +106,7 @@ static cp_status block_take(const copy_job *job, const cp_row_copy *rows,
                      rows->layer, rows->row, rows->row + rows->count - 1);
 }
 
-static cp_status block_carry(copy_job *job, int64_t layer, int64_t first) {
+static cp_status block_copy(copy_job *job, int64_t layer, int64_t first) {
     const cp_saved_conversation_head *head = &job->saved->head;
     cp_row_copy rows = {.writes = job->reads,
                         .layer = layer,
@@ -129,14 +129,14 @@ static cp_status block_carry(copy_job *job, int64_t layer, int64_t first) {
     return CP_OK;
 }
 
-static cp_status rows_carry(copy_job *job) {
+static cp_status rows_copy(copy_job *job) {
     const cp_saved_conversation_head *head = &job->saved->head;
     cp_status status =
         cp_allocate(&job->data, STRETCH * 4,
                     head->key_width + head->value_width + 2, "rows");
     for (int64_t layer = 0; layer < head->layers; layer++)
         for (int64_t n = 0; n < head->tokens && status == CP_OK; n += STRETCH)
-            status = block_carry(job, layer, n);
+            status = block_copy(job, layer, n);
     free(job->data);
     return status;
 }
@@ -148,7 +148,7 @@ static cp_status fill(void *context, cp_sink *sink) {
         cp_sink_write(sink, &saved->head, sizeof(saved->head));
         cp_sink_write(sink, saved->words, words_bytes(&saved->head));
     }
-    return rows_carry(context);
+    return rows_copy(context);
 }
 
 cp_status cp_saved_conversation_write(const char *path,
@@ -251,7 +251,7 @@ static cp_status begin_read(FILE *file, const char *path,
 }
 
 cp_status cp_saved_conversation_read(FILE *file, const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved) {
     copy_job job = {.saved = saved,
@@ -262,7 +262,7 @@ cp_status cp_saved_conversation_read(FILE *file, const char *path,
     cp_status status = CP_OK;
     *saved = (cp_saved_conversation){0};
     if (file != NULL)
-        status = begin_read(file, path, &wanted->head,
+        status = begin_read(file, path, &expected->head,
                             cp_session_capacity(session), saved);
     /* All processes get what the reporting process has read. */
     int64_t bytes = status == CP_OK ? words_bytes(&saved->head) : 0;
@@ -273,14 +273,14 @@ cp_status cp_saved_conversation_read(FILE *file, const char *path,
     CP_TRY(status);
     words_point(saved);
     CP_TRY(cp_session_assign(session, saved->lengths));
-    status = rows_carry(&job);
+    status = rows_copy(&job);
     for (int64_t s = 0; s < saved->head.sequences && status != CP_OK; s++)
         cp_session_truncate(session, s, 0);
     return status;
 }
 
 cp_status cp_saved_conversation_load(const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved) {
     FILE *file = NULL;
@@ -296,7 +296,7 @@ cp_status cp_saved_conversation_load(const char *path,
             status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
     }
     CP_TRY(cp_process_group_broadcast(status, NULL, 0, NULL, NULL));
-    status = cp_saved_conversation_read(file, path, wanted, session, saved);
+    status = cp_saved_conversation_read(file, path, expected, session, saved);
     if (file != NULL)
         fclose(file);
     return status;

@@ -49,20 +49,20 @@ cp_status cp_saved_conversation_write(const char *path,
                                       cp_saved_conversation *saved,
                                       cp_session *session);
 
-/* Read a file back into a session whose sequences are empty. wanted comes from
- * cp_saved_conversation_new for the session's model, with no tokens. The
+/* Read a file back into a session whose sequences are empty. expected comes
+ * from cp_saved_conversation_new for the session's model, with no tokens. The
  * reporting process reads file from its start; elsewhere file is NULL. path
  * names it. Fails with CP_INVALID, naming the cause, if it is no such file, is
  * damaged or truncated, is of another model, or is too long for the session;
- * the session is then empty. Free *keep even then. */
+ * the session is then empty. Free *saved even then. */
 cp_status cp_saved_conversation_read(FILE *file, const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved);
 
 /* The same for the file at path. */
 cp_status cp_saved_conversation_load(const char *path,
-                                     const cp_saved_conversation *wanted,
+                                     const cp_saved_conversation *expected,
                                      cp_session *session,
                                      cp_saved_conversation *saved);
 

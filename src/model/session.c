@@ -17,7 +17,7 @@ typedef struct {
     int64_t batch;
     const int64_t *sequences;
     const int32_t *tokens;
-} request;
+} call_request;
 
 typedef struct {
     int64_t *lengths, *first_row; /* [sequences] */
@@ -46,16 +46,16 @@ static cp_status enter(const cp_session *session, int64_t s, int64_t length,
     return CP_OK;
 }
 
-static cp_status enter_all(const cp_session *session, const request *asked,
-                           call_draft *call) {
+static cp_status enter_all(const cp_session *session,
+                           const call_request *request, call_draft *call) {
     const int64_t sequences = session->options.sequences;
     CP_TRY(cp_allocate(&call->lengths, 2 * sequences, sizeof(int64_t),
                        "lengths of a call"));
     call->first_row = call->lengths + sequences;
-    for (int64_t s = 0; s < sequences && asked->lengths != NULL; s++)
-        CP_TRY(enter(session, s, asked->lengths[s], call));
-    for (int64_t i = 0; i < asked->batch; i++) {
-        const int64_t s = asked->sequences[i];
+    for (int64_t s = 0; s < sequences && request->lengths != NULL; s++)
+        CP_TRY(enter(session, s, request->lengths[s], call));
+    for (int64_t i = 0; i < request->batch; i++) {
+        const int64_t s = request->sequences[i];
         if (s < 0 || s >= sequences)
             return cp_refuse("sequence %ld of %ld; they count from 0", s,
                              sequences);
@@ -78,11 +78,11 @@ static cp_status check_tokens(const cp_session *session, int64_t count,
     return CP_OK;
 }
 
-static cp_status prepare(const cp_session *session, const request *asked,
+static cp_status prepare(const cp_session *session, const call_request *request,
                          call_draft *call) {
     const cp_session_options *options = &session->options;
     call->choice = (cp_choice){options->variant, "as asked"};
-    if (asked->decode)
+    if (request->decode)
         call->choice =
             (cp_choice){CP_DECODE, "few new tokens per sequence (Algorithm 4)"};
     CP_TRY(cp_call_plan(session->cache, call->lengths,
@@ -93,12 +93,12 @@ static cp_status prepare(const cp_session *session, const request *asked,
                        "figures of a call");
 }
 
-static cp_status run(cp_session *session, const request *asked,
+static cp_status run(cp_session *session, const call_request *request,
                      call_draft *call) {
     const cp_forward forward = {.plan = call->made.plan,
                                 .layout = call->made.layout,
                                 .count = call->count,
-                                .tokens = asked->tokens,
+                                .tokens = request->tokens,
                                 .first_row = call->first_row,
                                 .first_position = session->cache->length,
                                 .bytes = call->made.figures +
@@ -145,14 +145,14 @@ static void fill_report(const cp_session *session, const call_draft *call,
         report->sequences += call->lengths[s] > 0;
 }
 
-static cp_status make_call(cp_session *session, const request *asked,
+static cp_status make_call(cp_session *session, const call_request *request,
                            call_draft *call, cp_turn_report *report) {
-    CP_TRY(enter_all(session, asked, call));
-    CP_TRY(check_tokens(session, call->count, asked->tokens));
-    CP_TRY(prepare(session, asked, call));
+    CP_TRY(enter_all(session, request, call));
+    CP_TRY(check_tokens(session, call->count, request->tokens));
+    CP_TRY(prepare(session, request, call));
     if (report != NULL)
         CP_TRY(cp_plan_check(call->made.plan, &call->counted));
-    CP_TRY(run(session, asked, call));
+    CP_TRY(run(session, request, call));
     CP_TRY(adopt(session, call));
     if (report != NULL)
         fill_report(session, call, report);
@@ -165,10 +165,10 @@ static void free_outcome(const call_outcome *left) {
     free(left->figures);
 }
 
-static cp_status answer(cp_session *session, const request *asked,
+static cp_status answer(cp_session *session, const call_request *request,
                         cp_turn_report *report) {
     call_draft call = {.count = 0};
-    const cp_status status = make_call(session, asked, &call, report);
+    const cp_status status = make_call(session, request, &call, report);
     cp_plan_report_free(&call.counted);
     free_outcome(&call.made);
     free(call.lengths);
@@ -177,21 +177,21 @@ static cp_status answer(cp_session *session, const request *asked,
 
 cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
                              const int32_t *tokens, cp_turn_report *report) {
-    const request asked = {.lengths = lengths, .tokens = tokens};
-    return answer(session, &asked, report);
+    const call_request request = {.lengths = lengths, .tokens = tokens};
+    return answer(session, &request, report);
 }
 
 cp_status cp_session_decode(cp_session *session, int64_t batch,
                             const int64_t *sequences, const int32_t *tokens,
                             cp_turn_report *report) {
-    const request asked = {true, NULL, batch, sequences, tokens};
-    return answer(session, &asked, report);
+    const call_request request = {true, NULL, batch, sequences, tokens};
+    return answer(session, &request, report);
 }
 
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report) {
-    const request asked = {true, .lengths = lengths, .tokens = tokens};
-    return answer(session, &asked, report);
+    const call_request request = {true, .lengths = lengths, .tokens = tokens};
+    return answer(session, &request, report);
 }
 
 cp_status cp_session_truncate(cp_session *session, int64_t sequence,

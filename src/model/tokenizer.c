@@ -72,7 +72,7 @@ enum { LONGEST_WHOLE = 256, ENDS = 7 };
 
 /* A hash table of indices; -1: an empty slot. */
 typedef struct {
-    int32_t *places;
+    int32_t *slots;
     uint64_t mask; /* number of slots, a power of two, minus one */
 } table;
 
@@ -116,38 +116,38 @@ static int64_t spell(const int16_t *byte_of, cp_gguf_string text, char *out) {
 
 /* Make a table with at least twice as many slots as entries. */
 static cp_status make_table(int64_t count, const char *what, table *table) {
-    int64_t places = 16;
-    while (places < 2 * count)
-        places *= 2;
-    CP_TRY(cp_allocate(&table->places, places, sizeof(int32_t), what));
-    memset(table->places, 0xFF, (size_t)places * sizeof(int32_t));
-    table->mask = (uint64_t)places - 1;
+    int64_t slots = 16;
+    while (slots < 2 * count)
+        slots *= 2;
+    CP_TRY(cp_allocate(&table->slots, slots, sizeof(int32_t), what));
+    memset(table->slots, 0xFF, (size_t)slots * sizeof(int32_t));
+    table->mask = (uint64_t)slots - 1;
     return CP_OK;
 }
 
 /* The slot where a token's id is, or would be. */
-static int32_t *id_place(const cp_tokenizer *tokenizer, const char *bytes,
-                         int64_t length) {
+static int32_t *id_slot(const cp_tokenizer *tokenizer, const char *bytes,
+                        int64_t length) {
     const cp_gguf_string text = {bytes, length};
     const uint64_t hash = cp_hash(0, bytes, length);
     for (uint64_t at = hash ^ hash >> 29;; at++) {
-        int32_t *place = &tokenizer->ids.places[at & tokenizer->ids.mask];
-        if (*place < 0 || cp_gguf_same(tokenizer->tokens[*place], text))
-            return place;
+        int32_t *slot = &tokenizer->ids.slots[at & tokenizer->ids.mask];
+        if (*slot < 0 || cp_gguf_same(tokenizer->tokens[*slot], text))
+            return slot;
     }
 }
 
 /* The slot where a merge's rank is, or would be. */
-static int32_t *rank_place(const cp_tokenizer *tokenizer, int32_t left,
-                           int32_t right) {
+static int32_t *rank_slot(const cp_tokenizer *tokenizer, int32_t left,
+                          int32_t right) {
     uint64_t at = (uint64_t)left << 32 | (uint64_t)right;
     at = at * 0x9E3779B97F4A7C15;
     at ^= at >> 31;
     for (;; at++) {
-        int32_t *place = &tokenizer->ranks.places[at & tokenizer->ranks.mask];
-        const pair_merge *merge = &tokenizer->merges[*place < 0 ? 0 : *place];
-        if (*place < 0 || (merge->left == left && merge->right == right))
-            return place;
+        int32_t *slot = &tokenizer->ranks.slots[at & tokenizer->ranks.mask];
+        const pair_merge *merge = &tokenizer->merges[*slot < 0 ? 0 : *slot];
+        if (*slot < 0 || (merge->left == left && merge->right == right))
+            return slot;
     }
 }
 
@@ -208,24 +208,24 @@ static cp_status list_whole(cp_tokenizer *tokenizer, int32_t id) {
 
 /* Enter the whole tokens, or the others, by their bytes. Other tokens take
  * precedence over whole ones. */
-static cp_status enter_tokens(cp_tokenizer *tokenizer, bool whole) {
+static cp_status enter_tokens(cp_tokenizer *tokenizer, bool are_whole) {
     char *bytes = tokenizer->spelled;
     for (int32_t id = 0; id < tokenizer->size; id++) {
         cp_gguf_string *token = &tokenizer->tokens[id];
-        if (is_whole(tokenizer, id) != whole)
+        if (is_whole(tokenizer, id) != are_whole)
             continue;
-        if (whole) {
+        if (are_whole) {
             CP_TRY(list_whole(tokenizer, id));
         } else {
             token->length = spell(tokenizer->byte_of, *token, bytes);
             token->bytes = bytes;
             bytes += token->length;
         }
-        int32_t *place = id_place(tokenizer, token->bytes, token->length);
-        if (*place < 0)
-            *place = id;
-        else if (is_whole(tokenizer, *place) == whole)
-            return cp_refuse("tokens %d and %d are both '%s'", *place, id,
+        int32_t *slot = id_slot(tokenizer, token->bytes, token->length);
+        if (*slot < 0)
+            *slot = id;
+        else if (is_whole(tokenizer, *slot) == are_whole)
+            return cp_refuse("tokens %d and %d are both '%s'", *slot, id,
                              cp_gguf_show(*token).text);
     }
     return CP_OK;
@@ -250,7 +250,7 @@ static cp_status load_tokens(const cp_gguf *file, cp_tokenizer *tokenizer) {
     CP_TRY(enter_tokens(tokenizer, true));
     for (int byte = 0; byte < 256; byte++) {
         const char text = (char)byte;
-        const int32_t id = *id_place(tokenizer, &text, 1);
+        const int32_t id = *id_slot(tokenizer, &text, 1);
         const bool found = id >= 0 && !is_whole(tokenizer, id);
         tokenizer->byte_ids[byte] = found ? id : -1;
     }
@@ -267,18 +267,18 @@ static cp_status add_merge(cp_tokenizer *tokenizer, int32_t rank) {
         const cp_gguf_string two = {gap + 1, line.length - one.length - 1};
         const int64_t left = spell(tokenizer->byte_of, one, joined);
         const int64_t right = spell(tokenizer->byte_of, two, joined + left);
-        made.left = *id_place(tokenizer, joined, left);
-        made.right = *id_place(tokenizer, joined + left, right);
-        made.joined = *id_place(tokenizer, joined, left + right);
+        made.left = *id_slot(tokenizer, joined, left);
+        made.right = *id_slot(tokenizer, joined + left, right);
+        made.joined = *id_slot(tokenizer, joined, left + right);
     }
     if (made.left < 0 || made.right < 0 || made.joined < 0)
         return cp_refuse(
             "merge %d, '%s': expected two tokens that make a third", rank,
             cp_gguf_show(line).text);
     tokenizer->merges[rank] = made;
-    int32_t *place = rank_place(tokenizer, made.left, made.right);
-    if (*place < 0)
-        *place = rank;
+    int32_t *slot = rank_slot(tokenizer, made.left, made.right);
+    if (*slot < 0)
+        *slot = rank;
     return CP_OK;
 }
 
@@ -320,7 +320,7 @@ static const char *const end_names[] = {"<|endoftext|>", "<|im_end|>",
                                         "<|eom_id|>"};
 
 static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
-    bool wanted = tokenizer->splitter->begins;
+    bool begins = tokenizer->splitter->begins;
     tokenizer->first = -1;
     for (int n = 0; n < ENDS; n++)
         tokenizer->ends[n] =
@@ -329,8 +329,8 @@ static cp_status find_roles(const cp_gguf *file, cp_tokenizer *tokenizer) {
         if (cp_gguf_has(file, end_keys[n]))
             CP_TRY(read_id(file, end_keys[n], tokenizer, &tokenizer->ends[n]));
     if (cp_gguf_has(file, "tokenizer.ggml.add_bos_token"))
-        CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &wanted));
-    return wanted ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
+        CP_TRY(cp_gguf_bool(file, "tokenizer.ggml.add_bos_token", &begins));
+    return begins ? read_id(file, "tokenizer.ggml.bos_token_id", tokenizer,
                             &tokenizer->first)
                   : CP_OK;
 }
@@ -361,11 +361,11 @@ void cp_tokenizer_free(cp_tokenizer *tokenizer) {
     free(tokenizer->tokens);
     free(tokenizer->types);
     free(tokenizer->spelled);
-    free(tokenizer->ids.places);
+    free(tokenizer->ids.slots);
     free(tokenizer->lines);
     free(tokenizer->joined);
     free(tokenizer->merges);
-    free(tokenizer->ranks.places);
+    free(tokenizer->ranks.slots);
     free(tokenizer->wholes.items);
     free(tokenizer);
 }
@@ -456,8 +456,8 @@ static void offer_pair(encoder *encoder, int32_t left) {
     const symbol *symbols = encoder->symbols;
     if (left < 0 || symbols[left].next < 0)
         return;
-    const int32_t rank = *rank_place(encoder->tokenizer, symbols[left].id,
-                                     symbols[symbols[left].next].id);
+    const int32_t rank = *rank_slot(encoder->tokenizer, symbols[left].id,
+                                    symbols[symbols[left].next].id);
     if (rank >= 0 && rank < encoder->below)
         push_pair(encoder, (uint64_t)rank << 32 | (uint64_t)left);
 }
@@ -521,7 +521,7 @@ static cp_status encode_word(encoder *encoder, const char *word,
                              int64_t bytes) {
     const cp_tokenizer *tokenizer = encoder->tokenizer;
     if (tokenizer->splitter->whole_words) {
-        const int32_t id = *id_place(tokenizer, word, bytes);
+        const int32_t id = *id_slot(tokenizer, word, bytes);
         if (id >= 0 && tokenizer->types[id] == TYPE_TEXT)
             return cp_ids_append(encoder->ids, id);
     }
@@ -583,13 +583,13 @@ static int32_t find_whole(const cp_tokenizer *tokenizer, const given_text *text,
         return longest;
     for (int64_t n = 0, least = 1; n < tokenizer->wholes.count; n++) {
         const int32_t id = tokenizer->wholes.items[n];
-        const cp_gguf_string whole = tokenizer->tokens[id];
-        if (whole.length < least || whole.length > text->length - at ||
-            memcmp(whole.bytes, bytes, (size_t)whole.length) != 0 ||
-            (is_control(tokenizer, id) && !is_unmarked(text, at, whole.length)))
+        const cp_gguf_string token = tokenizer->tokens[id];
+        if (token.length < least || token.length > text->length - at ||
+            memcmp(token.bytes, bytes, (size_t)token.length) != 0 ||
+            (is_control(tokenizer, id) && !is_unmarked(text, at, token.length)))
             continue;
         longest = id;
-        least = whole.length + 1;
+        least = token.length + 1;
     }
     return longest;
 }

@@ -46,9 +46,9 @@ typedef struct {
 
 typedef struct {
     const cp_timing_backend *timing;
-    const cp_calibration *wanted;
-    cp_hardware *hardware; /* to fill in */
-    measured *subjects;    /* [count] */
+    const cp_calibration *options;
+    cp_hardware *hardware;  /* to fill in */
+    measured *measurements; /* [count] */
     int count;
 } calibration;
 
@@ -57,12 +57,12 @@ typedef struct {
 static double *rounds_of(calibration *calibration, cp_timed_work_kind kind,
                          int64_t rows, int64_t keys, int64_t bytes) {
     for (int n = 0; n < calibration->count; n++) {
-        const cp_timed_work *known = &calibration->subjects[n].timed;
+        const cp_timed_work *known = &calibration->measurements[n].timed;
         if (known->kind == kind && known->rows == rows && known->keys == keys &&
             known->bytes == bytes)
-            return calibration->subjects[n].seconds;
+            return calibration->measurements[n].seconds;
     }
-    measured *another = &calibration->subjects[calibration->count++];
+    measured *another = &calibration->measurements[calibration->count++];
     another->timed = (cp_timed_work){kind, rows, keys, bytes};
     return another->seconds;
 }
@@ -73,7 +73,7 @@ static double seconds_of(calibration *calibration, cp_timed_work_kind kind,
     double seconds[CP_CALIBRATE_ROUNDS];
     memcpy(seconds, rounds_of(calibration, kind, rows, keys, bytes),
            sizeof(seconds));
-    return cp_median(seconds, calibration->wanted->rounds);
+    return cp_median(seconds, calibration->options->rounds);
 }
 
 /* Round to four digits; no clock here is good for more. */
@@ -87,8 +87,8 @@ static double rounded(double value) {
 static void *field(const calibration *calibration, const char *name) {
     const cp_description all = cp_hardware_description(calibration->hardware);
     const int n = cp_description_field(&all, name);
-    const int64_t rounds = calibration->wanted->rounds,
-                  ranks = calibration->wanted->ranks;
+    const int64_t rounds = calibration->options->rounds,
+                  ranks = calibration->options->ranks;
     all.origins[n].source = CP_SOURCE_MEASURED;
     snprintf(all.origins[n].note, sizeof(all.origins[n].note),
              "%s%ld round%s, %ld rank%s at once",
@@ -99,17 +99,17 @@ static void *field(const calibration *calibration, const char *name) {
 
 static double constant(const calibration *calibration, const char *name,
                        double value) {
-    double *place = field(calibration, name);
-    *place = rounded(value);
-    return *place;
+    double *target = field(calibration, name);
+    *target = rounded(value);
+    return *target;
 }
 
 enum { MOST_PAIRS = 1 << 20 };
 
-static int keys_of(const cp_calibration *wanted, int64_t rows) {
+static int keys_of(const cp_calibration *options, int64_t rows) {
     int count = 1;
-    while (count < wanted->keys.count &&
-           rows * wanted->keys.items[count] <= MOST_PAIRS)
+    while (count < options->keys.count &&
+           rows * options->keys.items[count] <= MOST_PAIRS)
         count++;
     return count;
 }
@@ -118,13 +118,13 @@ static int keys_of(const cp_calibration *wanted, int64_t rows) {
 static double rate_of(calibration *calibration, cp_timed_work_kind kind,
                       int64_t rows, int64_t keys, double fixed) {
     const double seconds = seconds_of(calibration, kind, rows, keys, 0);
-    return cp_calibration_work(calibration->wanted, rows, keys) /
+    return cp_calibration_work(calibration->options, rows, keys) /
            fmax(seconds - fixed, seconds / 10) / calibration->timing->speed;
 }
 
 static void take_attention(calibration *calibration) {
-    const cp_counts *rows = &calibration->wanted->rows,
-                    *keys = &calibration->wanted->keys;
+    const cp_counts *rows = &calibration->options->rows,
+                    *keys = &calibration->options->keys;
     const double launch =
         constant(calibration, "launch",
                  seconds_of(calibration, CP_TIME_ATTEND, 1, 1, 0));
@@ -134,7 +134,7 @@ static void take_attention(calibration *calibration) {
     for (int r = 0; r < by->count; r++) {
         cp_curve *along = &by->along[r];
         by->row[r] = (double)rows->items[r];
-        along->count = keys_of(calibration->wanted, rows->items[r]);
+        along->count = keys_of(calibration->options, rows->items[r]);
         for (int k = 0; k < along->count; k++) {
             rate = rate_of(calibration, CP_TIME_ATTEND, rows->items[r],
                            keys->items[k], launch);
@@ -147,35 +147,35 @@ static void take_attention(calibration *calibration) {
 
 static void take_memory(calibration *calibration) {
     const cp_timing_backend *timing = calibration->timing;
-    const cp_calibration *wanted = calibration->wanted;
-    const int64_t *keys = wanted->keys.items, fewest = wanted->rows.items[0];
-    const int64_t moved = cp_largest(&wanted->bytes);
+    const cp_calibration *options = calibration->options;
+    const int64_t *keys = options->keys.items, fewest = options->rows.items[0];
+    const int64_t moved = cp_largest(&options->bytes);
     const double copy_rate =
         2 * (double)moved / seconds_of(calibration, CP_TIME_COPY, 0, 0, moved);
     constant(calibration, "memory", timing->memory);
     constant(calibration, "memory_rate",
-             copy_rate * (double)(timing->cores > 0 ? wanted->ranks : 1));
+             copy_rate * (double)(timing->cores > 0 ? options->ranks : 1));
     if (timing->cores > 0)
         *(int64_t *)field(calibration, "cores") = timing->cores;
     /* Draw the line of decode. */
-    const int last = keys_of(wanted, fewest) - 1;
+    const int last = keys_of(options, fewest) - 1;
     const double first =
         seconds_of(calibration, CP_TIME_ATTEND, fewest, keys[0], 0);
-    const double more =
+    const double extra_seconds =
         seconds_of(calibration, CP_TIME_ATTEND, fewest, keys[last], 0) - first;
-    if (fewest != 1 || more <= 0)
+    if (fewest != 1 || extra_seconds <= 0)
         return;
     const double wide =
-        2 * (double)(timing->element_bytes * wanted->shape.kv_heads *
-                     wanted->shape.head_dim);
-    const double rate = wide * (double)(keys[last] - keys[0]) / more;
+        2 * (double)(timing->element_bytes * options->shape.kv_heads *
+                     options->shape.head_dim);
+    const double rate = wide * (double)(keys[last] - keys[0]) / extra_seconds;
     constant(calibration, "decode_key_fraction", fmin(1, rate / copy_rate));
     constant(calibration, "decode_attend",
              fmax(0, first - wide * (double)keys[0] / rate));
 }
 
 static void take_linear(calibration *calibration) {
-    const cp_counts *rows = &calibration->wanted->rows;
+    const cp_counts *rows = &calibration->options->rows;
     cp_curve *at = field(calibration, "linear_at");
     at->count = (int)rows->count;
     for (int r = 0; r < at->count; r++) {
@@ -193,7 +193,7 @@ static void take_linear(calibration *calibration) {
 static void take_messages(calibration *calibration, cp_timed_work_kind kind,
                           const char *curve, const char *latency,
                           const char *rate) {
-    const cp_counts *bytes = &calibration->wanted->bytes;
+    const cp_counts *bytes = &calibration->options->bytes;
     cp_curve *at = field(calibration, curve);
     at->count = (int)bytes->count;
     for (int b = 0; b < at->count; b++) {
@@ -209,10 +209,10 @@ static void take_messages(calibration *calibration, cp_timed_work_kind kind,
 }
 
 static void take_overlap(calibration *calibration) {
-    const cp_calibration *wanted = calibration->wanted;
-    const int64_t rows = wanted->rows.items[wanted->rows.count / 2];
-    const int64_t keys = wanted->keys.items[0];
-    const int64_t bytes = cp_largest(&wanted->bytes);
+    const cp_calibration *options = calibration->options;
+    const int64_t rows = options->rows.items[options->rows.count / 2];
+    const int64_t keys = options->keys.items[0];
+    const int64_t bytes = cp_largest(&options->bytes);
     const double *both =
         rounds_of(calibration, CP_TIME_OVERLAP, rows, keys, bytes);
     const double *attend =
@@ -220,25 +220,25 @@ static void take_overlap(calibration *calibration) {
     const double *message =
         rounds_of(calibration, CP_TIME_EXCHANGE, 0, 0, bytes);
     double shares[CP_CALIBRATE_ROUNDS];
-    for (int n = 0; n < wanted->rounds; n++)
+    for (int n = 0; n < options->rounds; n++)
         shares[n] =
             (attend[n] + message[n] - both[n]) / fmin(attend[n], message[n]);
-    const double share = cp_median(shares, wanted->rounds);
+    const double share = cp_median(shares, options->rounds);
     constant(calibration, "overlap", shares[0] <= 0 ? 0 : fmin(1, share));
 }
 
 static cp_status measure(calibration *calibration) {
     const cp_timing_backend *timing = calibration->timing;
-    const cp_calibration *wanted = calibration->wanted;
-    for (int64_t round = -1; round < wanted->rounds; round++) {
-        for (measured *one = calibration->subjects;
-             one < calibration->subjects + calibration->count; one++) {
+    const cp_calibration *options = calibration->options;
+    for (int64_t round = -1; round < options->rounds; round++) {
+        for (measured *one = calibration->measurements;
+             one < calibration->measurements + calibration->count; one++) {
             double seconds = 0;
             CP_TRY(timing->time(timing->context, &one->timed, &seconds));
             one->seconds[cp_max(0, round)] = fmax(seconds, 1e-9);
         }
-        if (round >= 0 && wanted->between != NULL)
-            wanted->between(wanted->context);
+        if (round >= 0 && options->between != NULL)
+            options->between(options->context);
     }
     return CP_OK;
 }
@@ -250,7 +250,7 @@ static void describe(calibration *calibration) {
     take_linear(calibration);
     take_messages(calibration, CP_TIME_EXCHANGE, "exchange_at", "link_latency",
                   "link_rate");
-    if (calibration->wanted->ranks == 1)
+    if (calibration->options->ranks == 1)
         return;
     take_messages(calibration, CP_TIME_ALL_TO_ALL, "all_to_all_at",
                   "all_to_all_latency", "all_to_all_rate");
@@ -258,19 +258,19 @@ static void describe(calibration *calibration) {
 }
 
 cp_status cp_calibrate(const cp_timing_backend *timing,
-                       const cp_calibration *wanted) {
-    const int64_t rows = wanted->rows.count, keys = wanted->keys.count;
-    const int64_t most = 4 + rows * keys + rows + 2 * wanted->bytes.count;
-    cp_hardware draft = *wanted->hardware;
+                       const cp_calibration *options) {
+    const int64_t rows = options->rows.count, keys = options->keys.count;
+    const int64_t most = 4 + rows * keys + rows + 2 * options->bytes.count;
+    cp_hardware draft = *options->hardware;
     calibration calibration = {
-        .timing = timing, .wanted = wanted, .hardware = &draft};
-    CP_TRY(cp_allocate(&calibration.subjects, most, sizeof(measured),
+        .timing = timing, .options = options, .hardware = &draft};
+    CP_TRY(cp_allocate(&calibration.measurements, most, sizeof(measured),
                        "measurements"));
     describe(&calibration);
-    calibration.hardware = wanted->hardware;
+    calibration.hardware = options->hardware;
     const cp_status status = measure(&calibration);
     if (status == CP_OK)
         describe(&calibration);
-    free(calibration.subjects);
+    free(calibration.measurements);
     return status;
 }

@@ -55,15 +55,15 @@ typedef struct {
     void *context;
 } cp_calibration;
 
-static inline int64_t cp_calibration_width(const cp_calibration *wanted) {
-    return wanted->shape.query_heads * wanted->shape.head_dim;
+static inline int64_t cp_calibration_width(const cp_calibration *options) {
+    return options->shape.query_heads * options->shape.head_dim;
 }
 
 /* Floating-point operations of rows that attend to keys, or, if keys is 0, of
  * rows through a linear layer. */
-static inline double cp_calibration_work(const cp_calibration *wanted,
+static inline double cp_calibration_work(const cp_calibration *options,
                                          int64_t rows, int64_t keys) {
-    const double width = (double)cp_calibration_width(wanted);
+    const double width = (double)cp_calibration_width(options);
     const double wide =
         keys > 0 ? 2 * (double)keys : (int)CP_CALIBRATE_WIDER * width;
     return 2 * width * wide * (double)rows;
@@ -82,6 +82,6 @@ cp_status cp_calibration_check(const cp_calibration *calibration);
 /* Measure by a timing backend what the calibration asks for, and fill in its
  * description. Fails as the backend does, or with CP_MEMORY. */
 cp_status cp_calibrate(const cp_timing_backend *timing,
-                       const cp_calibration *wanted);
+                       const cp_calibration *options);
 
 #endif

@@ -97,7 +97,7 @@ static bool is_step(const cp_scenario *call) {
 cp_status cp_compare_builders(const cp_scenario *call,
                               cp_comparison_entry *entries, int *count) {
     const bool step = is_step(call);
-    const cp_variant whole = step ? CP_DECODE : CP_PASS_KV;
+    const cp_variant variant = step ? CP_DECODE : CP_PASS_KV;
     const int64_t gpus = call->ranks * call->tensor;
     cp_comparison_entry *next = entries;
     for (int v = CP_AUTO + 1; v < CP_VARIANTS; v++)
@@ -109,7 +109,7 @@ cp_status cp_compare_builders(const cp_scenario *call,
             next += gpus > 1;
         }
     *next = (cp_comparison_entry){.name = "pipeline", .layers = true};
-    CP_TRY(splits_try(call, whole, next));
+    CP_TRY(splits_try(call, variant, next));
     next += gpus > 1;
     cp_scenario one = *call;
     const int fastest = cp_alone_fastest(call);
@@ -117,9 +117,9 @@ cp_status cp_compare_builders(const cp_scenario *call,
     one.devices = &fastest;
     *next = (cp_comparison_entry){.name = "tensor"};
     if (gpus > 1)
-        CP_TRY(split_try(&one, whole, 1, gpus, next++));
+        CP_TRY(split_try(&one, variant, 1, gpus, next++));
     *next = (cp_comparison_entry){.name = "alone"};
-    CP_TRY(split_try(&one, whole, 1, 1, next++));
+    CP_TRY(split_try(&one, variant, 1, 1, next++));
     *count = (int)(next - entries);
     sort(entries, *count);
     return CP_OK;

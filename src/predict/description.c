@@ -31,7 +31,7 @@ double cp_unit_scale(const char *unit) {
 static const char *const sources[] = {"default", "specification", "assumed",
                                       "fitted", "measured"};
 
-static void *place_of(const cp_description *description, int n) {
+static void *value_of(const cp_description *description, int n) {
     return (char *)description->values + description->fields[n].offset;
 }
 
@@ -152,17 +152,17 @@ static cp_status surface_point(reading *r, const cp_field *field,
 
 static cp_status value(reading *r, int n) {
     const cp_field *field = &r->description->fields[n];
-    void *place = place_of(r->description, n);
+    void *target = value_of(r->description, n);
     switch (field->kind) {
     case CP_FIELD_COUNT:
-        return count(r, place);
+        return count(r, target);
     case CP_FIELD_CURVE:
-        return point(r, field, place);
+        return point(r, field, target);
     case CP_FIELD_SURFACE:
-        return surface_point(r, field, place);
+        return surface_point(r, field, target);
     default:
-        CP_TRY(number(r, field->kind, place));
-        *(double *)place *= cp_unit_scale(field->unit);
+        CP_TRY(number(r, field->kind, target));
+        *(double *)target *= cp_unit_scale(field->unit);
         return CP_OK;
     }
 }
@@ -212,7 +212,7 @@ static cp_status field(reading *r) {
         return refuse(r, "given twice");
     /* It may have been inherited; a curve and a surface begin with count. */
     if (!r->given[n] && sized)
-        *(int *)place_of(r->description, n) = 0;
+        *(int *)value_of(r->description, n) = 0;
     r->given[n] = true;
     CP_TRY(value(r, n));
     return origin(r, n);
@@ -242,7 +242,7 @@ static cp_status line(reading *r) {
     const cp_description *description = r->description;
     char name[WORD_BYTES];
     take(r, r->name);
-    const char *rest = r->text;
+    const char *tail = r->text;
     take(r, name);
     if (strcmp(r->name, description->what) == 0 && name[0] != '\0') {
         if (r->named)
@@ -256,7 +256,7 @@ static cp_status line(reading *r) {
                          description->what);
     if (strcmp(r->name, "like") == 0)
         return like(r, name);
-    r->text = rest;
+    r->text = tail;
     return field(r);
 }
 
@@ -295,17 +295,17 @@ static cp_status fill_in(const cp_description *description, int n,
                          field->unit, field->about);
     const int other = cp_description_field(description, field->otherwise);
     if (other >= 0)
-        memcpy(place_of(description, n), place_of(description, other),
+        memcpy(value_of(description, n), value_of(description, other),
                sizeof(double));
     else if (field->kind == CP_FIELD_COUNT)
-        *(int64_t *)place_of(description, n) = atoi(field->otherwise);
+        *(int64_t *)value_of(description, n) = atoi(field->otherwise);
     else
-        *(double *)place_of(description, n) = atof(field->otherwise);
+        *(double *)value_of(description, n) = atof(field->otherwise);
     return CP_OK;
 }
 
-static cp_status whole(const cp_description *description, const char *label,
-                       const char *text) {
+static cp_status parse_text(const cp_description *description,
+                            const char *label, const char *text) {
     CP_TRY(cp_description_change(description, label, text));
     for (int n = 0; n < description->count; n++)
         CP_TRY(fill_in(description, n, label));
@@ -342,10 +342,10 @@ cp_status cp_description_parse(const cp_description *description,
     char found[MOST_BYTES + 1];
     snprintf(found, sizeof(found), "%.80s.%s", label, description->what);
     if (text != NULL)
-        return whole(description, label, text);
+        return parse_text(description, label, text);
     text = cp_built_in_text(found);
     if (text != NULL)
-        return whole(description, found, text);
+        return parse_text(description, found, text);
     FILE *in = fopen(label, "rb");
     if (in == NULL)
         return unknown_name(description, label);
@@ -356,7 +356,7 @@ cp_status cp_description_parse(const cp_description *description,
     if (broken || strlen(found) != bytes)
         return cp_fail(CP_FILE, "%s: must be text of less than %d bytes", label,
                        MOST_BYTES);
-    return whole(description, label, found);
+    return parse_text(description, label, found);
 }
 
 static void write_line(const cp_description *description, int n,
@@ -382,12 +382,12 @@ static void write_curve(const cp_description *description, int n,
 
 static void write_field(const cp_description *description, int n, FILE *out) {
     const cp_field *field = &description->fields[n];
-    const void *place = place_of(description, n);
-    const cp_surface *surface = place;
+    const void *source = value_of(description, n);
+    const cp_surface *surface = source;
     char text[80];
     switch (field->kind) {
     case CP_FIELD_CURVE:
-        write_curve(description, n, "", place, out);
+        write_curve(description, n, "", source, out);
         return;
     case CP_FIELD_SURFACE:
         for (int r = 0; r < surface->count; r++) {
@@ -396,11 +396,11 @@ static void write_field(const cp_description *description, int n, FILE *out) {
         }
         return;
     case CP_FIELD_COUNT:
-        snprintf(text, sizeof(text), "%ld", *(const int64_t *)place);
+        snprintf(text, sizeof(text), "%ld", *(const int64_t *)source);
         break;
     default:
         snprintf(text, sizeof(text), "%.15g",
-                 *(const double *)place / cp_unit_scale(field->unit));
+                 *(const double *)source / cp_unit_scale(field->unit));
     }
     write_line(description, n, text, out);
 }

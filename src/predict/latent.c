@@ -23,13 +23,13 @@ cp_latent cp_latent_of(const cp_model_sizes *model, int64_t n) {
     const double queries = heads * (double)model->head_dim;
     const double values = heads * (double)model->value_dim;
     const double out = values * (double)model->latent;
-    const double making = heads * made_of_latent(model);
+    const double expand = heads * made_of_latent(model);
     return (cp_latent){
         .project = width * (double)(model->latent + model->rotary) +
                    (rank > 0 ? (width + queries) * rank : width * queries) +
-                   making - out,
+                   expand - out,
         .output = out + width * values,
-        .making = making,
+        .expand = expand,
         .pair = 2 * (queries + values),
     };
 }

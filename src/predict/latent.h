@@ -10,7 +10,7 @@
 /* What such a layer costs a GPU that has one of n parts of the heads. */
 typedef struct {
     double project, output; /* weights before the attention and after it */
-    double making;          /* of these, the weights that expand latents */
+    double expand;          /* of these, the weights that expand latents */
     double pair;            /* FLOPs of a pair, expanded */
 } cp_latent;
 

@@ -20,7 +20,7 @@ static cp_status divide_latents(cp_pace *pace) {
                       &load));
     if (cp_latent_expands(call->model, call->ranks, &load)) {
         pace->pair = latent.pair;
-        pace->making = latent.making;
+        pace->expand = latent.expand;
     }
     return CP_OK;
 }
@@ -28,8 +28,8 @@ static cp_status divide_latents(cp_pace *pace) {
 cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     const cp_model_sizes *model = call->model;
     const cp_hardware *hardware = call->hardware;
-    const cp_shape whole = cp_model_sizes_shape(model);
-    const int64_t n = call->tensor, kv = whole.kv_heads;
+    const cp_shape model_shape = cp_model_sizes_shape(model);
+    const int64_t n = call->tensor, kv = model_shape.kv_heads;
     if (n < 1 || model->query_heads % n != 0 || (kv % n != 0 && n % kv != 0))
         return cp_refuse("--tensor %ld: cannot share %ld query heads and %ld "
                          "key heads of %s",
@@ -38,10 +38,10 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
         return cp_refuse("machine %s: no node_rate; %ld GPUs per rank need one",
                          hardware->name, n);
     const double width = (double)model->width;
-    const double sharing = hardware->cores > 0 ? call->ranks : 1;
+    const double sharers = hardware->cores > 0 ? call->ranks : 1;
     pace->call = call;
     pace->decode = cp_variant_decodes(call->variant);
-    pace->shape = cp_shape_part(&whole, (int)n);
+    pace->shape = cp_shape_part(&model_shape, (int)n);
     /* Count the numbers of a GPU's heads. */
     const double queries =
         (double)(pace->shape.query_heads * pace->shape.head_dim);
@@ -51,14 +51,14 @@ cp_status cp_pace_new(const cp_scenario *call, cp_pace *pace) {
     pace->pair = 2 * (queries + pace->outputs);
     pace->project = width * (queries + pace->kept);
     pace->output = width * pace->outputs;
-    pace->making = 0;
+    pace->expand = 0;
     pace->inner = cp_mean_inner(model) / (double)n;
     pace->feed = 3 * width * (double)model->inner / (double)n;
     pace->expert = 3 * width * (double)model->expert_inner;
     pace->shared = (double)model->experts_shared * pace->expert / (double)n;
     pace->table = width * (double)model->vocabulary / (double)n;
-    pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharing : 1;
-    pace->memory_rate = hardware->memory_rate / sharing;
+    pace->speed = hardware->cores > 0 ? (double)hardware->cores / sharers : 1;
+    pace->memory_rate = hardware->memory_rate / sharers;
     /* A model without a width is only an attention over cached latents. */
     return model->latent > 0 && width > 0 ? divide_latents(pace) : CP_OK;
 }
@@ -107,7 +107,7 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
  * sequences with new tokens. */
 static int64_t count_sequences(const cp_layout *layout,
                                const cp_block *queries) {
-    const bool all = queries == &layout->everybody;
+    const bool all = queries == &layout->all_queries;
     int64_t count = 0, last = -1;
     for (int64_t s = 0; all && s < layout->sequences; s++)
         count += layout->fresh[s] > 0;
@@ -125,7 +125,7 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
     const cp_layout *layout = plan->layout;
     const double tokens = (double)queries->tokens, rows = (double)queries->rows;
     const double seen = (double)count_sequences(layout, queries);
-    const double all = (double)count_sequences(layout, &layout->everybody);
+    const double all = (double)count_sequences(layout, &layout->all_queries);
     const double keys = (double)layout->cache[op->keys.origin].tokens / all;
     const double read = tokens > 0 ? pairs * seen / tokens : 0;
     const double padding = hardware->decode_padding;
@@ -148,9 +148,9 @@ static double make_keys(const cp_pace *pace, const cp_plan *plan, int rank,
     const int64_t own_tokens =
         keys.origin == rank ? layout->queries[rank].tokens : 0;
     const double rows = (double)(layout->keys[keys.origin].tokens - own_tokens);
-    if (pace->making <= 0 || rows <= 0)
+    if (pace->expand <= 0 || rows <= 0)
         return 0;
-    return linear(pace, pace->making, pace->call->model->attention_bits, rows);
+    return linear(pace, pace->expand, pace->call->model->attention_bits, rows);
 }
 
 /* Whether the operation is part of a kernel that an earlier one launched. */
@@ -318,7 +318,7 @@ static double collective(const cp_pace *pace, const cp_plan *plan,
     return all_to_all(pace, within, others * bytes);
 }
 
-static double moving(const cp_pace *pace, double bytes) {
+static double memory_time(const cp_pace *pace, double bytes) {
     const cp_hardware *hardware = pace->call->hardware;
     return hardware->launch +
            bytes / (hardware->memory_fraction * pace->memory_rate);
@@ -326,8 +326,8 @@ static double moving(const cp_pace *pace, double bytes) {
 
 /* The time to encode numbers before they are sent, except those passed on as
  * they came, and to decode them on arrival. */
-static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
-                        const cp_op *op) {
+static double encoding_time(const cp_pace *pace, const cp_plan *plan, int rank,
+                            const cp_op *op) {
     const cp_slot *slot = &plan->slots[op->in.slot];
     const cp_touch sent = {op->in.slot, false};
     const int messages = cp_op_messages(plan, op);
@@ -335,18 +335,18 @@ static double rewriting(const cp_pace *pace, const cp_plan *plan, int rank,
     if (cp_slot_encoding(plan, op->in.slot) == CP_ENCODING_NONE)
         return 0;
     return (messages + (cp_op_encodes(plan, rank, op, sent) ? written : 0)) *
-           moving(pace, (double)(slot->held + slot->bytes)) /
+           memory_time(pace, (double)(slot->held + slot->bytes)) /
            device_speed(pace, rank);
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
     if (cp_plan_scans(plan))
-        return moving(pace, 3 * (double)plan->slots[slot].bytes);
+        return memory_time(pace, 3 * (double)plan->slots[slot].bytes);
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;
-    return moving(pace, tensors * (plan->wire == CP_WIRE_FP32
-                                       ? size_of(pace, plan, slot)
-                                       : (double)plan->slots[slot].held));
+    return memory_time(pace, tensors * (plan->wire == CP_WIRE_FP32
+                                            ? size_of(pace, plan, slot)
+                                            : (double)plan->slots[slot].held));
 }
 
 static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
@@ -360,19 +360,19 @@ static double like_devices(const cp_pace *pace, const cp_plan *plan, int rank,
     case CP_OP_EXCHANGE:
         return op->to == CP_NO_RANK ? 0
                                     : exchanges(pace, plan, rank, op) +
-                                          rewriting(pace, plan, rank, op);
+                                          encoding_time(pace, plan, rank, op);
     case CP_OP_ALL_TO_ALL:
     case CP_OP_ALL_GATHER:
-        return collective(pace, plan, op) + rewriting(pace, plan, rank, op);
+        return collective(pace, plan, op) + encoding_time(pace, plan, rank, op);
     case CP_OP_MERGE:
         return merge(pace, plan, op->out.slot);
     case CP_OP_APPEND:
-        return moving(pace, 2 * (double)plan->slots[plan->fresh].bytes);
+        return memory_time(pace, 2 * (double)plan->slots[plan->fresh].bytes);
     case CP_OP_SPLIT:
-        return moving(pace, 2 * (double)plan->slots[op->in.slot].held);
+        return memory_time(pace, 2 * (double)plan->slots[op->in.slot].held);
     case CP_OP_PACK:
     case CP_OP_JOIN:
-        return moving(pace, 2 * (double)plan->slots[op->out.slot].held);
+        return memory_time(pace, 2 * (double)plan->slots[op->out.slot].held);
     default:
         return 0;
     }
@@ -442,11 +442,11 @@ static double feed_forward(const cp_pace *pace, const cp_plan *plan,
 double cp_pace_routed(const cp_pace *pace, const cp_plan *plan) {
     const cp_model_sizes *model = pace->call->model;
     const int64_t rows = plan->slots[plan->queries].rows;
-    const int64_t sharing =
+    const int64_t gpus =
         plan->begins == CP_OWN_TOKENS ? pace->call->tensor : gpus_of(pace);
     const cp_experts experts = cp_experts_of(model, gpus_of(pace), 1);
-    return (double)rows / (double)sharing * experts.copies *
-           (double)model->width * (double)model->cache_bytes;
+    return (double)rows / (double)gpus * experts.copies * (double)model->width *
+           (double)model->cache_bytes;
 }
 
 double cp_pace_routing(const cp_pace *pace, const cp_plan *plan) {

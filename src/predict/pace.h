@@ -36,7 +36,7 @@ typedef struct {
     double pair;                         /* FLOPs of a pair */
     double project, output, feed, table; /* its weights: q, k, v of a layer, o,
                                             feed-forward, embedding or head */
-    double making;         /* weights that expand a latent, or 0 (latent.h) */
+    double expand;         /* weights that expand a latent, or 0 (latent.h) */
     double expert, shared; /* weights of an expert; its part of the shared */
     double speed;          /* of a rank while all work, where rates are per
                            core; else 1 */

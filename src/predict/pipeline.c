@@ -56,7 +56,7 @@ static double speed_of(const cp_scenario *call, int s) {
 static void divide(pipe *pipe) {
     const cp_hardware *hardware = pipe->call->hardware;
     const double layers = (double)pipe->call->model->layers;
-    const double sharing = hardware->cores > 0 ? pipe->stages : 1;
+    const double sharers = hardware->cores > 0 ? pipe->stages : 1;
     double all = 0, sum = 0, last = 0;
     for (int s = 0; s < pipe->stages; s++)
         all += speed_of(pipe->call, s);
@@ -66,7 +66,7 @@ static void divide(pipe *pipe) {
         const double until = round(layers * sum / all);
         pipe->layers = cp_max(pipe->layers, (int64_t)(until - last));
         pipe->at[s] =
-            (stage){.part = sharing * (until - last) / layers *
+            (stage){.part = sharers * (until - last) / layers *
                             speed_of(pipe->call, 0) / speed_of(pipe->call, s)};
         last = until;
     }
@@ -118,21 +118,22 @@ static cp_status idle(pipe *pipe, int64_t past) {
 
 static cp_status prompt(pipe *pipe, int64_t piece, int64_t fresh,
                         int64_t past) {
-    const int64_t whole = fresh / piece, rest = fresh % piece;
-    const int64_t last = past + (whole - 1) * piece, end = past + fresh - rest;
+    const int64_t full_pieces = fresh / piece, remainder = fresh % piece;
+    const int64_t last = past + (full_pieces - 1) * piece,
+                  end = past + fresh - remainder;
     cp_forecast a, b;
     if (fresh == 0)
         return idle(pipe, past);
-    if (whole > 0) {
+    if (full_pieces > 0) {
         CP_TRY(one(pipe, 1, &piece, &past, &a));
         CP_TRY(one(pipe, 1, &piece, &last, &b));
     }
-    for (int64_t n = 0; n < whole; n++)
+    for (int64_t n = 0; n < full_pieces; n++)
         send(pipe, (double)piece, &a, &b,
-             whole > 1 ? (double)n / (double)(whole - 1) : 0);
-    if (rest > 0) {
-        CP_TRY(one(pipe, 1, &rest, &end, &b));
-        send(pipe, (double)rest, &b, &b, 0);
+             full_pieces > 1 ? (double)n / (double)(full_pieces - 1) : 0);
+    if (remainder > 0) {
+        CP_TRY(one(pipe, 1, &remainder, &end, &b));
+        send(pipe, (double)remainder, &b, &b, 0);
     }
     pipe->sum->cache += b.cache;
     return CP_OK;

@@ -48,21 +48,21 @@ static void reverse(int *order, int a, int b) {
         swap(order, a++, b--);
 }
 
-static void extend(order_search *search, int placed, length so_far) {
-    if (placed == search->ranks)
-        so_far = longer(so_far, leg(search, placed - 1, 0));
+static void extend(order_search *search, int depth, length so_far) {
+    if (depth == search->ranks)
+        so_far = longer(so_far, leg(search, depth - 1, 0));
     if (!shorter(so_far, search->best))
         return;
-    if (placed == search->ranks) {
+    if (depth == search->ranks) {
         search->best = so_far;
         memcpy(search->found, search->order,
                (size_t)search->ranks * sizeof(int));
     }
-    for (int n = placed; n < search->ranks; n++) {
-        swap(search->order, placed, n);
-        extend(search, placed + 1,
-               longer(so_far, leg(search, placed - 1, placed)));
-        swap(search->order, placed, n);
+    for (int n = depth; n < search->ranks; n++) {
+        swap(search->order, depth, n);
+        extend(search, depth + 1,
+               longer(so_far, leg(search, depth - 1, depth)));
+        swap(search->order, depth, n);
     }
 }
 

@@ -59,10 +59,10 @@ static void append(cp_verdict *verdict, const char *format, ...) {
 cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under) {
     cp_fraction_words words;
     cp_wide divisor = over < 0 ? -over : over;
-    for (cp_wide rest = under; rest != 0;) {
-        const cp_wide next = divisor % rest;
-        divisor = rest;
-        rest = next;
+    for (cp_wide remainder = under; remainder != 0;) {
+        const cp_wide next = divisor % remainder;
+        divisor = remainder;
+        remainder = next;
     }
     if (over < under && -over < under && under / divisor > 1 &&
         under / divisor <= 999999)

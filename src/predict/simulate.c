@@ -106,7 +106,7 @@ static cp_status count_work(const simulation *s) {
     CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
     const double made = (double)(s->scenario->ranks * load.keys - load.fresh);
     forecast->pair = s->pace.pair * (double)s->scenario->tensor;
-    forecast->made = 2 * s->pace.making * (double)s->scenario->tensor;
+    forecast->made = 2 * s->pace.expand * (double)s->scenario->tensor;
     forecast->flops =
         2 * cp_active_parameters(model) * (double)load.fresh +
         (forecast->pair * (double)load.causal + forecast->made * made) *
@@ -207,7 +207,7 @@ cp_status cp_simulate(const cp_scenario *scenario, cp_forecast *forecast) {
 }
 
 /* Convert a rate for Algorithm 1: to a whole number, at least 1. */
-static int64_t whole(double rate) {
+static int64_t integer_rate(double rate) {
     return (int64_t)fmin(fmax(rate, 1), 1e18);
 }
 
@@ -216,9 +216,9 @@ cp_setting cp_setting_of(const cp_hardware *hardware, const cp_shape *shape,
     const cp_hardware *h = hardware;
     return (cp_setting){
         .machine = {.name = h->name,
-                    .flops = whole(peak ? h->peak : h->attention_rate),
+                    .flops = integer_rate(peak ? h->peak : h->attention_rate),
                     .bytes_per_second =
-                        whole(peak ? h->link_peak : h->link_rate),
+                        integer_rate(peak ? h->link_peak : h->link_rate),
                     .element_bytes = element_bytes,
                     .shares_cores = h->overlap <= 0},
         .shape = *shape,

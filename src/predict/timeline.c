@@ -384,8 +384,8 @@ static bool repeats(const clocks *s) {
     const worker *workers = s->workers;
     const double moved = workers[0].last.now - workers[0].first.now;
     for (int k = 0; k < s->ranks; k++) {
-        const double here = workers[k].last.now - workers[k].first.now;
-        if (fabs(here - moved) > 1e-12 * workers[k].last.now)
+        const double seconds = workers[k].last.now - workers[k].first.now;
+        if (fabs(seconds - moved) > 1e-12 * workers[k].last.now)
             return false;
     }
     return true;

@@ -107,7 +107,7 @@ static cp_status judge(const fingerprint *all, int ranks) {
     return CP_OK;
 }
 
-static cp_status meet(const cp_process_group *group, fingerprint own_print) {
+static cp_status agree(const cp_process_group *group, fingerprint own_print) {
     fingerprint *all;
     char why[512];
     snprintf(why, sizeof(why), "%s", cp_message());
@@ -126,14 +126,14 @@ static cp_status meet(const cp_process_group *group, fingerprint own_print) {
 cp_status cp_agree_to_start(const cp_process_group *group,
                             cp_status own_status) {
     return group == NULL ? own_status
-                         : meet(group, (fingerprint){.status = own_status});
+                         : agree(group, (fingerprint){.status = own_status});
 }
 
 cp_status cp_agree_on_plan(const cp_process_group *group, const cp_plan *plan,
                            uint64_t about, cp_status own_status) {
     return group == NULL || group->ranks == 1
                ? own_status
-               : meet(group, fingerprint_of(plan, about, own_status));
+               : agree(group, fingerprint_of(plan, about, own_status));
 }
 
 /* The first rank whose number differs from rank 0's, or 0. */

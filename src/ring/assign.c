@@ -35,7 +35,7 @@ static cp_status list(const cp_cache *cache, int rank, cp_pieces *out) {
     cp_status status = cp_pieces_copy(&beside, out);
     if (status == CP_OK)
         status =
-            cp_pages_place(cache->pages[rank], NULL, cache->room, out, &beside);
+            cp_pages_map(cache->pages[rank], NULL, cache->room, out, &beside);
     cp_pieces_free(&beside);
     return status;
 }
@@ -58,30 +58,30 @@ cp_status cp_cache_migration(const cp_cache *from, const cp_cache *to,
 
 /* Which part each rank takes: the largest stretch that can stay, stays; then
  * the same for the ranks and parts that are left. */
-static void find_places(const cp_migration *migration, int ranks, int *place,
+static void match_parts(const cp_migration *migration, int ranks, int *parts,
                         int *taken) {
     for (int rank = 0; rank < ranks; rank++)
-        place[rank] = -1;
+        parts[rank] = -1;
     for (int n = 0; n < ranks; n++) {
         int64_t most = -1;
-        int who = 0, what = 0;
+        int best_rank = 0, best_part = 0;
         for (int rank = 0; rank < ranks; rank++)
-            for (int part = 0; part < ranks && place[rank] < 0; part++) {
+            for (int part = 0; part < ranks && parts[rank] < 0; part++) {
                 const int64_t stays =
                     cp_transfer_of(migration, rank, part)->rows;
                 if (taken[part] || stays <= most)
                     continue;
                 most = stays;
-                who = rank;
-                what = part;
+                best_rank = rank;
+                best_part = part;
             }
-        place[who] = what;
-        taken[what] = 1;
+        parts[best_rank] = best_part;
+        taken[best_part] = 1;
     }
 }
 
-/* In a cache with its tokens assigned, rank r takes part place[r]. */
-static cp_status trade(cp_cache *cache, const int *place) {
+/* In a cache with its tokens assigned, rank r takes part parts[r]. */
+static cp_status trade(cp_cache *cache, const int *parts) {
     const int64_t sequences = cache->sequences,
                   lists = cache->ranks * sequences;
     cp_pieces *held;
@@ -94,9 +94,9 @@ static cp_status trade(cp_cache *cache, const int *place) {
         memcpy(pages, cache->pages, (size_t)cache->ranks * sizeof(*pages));
     }
     for (int rank = 0; rank < cache->ranks && status == CP_OK; rank++) {
-        memcpy(cp_cache_held(cache, rank, 0), &held[place[rank] * sequences],
+        memcpy(cp_cache_held(cache, rank, 0), &held[parts[rank] * sequences],
                (size_t)sequences * sizeof(*held));
-        cache->pages[rank] = pages[place[rank]];
+        cache->pages[rank] = pages[parts[rank]];
     }
     free(pages);
     free(held);
@@ -105,17 +105,17 @@ static cp_status trade(cp_cache *cache, const int *place) {
 
 static cp_status assign_near(cp_cache *cache, const cp_cache *from) {
     cp_migration *migration;
-    int *place = NULL; /* the part of each rank; then whether it is taken */
+    int *parts = NULL; /* the part of each rank; then whether it is taken */
     CP_TRY(cp_cache_migration(from, cache, &migration));
     cp_status status = cp_migration_match(migration);
     if (status == CP_OK)
-        status = cp_allocate(&place, 2 * cache->ranks, sizeof(int), "parts");
+        status = cp_allocate(&parts, 2 * cache->ranks, sizeof(int), "parts");
     if (status == CP_OK) {
-        find_places(migration, cache->ranks, place, place + cache->ranks);
-        status = trade(cache, place);
+        match_parts(migration, cache->ranks, parts, parts + cache->ranks);
+        status = trade(cache, parts);
     }
     cp_migration_free(migration);
-    free(place);
+    free(parts);
     return status;
 }
 

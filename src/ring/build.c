@@ -7,7 +7,7 @@
 #include "ring/node_lists.h"
 
 /* Bytes that a whole query carries: its label, and the keys it has chosen. */
-static int64_t carried(const cp_plan *plan) {
+static int64_t extra_bytes(const cp_plan *plan) {
     return (plan->labelled ? CP_LABEL_BYTES : 0) +
            plan->indexer.top_k * CP_CHOSEN_BYTES;
 }
@@ -31,8 +31,8 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
     const int64_t bytes[] = {
         [CP_SLOT_CACHE] = 0,
         [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
-        [CP_SLOT_QUERIES] =
-            shape.query_heads * head.query + (parts == 1 ? carried(plan) : 0),
+        [CP_SLOT_QUERIES] = shape.query_heads * head.query +
+                            (parts == 1 ? extra_bytes(plan) : 0),
         [CP_SLOT_KEYS] = shape.kv_heads * head.keys,
         [CP_SLOT_PARTIAL] = shape.query_heads * head.partial,
         [CP_SLOT_RUN] = plan->run_bytes,
@@ -41,11 +41,11 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
 }
 static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_layout *layout = plan->layout;
-    const bool asked = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
-    const bool everybody = asked && plan->begins != CP_OWN_TOKENS;
+    const bool per_query = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
+    const bool all_ranks = per_query && plan->begins != CP_OWN_TOKENS;
     const bool keys = kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS;
     const cp_block *block = keys        ? layout->keys
-                            : everybody ? &layout->everybody
+                            : all_ranks ? &layout->all_queries
                                         : layout->queries;
     cp_slot slot = {.kind = kind, .parts = parts};
     if (kind != CP_SLOT_CACHE)
@@ -184,19 +184,19 @@ static void begin(cp_plan *plan) {
                 cp_use_of(plan->cache, k));
 }
 
-static cp_status take_indexer(const cp_indexer *wanted, const cp_layout *layout,
+static cp_status take_indexer(const cp_indexer *given, const cp_layout *layout,
                               cp_indexer *indexer) {
     int64_t longest = 1;
     for (int64_t s = 0; s < layout->sequences; s++)
         longest = cp_max(longest, layout->past[s] + layout->fresh[s]);
-    *indexer = *wanted;
-    indexer->top_k = cp_min(wanted->top_k, longest);
-    if (wanted->top_k == 0 ||
-        (wanted->top_k > 0 && wanted->heads > 0 && wanted->dim > 0 &&
-         wanted->heads <= CP_HEADS_MAX && wanted->dim <= CP_HEADS_MAX))
+    *indexer = *given;
+    indexer->top_k = cp_min(given->top_k, longest);
+    if (given->top_k == 0 ||
+        (given->top_k > 0 && given->heads > 0 && given->dim > 0 &&
+         given->heads <= CP_HEADS_MAX && given->dim <= CP_HEADS_MAX))
         return CP_OK;
     return cp_refuse("an indexer of %ld heads of %ld chooses %ld keys",
-                     wanted->heads, wanted->dim, wanted->top_k);
+                     given->heads, given->dim, given->top_k);
 }
 
 cp_plan_options cp_plan_options_of(const cp_plan *plan) {
@@ -213,25 +213,25 @@ cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       const cp_shape *shape, const cp_plan_options *options,
                       cp_plan **out) {
     static const cp_plan_options usual = {.element_bytes = 4, .spare = 1};
-    const cp_plan_options *wanted = options != NULL ? options : &usual;
+    const cp_plan_options *settings = options != NULL ? options : &usual;
     cp_indexer indexer;
     cp_plan *plan;
     *out = NULL;
     CP_TRY(cp_shape_check(shape));
-    CP_TRY(take_indexer(&wanted->indexer, layout, &indexer));
-    if (wanted->spare < 1 || wanted->element_bytes < 1)
-        return cp_refuse("%d spare slots of %ld-byte numbers", wanted->spare,
-                         wanted->element_bytes);
+    CP_TRY(take_indexer(&settings->indexer, layout, &indexer));
+    if (settings->spare < 1 || settings->element_bytes < 1)
+        return cp_refuse("%d spare slots of %ld-byte numbers", settings->spare,
+                         settings->element_bytes);
     CP_TRY(cp_allocate(&plan, 1, sizeof(*plan), "a plan"));
     *plan = (cp_plan){.shape = *shape,
                       .layout = layout,
-                      .element_bytes = wanted->element_bytes,
-                      .spare = wanted->spare,
-                      .host = wanted->host,
-                      .run_bytes = wanted->run_bytes,
-                      .migration = wanted->migration,
+                      .element_bytes = settings->element_bytes,
+                      .spare = settings->spare,
+                      .host = settings->host,
+                      .run_bytes = settings->run_bytes,
+                      .migration = settings->migration,
                       .indexer = indexer,
-                      .wire = wanted->wire};
+                      .wire = settings->wire};
     begin(plan);
     build(plan);
     cp_status status =

@@ -44,7 +44,7 @@ int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
 void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
 
 /* The builder of a scan calls this first: nothing is appended, and a rank
- * begins and ends with runs (cp_plan_own_run, cp_plan_due_run). */
+ * begins and ends with runs (cp_plan_own_run, cp_plan_prefix_run). */
 void cp_plan_begin_scan(cp_plan *plan);
 
 /* The builder of a sparse attention emits this first. */

@@ -59,12 +59,11 @@ static cp_status page_rank(const cp_cache *cache, int rank, cp_layout *layout) {
     if (status == CP_CAPACITY)
         return cp_fail(status, "rank %d: %s", rank, cp_message());
     CP_TRY(status);
-    CP_TRY(cp_pages_place(pages, growth, cache->room,
-                          &layout->cache[rank].pieces,
-                          &layout->keys[rank].pieces));
-    return cp_pages_place(pages, growth, cache->room,
-                          &layout->appended[rank].pieces,
-                          &layout->queries[rank].pieces);
+    CP_TRY(cp_pages_map(pages, growth, cache->room, &layout->cache[rank].pieces,
+                        &layout->keys[rank].pieces));
+    return cp_pages_map(pages, growth, cache->room,
+                        &layout->appended[rank].pieces,
+                        &layout->queries[rank].pieces);
 }
 
 static cp_status page_layout(const cp_cache *cache, cp_layout **out) {
@@ -103,14 +102,14 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
 
 static cp_status make_room(const cp_cache *cache, int rank,
                            const cp_pieces *fresh) {
-    int64_t more = 0; /* pieces of one sequence */
+    int64_t added = 0; /* pieces of one sequence */
     for (int64_t n = 0; n < fresh->count; n++) {
         const int64_t sequence = fresh->items[n].span.sequence;
         const bool same =
             n > 0 && fresh->items[n - 1].span.sequence == sequence;
         cp_pieces *held = cp_cache_held(cache, rank, sequence);
-        more = same ? more + 1 : 1;
-        CP_TRY(cp_pieces_reserve(held, held->count + more));
+        added = same ? added + 1 : 1;
+        CP_TRY(cp_pieces_reserve(held, held->count + added));
     }
     return CP_OK;
 }

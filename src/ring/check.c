@@ -73,7 +73,7 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
 
 /* Is it one of the new tokens? */
 static bool is_new(const cp_layout *layout, cp_span token) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     for (int64_t n = 0; n < all->count; n++)
         if (cp_span_shared(all->items[n].span, token) >= 0)
             return true;
@@ -94,7 +94,7 @@ static cp_status refuse_no_hole(const cp_layout *layout, owned query) {
 
 static cp_status refuse_open(const cp_layout *layout, const owned *list,
                              int64_t count, const char *what, bool keys) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     for (int64_t i = 0; i < layout->sequences; i++) {
         int64_t end = 0, tokens = 0;
         for (int64_t n = 0; n < all->count; n++)
@@ -139,14 +139,14 @@ static cp_status check_block(const cp_layout *layout, int rank, bool keys) {
     const cp_block *blocks = keys ? layout->keys : layout->queries;
     const cp_block *lists = keys ? layout->cache : layout->appended;
     const cp_block *block = &blocks[rank];
-    const cp_pieces *here = &block->pieces, *there = &lists[rank].pieces;
-    const int64_t count = cp_max(here->count, there->count);
+    const cp_pieces *pieces = &block->pieces, *listed = &lists[rank].pieces;
+    const int64_t count = cp_max(pieces->count, listed->count);
     const char *what = keys ? "key" : "query";
     int64_t next = 0;
     for (int64_t n = 0; n < count; n++) {
-        const cp_piece piece = (n < here->count ? here : there)->items[n];
-        if (n >= here->count || n >= there->count ||
-            memcmp(&piece.span, &there->items[n].span, sizeof(cp_span)) != 0)
+        const cp_piece piece = (n < pieces->count ? pieces : listed)->items[n];
+        if (n >= pieces->count || n >= listed->count ||
+            memcmp(&piece.span, &listed->items[n].span, sizeof(cp_span)) != 0)
             return cp_fail(CP_BROKEN,
                            "rank %d: the %s from %ld to %ld of sequence %ld "
                            "are not the same %s",
@@ -241,9 +241,9 @@ static cp_status check_cache(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
-static bool lies_in(cp_piece piece, cp_piece whole) {
-    const cp_span a = piece.span, b = whole.span;
-    const int64_t ahead = a.start - b.start, rows = piece.row - whole.row;
+static bool lies_in(cp_piece piece, cp_piece outer) {
+    const cp_span a = piece.span, b = outer.span;
+    const int64_t ahead = a.start - b.start, rows = piece.row - outer.row;
     return a.sequence == b.sequence && (a.count == 1 || a.step == b.step) &&
            rows >= 0 && rows + a.count <= b.count && ahead == rows * b.step;
 }
@@ -266,8 +266,8 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
-static cp_status check_everybody(const cp_layout *layout) {
-    const cp_pieces *all = &layout->everybody.pieces;
+static cp_status check_all_queries(const cp_layout *layout) {
+    const cp_pieces *all = &layout->all_queries.pieces;
     int64_t n = 0, row = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const int64_t past = layout->past[i], fresh = layout->fresh[i];
@@ -287,7 +287,7 @@ static cp_status check_everybody(const cp_layout *layout) {
 
 /* The expected number of tokens of each sequence, in consecutive rows. */
 static cp_status check_holes(const cp_layout *layout) {
-    const cp_pieces *all = &layout->everybody.pieces;
+    const cp_pieces *all = &layout->all_queries.pieces;
     int64_t n = 0, row = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
         const int64_t end = row + layout->fresh[i];
@@ -312,7 +312,7 @@ static cp_status check_holes(const cp_layout *layout) {
 static cp_status check_layout(const cp_layout *layout) {
     CP_TRY(check_partition(layout, true));
     CP_TRY(check_partition(layout, false));
-    CP_TRY((layout->refills ? check_holes : check_everybody)(layout));
+    CP_TRY((layout->refills ? check_holes : check_all_queries)(layout));
     for (int rank = 0; rank < layout->ranks; rank++) {
         CP_TRY(check_block(layout, rank, true));
         CP_TRY(check_block(layout, rank, false));
@@ -345,7 +345,7 @@ typedef struct {
 
 typedef struct {
     const cp_plan *plan;
-    slot_state *places; /* [ranks][slots] */
+    slot_state *states; /* [ranks][slots] */
     merge_record
         *merges;    /* in the order in which they happen; the first is ranks */
     int32_t merged; /* how many have happened */
@@ -357,7 +357,7 @@ typedef struct {
 } proof;
 
 static slot_state *state_of_slot(const proof *proof, int rank, int slot) {
-    return &proof->places[rank * (int64_t)proof->plan->slot_count + slot];
+    return &proof->states[rank * (int64_t)proof->plan->slot_count + slot];
 }
 static cp_status check_slot(const proof *proof, int rank, const cp_op *op,
                             int slot, bool writes) {
@@ -477,8 +477,8 @@ static cp_status check_met(const proof *proof, int origin, int32_t met,
     return CP_OK;
 }
 
-static cp_status check_due(const proof *proof, int rank, int half) {
-    const cp_use expected = cp_plan_due_run(proof->plan, rank, half);
+static cp_status check_prefix(const proof *proof, int rank, int half) {
+    const cp_use expected = cp_plan_prefix_run(proof->plan, rank, half);
     const slot_content *content =
         &state_of_slot(proof, rank, expected.slot)->holds;
     if (expected.part < 0 ||
@@ -508,8 +508,8 @@ static cp_status check_result(const proof *proof, int rank) {
         &state_of_slot(proof, rank, plan->result)->holds;
     const cp_use expected = cp_plan_ends(plan, rank);
     if (cp_plan_scans(plan)) {
-        CP_TRY(check_due(proof, rank, 0));
-        return check_due(proof, rank, 1);
+        CP_TRY(check_prefix(proof, rank, 0));
+        return check_prefix(proof, rank, 1);
     }
     if (plan->migration != NULL)
         return check_transfers(proof, rank);
@@ -555,14 +555,16 @@ static cp_status note_join(proof *proof, int rank, const cp_op *op) {
 
 static cp_status check_heads(const proof *proof, int rank, const cp_op *op) {
     const cp_slot *slots = proof->plan->slots;
-    const int asked = slots[op->in.slot].parts;
-    const int held = slots[op->keys.slot].parts;
-    if (held == 1 || (held == asked && op->keys.part == op->in.part))
+    const int query_parts = slots[op->in.slot].parts;
+    const int key_parts = slots[op->keys.slot].parts;
+    if (key_parts == 1 ||
+        (key_parts == query_parts && op->keys.part == op->in.part))
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "rank %d, hop %d: part %d of %d of the query heads meets "
                    "part %d of %d of the key heads",
-                   rank, op->hop, op->in.part, asked, op->keys.part, held);
+                   rank, op->hop, op->in.part, query_parts, op->keys.part,
+                   key_parts);
 }
 
 static cp_status note_runs(proof *proof, int rank, const cp_op *op) {
@@ -646,7 +648,7 @@ static const struct {
     [CP_OP_SELECT] = {CP_SLOT_INDEX_QUERIES, CP_SLOT_LIST},
 };
 
-static cp_use subject(const cp_op *op, int rank) {
+static cp_use operand_of(const cp_op *op, int rank) {
     if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
         return op->in;
     return op->kind == CP_OP_MERGE ? op->out : cp_use_of(0, rank);
@@ -677,7 +679,7 @@ static cp_status note_local(proof *proof, const cp_event *event) {
     const cp_op *op = event->op;
     const int rank = event->rank;
     slot_content *out = &state_of_slot(proof, rank, op->out.slot)->holds;
-    const cp_use of = subject(op, rank);
+    const cp_use of = operand_of(op, rank);
     CP_TRY(check_slots(proof, rank, op));
     /* Note heads that are cut, or runs. */
     if (op->kind == CP_OP_SPLIT)
@@ -801,7 +803,7 @@ static cp_status begin(proof *proof) {
     int64_t merges = 0; /* at most */
     for (int k = 0; k < ranks; k++)
         merges += plan->programs[k].count;
-    CP_TRY(cp_allocate(&proof->places, ranks * plan->slot_count,
+    CP_TRY(cp_allocate(&proof->states, ranks * plan->slot_count,
                        sizeof(slot_state), "a proof"));
     CP_TRY(
         cp_allocate(&proof->merges, merges, sizeof(merge_record), "a proof"));
@@ -920,7 +922,7 @@ cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
     proof proof = {.plan = plan, .report = report};
     *report = (cp_plan_report){0};
     const cp_status status = prove(&proof);
-    free(proof.places);
+    free(proof.states);
     free(proof.merges);
     free(proof.pairs);
     free(proof.times);

@@ -51,10 +51,10 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
 bool cp_times(cp_wide *product, cp_wide factor) {
     __extension__ typedef unsigned __int128 plain;
     plain result;
-    const bool carried =
+    const bool overflow =
         __builtin_mul_overflow((plain)*product, (plain)factor, &result);
     *product = (cp_wide)result;
-    return !carried && result >> 127 == 0;
+    return !overflow && result >> 127 == 0;
 }
 
 static cp_status too_large(const char *equation) {
@@ -64,9 +64,9 @@ static cp_status too_large(const char *equation) {
 
 static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
-        const int64_t rest = a % b;
+        const int64_t remainder = a % b;
         a = b;
-        b = rest;
+        b = remainder;
     }
     return a;
 }

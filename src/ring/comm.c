@@ -118,13 +118,13 @@ cp_status cp_comm_all_gather(cp_comm *comm, const void *send,
 
 cp_status cp_comm_all_gather_in_place(cp_comm *comm, void *items,
                                       int64_t bytes) {
-    void **places;
-    CP_TRY(cp_allocate(&places, comm->ranks, sizeof(*places), "pointers"));
+    void **pointers;
+    CP_TRY(cp_allocate(&pointers, comm->ranks, sizeof(*pointers), "pointers"));
     for (int r = 0; r < comm->ranks; r++)
-        places[r] = (char *)items + r * bytes;
+        pointers[r] = (char *)items + r * bytes;
     const cp_status status =
-        cp_comm_all_gather(comm, places[comm->rank], places, bytes);
-    free(places);
+        cp_comm_all_gather(comm, pointers[comm->rank], pointers, bytes);
+    free(pointers);
     return status;
 }
 
@@ -166,9 +166,9 @@ void cp_exchange_remove(cp_comm *comm, cp_exchange *first,
     cp_exchange **link = &comm->oldest;
     while (*link != first)
         link = &(*link)->newer;
-    for (bool more = true; more;) {
+    for (bool has_more = true; has_more;) {
         cp_exchange *done = *link;
-        more = done != last;
+        has_more = done != last;
         *link = done->newer;
         free(done);
     }
@@ -217,7 +217,7 @@ bool cp_failure_note(cp_failure *failure, int rank, cp_status status) {
     return true;
 }
 
-cp_status cp_failure_tell(const cp_failure *failure, int rank) {
+cp_status cp_failure_status(const cp_failure *failure, int rank) {
     if (failure->rank == rank)
         return cp_fail(failure->status, "%s", failure->message);
     return cp_fail(CP_ABORTED, "rank %d failed first: %s", failure->rank,

@@ -26,8 +26,8 @@ typedef cp_status (*cp_rank_main)(cp_comm *comm, void *context);
 typedef enum {
     CP_HALF_IDLE, /* absent, or cancelled */
     CP_HALF_POSTED,
-    CP_HALF_PAIRED, /* both sides are posted */
-    CP_HALF_MOVING, /* a thread is copying the buffer */
+    CP_HALF_PAIRED,  /* both sides are posted */
+    CP_HALF_COPYING, /* a thread is copying the buffer */
     CP_HALF_DONE,
 } cp_half_state;
 
@@ -150,10 +150,10 @@ typedef struct {
 cp_sentence cp_exchange_describe(const cp_exchange *exchange);
 
 /* For implementations. note: record a failure with cp_message(), if it is the
- * first. tell: the status of rank's calls after it. report: the status of the
+ * first. status: that of rank's calls after it. report: the status of the
  * run of all ranks. */
 bool cp_failure_note(cp_failure *failure, int rank, cp_status status);
-cp_status cp_failure_tell(const cp_failure *failure, int rank);
+cp_status cp_failure_status(const cp_failure *failure, int rank);
 cp_status cp_failure_report(const cp_failure *failure);
 
 /* Record the status that a rank's function returned. */

@@ -131,7 +131,8 @@ static cp_status move_bytes(state_search *search, rank_state *state, int from,
     return status;
 }
 
-static cp_status meet(state_search *search, rank_state *state, bool *moved) {
+static cp_status issue_collective(state_search *search, rank_state *state,
+                                  bool *moved) {
     for (int k = 0; k < search->ranks; k++) {
         const cp_op *op = next_op(search, state, k);
         if (op == NULL || !cp_op_is_collective(op))
@@ -151,7 +152,7 @@ static cp_status explore(state_search *search, rank_state *state) {
         for (int r = 0; r < search->ranks; r++)
             CP_TRY(move_bytes(search, state, k, r, &moved));
     }
-    CP_TRY(meet(search, state, &moved));
+    CP_TRY(issue_collective(search, state, &moved));
     for (int k = 0; k < search->ranks && !moved; k++) {
         const cp_op *op = next_op(search, state, k);
         if (op != NULL)

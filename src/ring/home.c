@@ -12,11 +12,11 @@ static cp_use computed_at(const cp_plan *plan, int first, int k, int p) {
     return part_at(plan, p == k ? plan->result : first + p, p);
 }
 
-static void attend_parts(cp_plan *plan, int k, int asked, int queries,
+static void attend_parts(cp_plan *plan, int k, int query_parts, int queries,
                          int computed) {
     for (int p = 0; p < plan->layout->ranks; p++)
         cp_emit_attend(
-            plan, k, 0, part_at(plan, p == k ? queries : asked + p, p),
+            plan, k, 0, part_at(plan, p == k ? queries : query_parts + p, p),
             cp_use_of(plan->cache, k), computed_at(plan, computed, k, p));
 }
 
@@ -34,31 +34,32 @@ static void bring_home(cp_plan *plan, int k, int computed, int home) {
 static int gather_queries(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
     cp_plan_begin_with(plan, CP_OWN_HEADS, CP_OWN_HEADS);
-    const int asked = cp_plan_add_parts(plan, CP_SLOT_QUERIES, ranks, ranks);
+    const int query_parts =
+        cp_plan_add_parts(plan, CP_SLOT_QUERIES, ranks, ranks);
     for (int k = 0; k < ranks && ranks > 1; k++)
         cp_emit(plan, k, 0, CP_OP_ALL_GATHER, cp_plan_begins(plan, k),
-                part_at(plan, asked, k));
-    return asked;
+                part_at(plan, query_parts, k));
+    return query_parts;
 }
 
 void cp_plan_gather_q(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    const int asked = gather_queries(plan);
+    const int query_parts = gather_queries(plan);
     const int computed = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, ranks, ranks);
     const int home = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, ranks, ranks);
     for (int k = 0; k < ranks; k++) {
-        attend_parts(plan, k, asked, plan->queries, computed);
+        attend_parts(plan, k, query_parts, plan->queries, computed);
         bring_home(plan, k, computed, home);
     }
 }
 
 void cp_plan_scatter_q(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    const int asked = gather_queries(plan);
+    const int query_parts = gather_queries(plan);
     const int computed = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, ranks, ranks);
     const int arriving = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, 1, ranks);
     for (int k = 0; k < ranks; k++) {
-        attend_parts(plan, k, asked, plan->queries, computed);
+        attend_parts(plan, k, query_parts, plan->queries, computed);
         for (int hop = 1; hop < ranks; hop++) {
             const int give = (k + ranks - hop) % ranks;
             const int take = (give + ranks - 1) % ranks;
@@ -75,13 +76,14 @@ void cp_plan_scatter_q(cp_plan *plan) {
 void cp_plan_helix(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
     cp_plan_begin_with(plan, CP_OWN_ALL, CP_OWN_HEADS);
-    const int asked = cp_plan_add_parts(plan, CP_SLOT_QUERIES, ranks, ranks);
+    const int query_parts =
+        cp_plan_add_parts(plan, CP_SLOT_QUERIES, ranks, ranks);
     const int computed = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, ranks, ranks);
     const int home = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, ranks, ranks);
     for (int k = 0; k < ranks; k++) {
         cp_emit(plan, k, 0, CP_OP_SPLIT, cp_plan_begins(plan, k),
-                part_at(plan, asked, 0));
-        attend_parts(plan, k, asked, asked + k, computed);
+                part_at(plan, query_parts, 0));
+        attend_parts(plan, k, query_parts, query_parts + k, computed);
         bring_home(plan, k, computed, home);
     }
 }
@@ -104,8 +106,8 @@ void cp_plan_gather_o(cp_plan *plan) {
     }
 }
 
-static void meet(cp_plan *plan, int k, int hop, int to, int arriving,
-                 int from) {
+static void exchange_partial(cp_plan *plan, int k, int hop, int to,
+                             int arriving, int from) {
     const cp_use result = cp_plan_ends(plan, k);
     const cp_use other = part_at(plan, arriving, 0);
     cp_emit_exchange(plan, k, hop, result, to, other, from);
@@ -127,15 +129,15 @@ void cp_plan_tree(cp_plan *plan) {
         cp_emit_attend(plan, k, 0, cp_plan_begins(plan, k),
                        cp_use_of(plan->cache, k), cp_plan_ends(plan, k));
         if (k >= power) {
-            meet(plan, k, 1, twin, arriving, CP_NO_RANK);
-            meet(plan, k, 2, CP_NO_RANK, plan->result, twin);
+            exchange_partial(plan, k, 1, twin, arriving, CP_NO_RANK);
+            exchange_partial(plan, k, 2, CP_NO_RANK, plan->result, twin);
             continue;
         }
         if (twin < ranks)
-            meet(plan, k, hop++, CP_NO_RANK, arriving, twin);
+            exchange_partial(plan, k, hop++, CP_NO_RANK, arriving, twin);
         for (int step = 1; step < power; step *= 2)
-            meet(plan, k, hop++, k ^ step, arriving, k ^ step);
+            exchange_partial(plan, k, hop++, k ^ step, arriving, k ^ step);
         if (twin < ranks)
-            meet(plan, k, hop, twin, arriving, CP_NO_RANK);
+            exchange_partial(plan, k, hop, twin, arriving, CP_NO_RANK);
     }
 }

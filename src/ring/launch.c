@@ -71,8 +71,8 @@ static cp_status read_ranks(const dialect *by, cp_launch *out) {
     CP_TRY(read_number(by->ranks, 1, MOST_RANKS, &out->ranks));
     CP_TRY(read_number(by->rank, 0, out->ranks - 1, &out->rank));
     CP_TRY(read_number(by->locals, 1, out->ranks, &out->locals));
-    const int here = out->locals > 0 ? out->locals : out->ranks;
-    return read_number(by->local, 0, here - 1, &out->local);
+    const int local_ranks = out->locals > 0 ? out->locals : out->ranks;
+    return read_number(by->local, 0, local_ranks - 1, &out->local);
 }
 
 static cp_status read_first_node(const char *name, char node[256]) {

@@ -24,31 +24,31 @@ static cp_status add_key(cp_layout *layout, int rank, cp_piece piece,
     CP_TRY(cp_pieces_append(&keys->pieces, (cp_piece){piece.span, row}));
     return cp_pieces_append(&cache->pieces, piece);
 }
-/* A rank that is dealt to: the n-th seat gets part n. */
+/* A rank that is dealt to: the n-th recipient gets part n. */
 typedef struct {
     int64_t held;  /* of the sequence, before the call */
-    int64_t order; /* smallest first, ties by place */
+    int64_t order; /* smallest first, ties by index */
     int64_t total; /* held, plus the new tokens that it gets */
     int64_t piece; /* its first new piece, among all that are appended */
-    int rank, place;
+    int rank, index;
 } dealt_rank;
 
 static int by_order(const void *a, const void *b) {
     const dealt_rank *one = a, *other = b;
     if (one->order == other->order)
-        return one->place - other->place;
+        return one->index - other->index;
     return one->order < other->order ? -1 : 1;
 }
 
-static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
-                      const dealt_rank *seats, int64_t *counts) {
+static int owner_index(const cp_call *call, int64_t turn, int64_t nth,
+                       const dealt_rank *recipients, int64_t *counts) {
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     int64_t least = INT64_MAX, before = 0;
-    int seat = (int)(nth % ranks);
+    int owner = (int)(nth % ranks);
     for (int n = 0; n < ranks; n++) {
-        least = cp_min(least, seats[n].total);
-        before += counts[seats[n].rank] = seats[n].total;
+        least = cp_min(least, recipients[n].total);
+        before += counts[recipients[n].rank] = recipients[n].total;
     }
     if (how->weights != NULL)
         return cp_shares_owner(how->weights, ranks, turn + nth, counts,
@@ -57,9 +57,9 @@ static int owner_seat(const cp_call *call, int64_t turn, int64_t nth,
         return cp_dealing_owners(how, ranks).rank[cp_leaf_of(before)];
     if (how->block > 0)
         return (int)(before / how->block % ranks);
-    while (seats[seat].total - least >= cp_shard_spread(ranks))
-        seat = (seat + 1) % ranks;
-    return seat;
+    while (recipients[owner].total - least >= cp_shard_spread(ranks))
+        owner = (owner + 1) % ranks;
+    return owner;
 }
 
 static int64_t rank_behind(const cp_call *call, int64_t sequence) {
@@ -75,34 +75,35 @@ static int64_t rank_behind(const cp_call *call, int64_t sequence) {
     return behind % call->ranks;
 }
 
-static int64_t first_seat(const cp_call *call, int64_t sequence,
-                          int64_t place) {
+static int64_t first_rank(const cp_call *call, int64_t sequence,
+                          int64_t ordinal) {
     const cp_dealing *how = &call->dealing;
     if (how->weights != NULL || how->block > 0)
         return 0;
     if (how->placement == CP_ROUND_ROBIN)
         return call->new_tokens[sequence] > 1
                    ? rank_behind(call, sequence)
-                   : (place + call->step) % call->ranks;
-    return how->placement == CP_ZIGZAG ? place % call->ranks : 0;
+                   : (ordinal + call->step) % call->ranks;
+    return how->placement == CP_ZIGZAG ? ordinal % call->ranks : 0;
 }
 
-static void seat_ranks(const cp_call *call, int64_t sequence, int64_t place,
-                       dealt_rank *seats, int64_t *counts) {
+static void order_recipients(const cp_call *call, int64_t sequence,
+                             int64_t ordinal, dealt_rank *recipients,
+                             int64_t *counts) {
     const cp_dealing *how = &call->dealing;
     const int ranks = call->ranks;
     const bool fewer_first = call->new_tokens[sequence] < ranks;
-    const int64_t first = first_seat(call, sequence, place);
+    const int64_t first = first_rank(call, sequence, ordinal);
     for (int n = 0; n < ranks; n++) {
         const int rank = (int)((first + n) % ranks);
         const int64_t held =
             cp_pieces_tokens(pieces_held(call, rank, sequence));
-        seats[n] =
+        recipients[n] =
             (dealt_rank){held, fewer_first ? held : -held, held, 0, rank, n};
         counts[rank] = held;
     }
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
-        qsort(seats, (size_t)ranks, sizeof(*seats), by_order);
+        qsort(recipients, (size_t)ranks, sizeof(*recipients), by_order);
 }
 /* The tokens of a list whose numbers, from 0 on, are in a span. */
 static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
@@ -153,17 +154,18 @@ static cp_status deal_part(const cp_call *call, const cp_dealing *how, int part,
 }
 
 static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
-                            cp_run run, dealt_rank *seats, cp_layout *layout) {
+                            cp_run run, dealt_rank *recipients,
+                            cp_layout *layout) {
     for (int part = 0; part < call->ranks; part++) {
-        dealt_rank *seat = &seats[part];
-        cp_block *queries = &layout->queries[seat->rank];
-        cp_pieces *appended = &layout->appended[seat->rank].pieces;
-        const int64_t row = run.sequence * call->room + seat->held;
+        dealt_rank *recipient = &recipients[part];
+        cp_block *queries = &layout->queries[recipient->rank];
+        cp_pieces *appended = &layout->appended[recipient->rank].pieces;
+        const int64_t row = run.sequence * call->room + recipient->held;
         CP_TRY(
             deal_part(call, how, part, run, queries->rows, &queries->pieces));
         CP_TRY(deal_part(call, how, part, run, row, appended));
-        for (int64_t n = seat->piece; n < appended->count; n++)
-            seat->total += appended->items[n].span.count;
+        for (int64_t n = recipient->piece; n < appended->count; n++)
+            recipient->total += appended->items[n].span.count;
     }
     return CP_OK;
 }
@@ -177,10 +179,11 @@ static cp_status add_token(cp_pieces *pieces, cp_span token, int64_t row) {
 }
 
 static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
-                            dealt_rank *seats, int64_t *counts,
+                            dealt_rank *recipients, int64_t *counts,
                             cp_layout *layout) {
     for (int64_t n = 0; n < run.count; n++) {
-        dealt_rank *owner = &seats[owner_seat(call, turn, n, seats, counts)];
+        dealt_rank *owner =
+            &recipients[owner_index(call, turn, n, recipients, counts)];
         cp_block *queries = &layout->queries[owner->rank];
         const cp_span token = {run.sequence, run.first + n, 1, 1};
         const int64_t row = queries->rows + owner->total - owner->held;
@@ -193,16 +196,16 @@ static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
 }
 
 static cp_status list_keys(const cp_call *call, int64_t sequence,
-                           const dealt_rank *seat, cp_layout *layout) {
-    const int rank = seat->rank;
+                           const dealt_rank *recipient, cp_layout *layout) {
+    const int rank = recipient->rank;
     const cp_pieces *held = pieces_held(call, rank, sequence);
     cp_block *appended = &layout->appended[rank];
     int64_t total = 0;
     for (int64_t n = 0; n < held->count; n++)
         CP_TRY(add_key(layout, rank, held->items[n], &total));
-    for (int64_t n = seat->piece; n < appended->pieces.count; n++)
+    for (int64_t n = recipient->piece; n < appended->pieces.count; n++)
         CP_TRY(add_key(layout, rank, appended->pieces.items[n], &total));
-    layout->queries[rank].tokens = appended->tokens += total - seat->held;
+    layout->queries[rank].tokens = appended->tokens += total - recipient->held;
     if (total > call->room)
         return cp_fail(CP_CAPACITY,
                        "sequence %ld would hold %ld tokens on rank %d; its "
@@ -219,28 +222,29 @@ static int64_t rows_aside(const cp_dealing *how, int ranks, int64_t count,
                : longest;
 }
 
-static cp_status add_everybody(const cp_call *call, cp_run run,
-                               cp_layout *layout) {
+static cp_status add_all_queries(const cp_call *call, cp_run run,
+                                 cp_layout *layout) {
     const cp_span all = {run.sequence, run.first, run.count, 1};
     const cp_span counted = {run.sequence, 0, run.count, 1};
     const int64_t row = layout->new_tokens;
-    cp_pieces *pieces = &layout->everybody.pieces;
+    cp_pieces *pieces = &layout->all_queries.pieces;
     return call->holes == NULL ? cp_pieces_append(pieces, (cp_piece){all, row})
                                : pick(&call->holes[run.sequence],
                                       (cp_piece){counted, row}, pieces);
 }
 
-static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
-                         dealt_rank *seats, int64_t *counts,
+static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t ordinal,
+                         dealt_rank *recipients, int64_t *counts,
                          cp_layout *layout) {
     const int ranks = call->ranks;
     cp_dealing how = call->dealing;
     const int64_t fresh = call->new_tokens[sequence];
     int64_t cached = 0, longest = 0, most = 0;
-    seat_ranks(call, sequence, place, seats, counts);
+    order_recipients(call, sequence, ordinal, recipients, counts);
     for (int part = 0; part < ranks; part++) {
-        cached += seats[part].held;
-        seats[part].piece = layout->appended[seats[part].rank].pieces.count;
+        cached += recipients[part].held;
+        recipients[part].piece =
+            layout->appended[recipients[part].rank].pieces.count;
     }
     if (how.weights != NULL && how.placement == CP_ZIGZAG) {
         cp_shares_deal(how.weights, ranks, fresh, counts, counts + ranks);
@@ -248,14 +252,14 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
     }
     const cp_run run = {sequence, cached, fresh};
     if (how.placement == CP_ROUND_ROBIN)
-        CP_TRY(
-            deal_turns(call, place + call->step, run, seats, counts, layout));
+        CP_TRY(deal_turns(call, ordinal + call->step, run, recipients, counts,
+                          layout));
     else
-        CP_TRY(deal_parts(call, &how, run, seats, layout));
+        CP_TRY(deal_parts(call, &how, run, recipients, layout));
     for (int part = 0; part < ranks; part++) {
-        CP_TRY(list_keys(call, sequence, &seats[part], layout));
-        longest = cp_max(longest, seats[part].total);
-        most = cp_max(most, seats[part].total - seats[part].held);
+        CP_TRY(list_keys(call, sequence, &recipients[part], layout));
+        longest = cp_max(longest, recipients[part].total);
+        most = cp_max(most, recipients[part].total - recipients[part].held);
     }
     for (int rank = 0; rank < ranks; rank++) {
         cp_block *queries = &layout->queries[rank];
@@ -263,9 +267,9 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t place,
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
         layout->keys[rank].rows += longest;
     }
-    CP_TRY(add_everybody(call, run, layout));
+    CP_TRY(add_all_queries(call, run, layout));
     layout->new_tokens += fresh;
-    layout->everybody.tokens = layout->everybody.rows = layout->new_tokens;
+    layout->all_queries.tokens = layout->all_queries.rows = layout->new_tokens;
     layout->cached_tokens += cached;
     layout->past[sequence] = cached;
     layout->fresh[sequence] = fresh;
@@ -280,17 +284,18 @@ static void pad_queries(cp_layout *layout) {
 }
 
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
-    const cp_pieces *asked = &queries->pieces, *held = &keys->pieces;
+    const cp_pieces *query_pieces = &queries->pieces,
+                    *key_pieces = &keys->pieces;
     int64_t pairs = 0, first = 0;
-    for (int64_t i = 0; i < asked->count; i++) {
-        const cp_span span = asked->items[i].span;
-        while (first < held->count &&
-               held->items[first].span.sequence < span.sequence)
+    for (int64_t i = 0; i < query_pieces->count; i++) {
+        const cp_span span = query_pieces->items[i].span;
+        while (first < key_pieces->count &&
+               key_pieces->items[first].span.sequence < span.sequence)
             first++;
-        for (int64_t j = first; j < held->count; j++) {
-            if (held->items[j].span.sequence > span.sequence)
+        for (int64_t j = first; j < key_pieces->count; j++) {
+            if (key_pieces->items[j].span.sequence > span.sequence)
                 break;
-            pairs += cp_span_pairs(span, held->items[j].span);
+            pairs += cp_span_pairs(span, key_pieces->items[j].span);
         }
     }
     return pairs;
@@ -336,7 +341,7 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
     layout->past = NULL;
     layout->growth = NULL;
     layout->copies = NULL;
-    layout->everybody.pieces = (cp_pieces){0};
+    layout->all_queries.pieces = (cp_pieces){0};
     *out = layout;
     CP_TRY(cp_allocate(&layout->queries, LISTS * ranks, sizeof(cp_block),
                        "blocks"));
@@ -349,16 +354,17 @@ static cp_status allocate(const cp_layout *like, cp_layout **out) {
 }
 
 static cp_status fill(const cp_call *call, cp_layout *layout) {
-    dealt_rank *seats = NULL;
+    dealt_rank *recipients = NULL;
     int64_t *counts; /* two for each rank */
-    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "seats"));
-    cp_status status =
-        cp_allocate(&seats, call->ranks, sizeof(*seats), "seats");
-    for (int64_t i = 0, place = 0; i < call->sequences && status == CP_OK; i++)
+    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "recipients"));
+    cp_status status = cp_allocate(&recipients, call->ranks,
+                                   sizeof(*recipients), "recipients");
+    for (int64_t i = 0, ordinal = 0; i < call->sequences && status == CP_OK;
+         i++)
         if (call->new_tokens[i] > 0)
-            status = lay_out(call, i, place++, seats, counts, layout);
+            status = lay_out(call, i, ordinal++, recipients, counts, layout);
     free(counts);
-    free(seats);
+    free(recipients);
     pad_queries(layout);
     return status;
 }
@@ -394,7 +400,7 @@ void cp_layout_free(cp_layout *layout) {
         return;
     for (int n = 0; layout->queries != NULL && n < LISTS * layout->ranks; n++)
         cp_pieces_free(&layout->queries[n].pieces);
-    cp_pieces_free(&layout->everybody.pieces);
+    cp_pieces_free(&layout->all_queries.pieces);
     for (int n = 0; layout->copies != NULL && n < layout->ranks; n++)
         cp_moves_free(&layout->copies[n]);
     free(layout->copies);
@@ -414,8 +420,8 @@ cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
                                 &layout->queries[n].pieces);
     }
     if (status == CP_OK)
-        status =
-            cp_pieces_copy(&copy->everybody.pieces, &layout->everybody.pieces);
+        status = cp_pieces_copy(&copy->all_queries.pieces,
+                                &layout->all_queries.pieces);
     if (status == CP_OK)
         memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
     return hand_out(status, copy, out);

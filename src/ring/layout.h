@@ -41,7 +41,7 @@ typedef struct {
     cp_block *keys;        /* cached and new, each sequence padded to L^i */
     cp_block *cache;       /* the same keys where they lie in the cache */
     cp_block *appended;    /* the new tokens where they go in the cache */
-    cp_block everybody;    /* the new tokens of all ranks, without padding */
+    cp_block all_queries;  /* the new tokens of all ranks, without padding */
     cp_placement placement;
     bool refills; /* the new tokens are holes among the cached ones */
     bool leaves;  /* a rank has the keys of its leaves (leaves.h): */

@@ -87,9 +87,9 @@ int64_t cp_leaves_tokens(uint32_t leaves, int64_t first, int64_t count) {
             continue;
         for (int side = -1; side <= 1; side += 2) {
             const int64_t to = side < 0 ? first : end;
-            const int64_t rest =
+            const int64_t remainder =
                 cp_min(CP_LEAF_BLOCK, cp_max(0, to % cycle - at));
-            tokens += side * (to / cycle * CP_LEAF_BLOCK + rest);
+            tokens += side * (to / cycle * CP_LEAF_BLOCK + remainder);
         }
     }
     return tokens;

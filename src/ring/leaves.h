@@ -20,7 +20,7 @@ typedef struct {
 } cp_node;
 
 /* Are they siblings, in this order? */
-static inline bool cp_nodes_meet(cp_node left, cp_node right) {
+static inline bool cp_nodes_siblings(cp_node left, cp_node right) {
     return left.count == right.count && left.first % (2 * left.count) == 0 &&
            left.first + left.count == right.first;
 }

@@ -10,7 +10,7 @@
 typedef struct {
     int members, hosts;
     int packed, keys, blocks; /* own keys; in parts; two sets of other hosts' */
-    int queries, asked;       /* own queries in parts; other ranks' queries */
+    int queries, other_queries; /* own queries in parts; other ranks' queries */
     int scratch, partials, home;
 } mesh;
 
@@ -45,9 +45,9 @@ static void wait_for(cp_plan *plan, int k, int hop, int count) {
         cp_emit_wait(plan, k, hop);
 }
 
-static cp_use asked_at(const mesh *m, int k, int r) {
+static cp_use queries_at(const mesh *m, int k, int r) {
     return r == k % m->members ? own_part(m->queries, k, r)
-                               : other_part(m, m->asked, k, r);
+                               : other_part(m, m->other_queries, k, r);
 }
 
 static cp_use block_at(const mesh *m, int k, int hop, int s) {
@@ -60,7 +60,7 @@ static cp_use block_at(const mesh *m, int k, int hop, int s) {
 
 static void attend(cp_plan *plan, const mesh *m, int k, int hop) {
     for (int r = 0; r < m->members; r++) {
-        const cp_use queries = asked_at(m, k, r);
+        const cp_use queries = queries_at(m, k, r);
         const bool is_local = r == k % m->members;
         const cp_use out =
             other_part(m, is_local ? m->home : m->partials, k, r);
@@ -84,7 +84,7 @@ static void program(cp_plan *plan, const mesh *m, int k) {
             cp_use_of(m->keys, k));
     cp_emit(plan, k, 0, CP_OP_SPLIT, cp_use_of(plan->queries, k),
             cp_use_of(m->queries, k));
-    trade(plan, m, k, m->queries, m->asked, false);
+    trade(plan, m, k, m->queries, m->other_queries, false);
     trade(plan, m, k, m->keys, m->blocks, false);
     wait_for(plan, k, 0, 2 * (a - 1));
     for (int hop = 0; hop < m->hosts; hop++) {
@@ -115,7 +115,8 @@ static void build(cp_plan *plan, int members) {
         .keys = cp_plan_add_parts(plan, CP_SLOT_KEYS, members, members),
         .blocks = cp_plan_add_parts(plan, CP_SLOT_KEYS, 2 * members, members),
         .queries = cp_plan_add_parts(plan, CP_SLOT_QUERIES, members, members),
-        .asked = cp_plan_add_parts(plan, CP_SLOT_QUERIES, members, members),
+        .other_queries =
+            cp_plan_add_parts(plan, CP_SLOT_QUERIES, members, members),
         .scratch = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, 1, members),
         .partials = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, members, members),
         .home = cp_plan_add_parts(plan, CP_SLOT_PARTIAL, members, members),

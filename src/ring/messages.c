@@ -16,9 +16,9 @@ cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int number) {
         .dims = {partial ? value_dim : shape.head_dim,
                  keys && !shape.latent ? value_dim : 0},
         .number = partial ? CP_PARTIAL_BYTES : plan->element_bytes};
-    tensors.rest = slot->held - tensors.rows *
-                                    (tensors.dims[0] + tensors.dims[1]) *
-                                    tensors.number;
+    tensors.tail_bytes = slot->held - tensors.rows *
+                                          (tensors.dims[0] + tensors.dims[1]) *
+                                          tensors.number;
     return tensors;
 }
 

@@ -11,7 +11,7 @@ typedef struct {
     cp_encoding encoding;
     int64_t rows, dims[2]; /* numbers of a row; 0: there is no second */
     int64_t number;        /* bytes of one, as held */
-    int64_t rest;          /* bytes after the tensors */
+    int64_t tail_bytes;    /* bytes after the tensors */
 } cp_slot_tensors;
 cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int slot);
 

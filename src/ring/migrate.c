@@ -90,7 +90,7 @@ static cp_status accuse(const cp_migration *migration, int rank, int64_t token,
 
 static cp_status check_transfer(const cp_migration *migration, int from, int to,
                                 const cp_location *was, int64_t rows,
-                                int64_t *whose) {
+                                int64_t *row_tokens) {
     const cp_transfer *transfer = cp_transfer_of(migration, from, to);
     int64_t count = 0;
     for (int64_t n = 0; n < transfer->moves.count; n++) {
@@ -98,7 +98,7 @@ static cp_status check_transfer(const cp_migration *migration, int from, int to,
         count += move.count;
         for (int64_t i = 0; i < move.count; i++) {
             const int64_t row = move.to + i;
-            const int64_t token = row < 0 || row >= rows ? 0 : whose[row];
+            const int64_t token = row < 0 || row >= rows ? 0 : row_tokens[row];
             if (token == 0)
                 return cp_fail(CP_BROKEN,
                                "rank %d sends rank %d row %ld, which belongs "
@@ -110,7 +110,7 @@ static cp_status check_transfer(const cp_migration *migration, int from, int to,
                 was[token - 1].row != move.from + i)
                 return accuse(migration, to, token - 1,
                               "is not the token that arrives at");
-            whose[row] = -token;
+            row_tokens[row] = -token;
         }
     }
     if (count != transfer->rows)
@@ -122,38 +122,40 @@ static cp_status check_transfer(const cp_migration *migration, int from, int to,
 
 static cp_status check_arrivals(const cp_migration *migration, int to,
                                 const cp_location *was, int64_t rows,
-                                int64_t *whose) {
+                                int64_t *row_tokens) {
     const cp_pieces *target = &migration->after[to];
     for (int64_t n = 0; n < target->count; n++)
         for (int64_t i = 0; i < target->items[n].span.count; i++) {
             const cp_span span = target->items[n].span;
-            int64_t *owner = &whose[target->items[n].row + i];
+            int64_t *owner = &row_tokens[target->items[n].row + i];
             if (*owner != 0)
                 return accuse(migration, to, *owner - 1, "shares its row on");
             *owner = migration->first[span.sequence] + span.start +
                      i * span.step + 1;
         }
     for (int from = 0; from < migration->ranks; from++)
-        CP_TRY(check_transfer(migration, from, to, was, rows, whose));
+        CP_TRY(check_transfer(migration, from, to, was, rows, row_tokens));
     for (int64_t row = 0; row < rows; row++)
-        if (whose[row] > 0)
-            return accuse(migration, to, whose[row] - 1, "never arrives at");
+        if (row_tokens[row] > 0)
+            return accuse(migration, to, row_tokens[row] - 1,
+                          "never arrives at");
     return CP_OK;
 }
 
 static cp_status check_rank(const cp_migration *migration, int to,
                             const cp_location *was) {
     const cp_pieces *target = &migration->after[to];
-    int64_t rows = 0, *whose;
+    int64_t rows = 0, *row_tokens;
     for (int64_t n = 0; n < target->count; n++) {
         if (target->items[n].row < 0)
             return cp_fail(CP_BROKEN, "rank %d has a row %ld", to,
                            target->items[n].row);
         rows = cp_max(rows, target->items[n].row + target->items[n].span.count);
     }
-    CP_TRY(cp_allocate(&whose, rows, 8, "rows to be filled"));
-    const cp_status status = check_arrivals(migration, to, was, rows, whose);
-    free(whose);
+    CP_TRY(cp_allocate(&row_tokens, rows, 8, "rows to be filled"));
+    const cp_status status =
+        check_arrivals(migration, to, was, rows, row_tokens);
+    free(row_tokens);
     return status;
 }
 
@@ -232,7 +234,7 @@ cp_status cp_migration_match(cp_migration *migration) {
         status = match(migration, from, expected);
     for (int n = 0; n < migration->ranks * migration->ranks; n++)
         if (migration->transfers[n].rows > 0)
-            migration->transfers[n].place = migration->count++;
+            migration->transfers[n].index = migration->count++;
     free(expected);
     return status;
 }
@@ -252,7 +254,7 @@ static rank_pair pair_of(const cp_plan *plan, int k, int d) {
 
 static cp_use transfer(const cp_plan *plan, int from, int to) {
     const cp_transfer *transfer = cp_transfer_of(plan->migration, from, to);
-    return cp_use_part(transfer->rows > 0 ? plan->result + 1 + transfer->place
+    return cp_use_part(transfer->rows > 0 ? plan->result + 1 + transfer->index
                                           : plan->cache,
                        from, to);
 }
@@ -268,14 +270,14 @@ static void begin(cp_plan *plan) {
     for (int n = 0;
          n < migration->ranks * migration->ranks && plan->status == CP_OK;
          n++) {
-        const cp_transfer *some = &migration->transfers[n];
-        cp_slot *slot = &plan->slots[plan->result + 1 + some->place];
-        if (some->rows == 0)
+        const cp_transfer *transfer = &migration->transfers[n];
+        cp_slot *slot = &plan->slots[plan->result + 1 + transfer->index];
+        if (transfer->rows == 0)
             continue;
-        slot->rows = some->rows;
-        if (!cp_multiply(some->rows, row, &slot->bytes))
+        slot->rows = transfer->rows;
+        if (!cp_multiply(transfer->rows, row, &slot->bytes))
             plan->status =
-                cp_refuse("the bytes of %ld rows overflow", some->rows);
+                cp_refuse("the bytes of %ld rows overflow", transfer->rows);
         slot->held = slot->bytes;
     }
 }

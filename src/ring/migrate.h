@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
     cp_moves moves;
     int64_t rows;
-    int place; /* its index among the transfers that are not empty */
+    int index; /* its index among the transfers that are not empty */
 } cp_transfer;
 
 typedef struct cp_migration {

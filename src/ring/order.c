@@ -25,8 +25,8 @@ static bool is_received(const order_run *run, const cp_op *op) {
     return op->from == CP_NO_RANK || run->next[op->from] > op->got_from;
 }
 
-static cp_status tell(order_run *run, cp_event_kind kind, int rank,
-                      int64_t number) {
+static cp_status emit_event(order_run *run, cp_event_kind kind, int rank,
+                            int64_t number) {
     const cp_event event = {kind, rank, number, op_of(run, rank, number),
                             run->next};
     run->moved = true;
@@ -42,14 +42,14 @@ static cp_status transfer(order_run *run, int from, int64_t number) {
         return cp_fail(CP_BROKEN,
                        "rank %d sends %ld bytes to rank %d, which expects %ld",
                        from, sent, send->to, room);
-    return tell(run, CP_EVENT_TRANSFER, from, number);
+    return emit_event(run, CP_EVENT_TRANSFER, from, number);
 }
 
 static cp_status post(order_run *run, int rank, int64_t number) {
     const cp_op *op = op_of(run, rank, number);
     const bool to_self = op->from == rank && op->got_from == number;
     run->open[rank]++;
-    CP_TRY(tell(run, CP_EVENT_START, rank, number));
+    CP_TRY(emit_event(run, CP_EVENT_START, rank, number));
     if (op->to != CP_NO_RANK && is_sent(run, op))
         CP_TRY(transfer(run, rank, number));
     if (op->from != CP_NO_RANK && !to_self && is_received(run, op))
@@ -74,9 +74,9 @@ static cp_status advance(order_run *run, int rank) {
         if (kind == CP_OP_EXCHANGE)
             CP_TRY(post(run, rank, number));
         else
-            CP_TRY(tell(run,
-                        kind == CP_OP_WAIT ? CP_EVENT_WAIT : CP_EVENT_LOCAL,
-                        rank, number));
+            CP_TRY(emit_event(
+                run, kind == CP_OP_WAIT ? CP_EVENT_WAIT : CP_EVENT_LOCAL, rank,
+                number));
     }
     return CP_OK;
 }
@@ -87,7 +87,8 @@ static cp_status collective(order_run *run) {
         if (run->next[rank] >= run->plan->programs[rank].count ||
             !cp_op_is_collective(op_of(run, rank, run->next[rank])))
             return CP_OK;
-    const cp_status status = tell(run, CP_EVENT_COLLECTIVE, 0, run->next[0]);
+    const cp_status status =
+        emit_event(run, CP_EVENT_COLLECTIVE, 0, run->next[0]);
     for (int rank = 0; rank < ranks; rank++)
         run->next[rank]++;
     return status;

@@ -118,13 +118,13 @@ cp_status cp_pages_plan(const cp_pages *pages, cp_growth *growth,
     int64_t needed = 0;
     for (int64_t s = 0; s < pages->sequences; s++) {
         const cp_table *table = &pages->tables[s];
-        cp_growth *more = &growth[s];
-        more->copies = must_copy(pages, growth, s);
-        more->kept = table->count - more->copies;
-        more->added =
-            cp_ceil_divide(table->rows + more->rows, pages->block) - more->kept;
-        more->first = needed;
-        needed += more->added;
+        cp_growth *entry = &growth[s];
+        entry->copies = must_copy(pages, growth, s);
+        entry->kept = table->count - entry->copies;
+        entry->added = cp_ceil_divide(table->rows + entry->rows, pages->block) -
+                       entry->kept;
+        entry->first = needed;
+        needed += entry->added;
     }
     if (needed > pages->left)
         return cp_fail(CP_CAPACITY,
@@ -157,9 +157,9 @@ static cp_status push(cp_pieces *pieces, cp_piece piece) {
     return CP_OK;
 }
 
-static cp_status place(const cp_pages *pages, const cp_growth *growth,
-                       int64_t room, cp_piece piece, cp_piece other,
-                       cp_pieces *to, cp_pieces *beside) {
+static cp_status map_piece(const cp_pages *pages, const cp_growth *growth,
+                           int64_t room, cp_piece piece, cp_piece other,
+                           cp_pieces *to, cp_pieces *beside) {
     const int64_t sequence = piece.span.sequence, count = piece.span.count;
     const int64_t first = piece.row - sequence * room;
     for (int64_t at = 0, run; at < count; at += run) {
@@ -174,22 +174,22 @@ static cp_status place(const cp_pages *pages, const cp_growth *growth,
     return CP_OK;
 }
 
-cp_status cp_pages_place(const cp_pages *pages, const cp_growth *growth,
-                         int64_t room, cp_pieces *pieces, cp_pieces *beside) {
-    cp_pieces placed[2] = {{0}, {0}};
+cp_status cp_pages_map(const cp_pages *pages, const cp_growth *growth,
+                       int64_t room, cp_pieces *pieces, cp_pieces *beside) {
+    cp_pieces mapped[2] = {{0}, {0}};
     cp_status status = CP_OK;
     assert(pieces->count == beside->count);
     for (int64_t n = 0; n < pieces->count && status == CP_OK; n++)
-        status = place(pages, growth, room, pieces->items[n], beside->items[n],
-                       &placed[0], &placed[1]);
+        status = map_piece(pages, growth, room, pieces->items[n],
+                           beside->items[n], &mapped[0], &mapped[1]);
     if (status == CP_OK) {
         const cp_pieces before[2] = {*pieces, *beside};
-        *pieces = placed[0];
-        *beside = placed[1];
-        memcpy(placed, before, sizeof(placed));
+        *pieces = mapped[0];
+        *beside = mapped[1];
+        memcpy(mapped, before, sizeof(mapped));
     }
-    cp_pieces_free(&placed[0]);
-    cp_pieces_free(&placed[1]);
+    cp_pieces_free(&mapped[0]);
+    cp_pieces_free(&mapped[1]);
     return status;
 }
 
@@ -247,29 +247,29 @@ void cp_pages_cut(cp_pages *pages, int64_t sequence, int64_t rows) {
 
 typedef struct {
     int64_t size;
-    int64_t *place; /* [blocks] the slot of a block */
-    int64_t *whose; /* [blocks] the block in a slot; -1: none */
+    int64_t *slot_of;  /* [blocks] the slot of a block */
+    int64_t *block_in; /* [blocks] the block in a slot; -1: none */
     int64_t hole;
     cp_moves *moves;
 } move_state;
 
 static cp_status move_block(move_state *m, int64_t block, int64_t to) {
-    const int64_t from = m->place[block];
-    m->place[block] = to;
-    m->whose[to] = block;
-    m->whose[from] = -1;
+    const int64_t from = m->slot_of[block];
+    m->slot_of[block] = to;
+    m->block_in[to] = block;
+    m->block_in[from] = -1;
     m->hole = from;
     return cp_moves_append(m->moves,
                            (cp_move){from * m->size, to * m->size, m->size});
 }
 
 static cp_status bring(move_state *m, int64_t block, int64_t to) {
-    if (m->place[block] == to)
+    if (m->slot_of[block] == to)
         return CP_OK;
     const int64_t hole = m->hole;
-    const bool taken = m->whose[to] >= 0;
+    const bool taken = m->block_in[to] >= 0;
     if (taken)
-        CP_TRY(move_block(m, m->whose[to], hole));
+        CP_TRY(move_block(m, m->block_in[to], hole));
     CP_TRY(move_block(m, block, to));
     if (!taken && hole != to)
         m->hole = hole;
@@ -317,13 +317,13 @@ cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves) {
                     pages->unused[pages->left - 1], moves};
     int64_t *target = lists + 2 * blocks;
     for (int64_t b = 0; b < blocks; b++) {
-        m.place[b] = b;
-        m.whose[b] = pages->users[b] > 0 ? b : -1;
+        m.slot_of[b] = b;
+        m.block_in[b] = pages->users[b] > 0 ? b : -1;
         target[b] = -1;
     }
     const cp_status status = bring_all(pages, &m, target);
     if (status == CP_OK)
-        rename_blocks(pages, target, m.place);
+        rename_blocks(pages, target, m.slot_of);
     else
         moves->count = before;
     free(lists);

@@ -73,8 +73,8 @@ int64_t cp_pages_row(const cp_pages *pages, const cp_growth *growth,
  * not consecutive is cut; so is its counterpart in `beside`, which lists the
  * same number of pieces of the same tokens. Fails with CP_MEMORY, both lists
  * untouched. */
-cp_status cp_pages_place(const cp_pages *pages, const cp_growth *growth,
-                         int64_t room, cp_pieces *pieces, cp_pieces *beside);
+cp_status cp_pages_map(const cp_pages *pages, const cp_growth *growth,
+                       int64_t room, cp_pieces *pieces, cp_pieces *beside);
 
 /* Grow the tables as planned; the pages must not change in between. Reserve
  * may fail with CP_MEMORY and has no visible effect; after it, grow cannot

@@ -35,11 +35,11 @@ static void program(cp_plan *plan, int k, cp_ring ring, int scratch) {
             started++;
         }
         /* Attend to the block that is here, and merge. */
-        const cp_use here = block_at(ring, k, hop, ranks);
+        const cp_use block = block_at(ring, k, hop, ranks);
         if (hop == 0) {
             cp_emit_attend(plan, k, hop, queries, cache, result);
         } else {
-            cp_emit_attend(plan, k, hop, queries, here, added);
+            cp_emit_attend(plan, k, hop, queries, block, added);
             cp_emit(plan, k, hop, CP_OP_MERGE, added, result);
         }
         /* Wait for the block of the next hop. */

@@ -30,11 +30,11 @@ static void program(cp_plan *plan, int k, query_ring ring) {
             started++;
         }
         /* Attend for the queries that are here to the rank's own keys. */
-        const cp_use here = queries_at(plan, ring, k, hop);
+        const cp_use block = queries_at(plan, ring, k, hop);
         const int partial =
-            here.origin == k ? plan->result : ring.computed + here.origin;
-        cp_emit_attend(plan, k, hop, here, cp_use_of(plan->cache, k),
-                       cp_use_of(partial, here.origin));
+            block.origin == k ? plan->result : ring.computed + block.origin;
+        cp_emit_attend(plan, k, hop, block, cp_use_of(plan->cache, k),
+                       cp_use_of(partial, block.origin));
         /* Wait for the queries of the next hop. */
         if (hop + 1 < ranks && arrived < hop + 1)
             cp_emit_wait(plan, k, arrived = hop + 1);

@@ -33,7 +33,7 @@ cp_use cp_plan_ends(const cp_plan *plan, int rank) {
 
 const cp_block *cp_plan_queries(const cp_plan *plan, int origin) {
     const cp_layout *layout = plan->layout;
-    return origin == layout->ranks ? &layout->everybody
+    return origin == layout->ranks ? &layout->all_queries
                                    : &layout->queries[origin];
 }
 

@@ -195,7 +195,8 @@ static inline cp_use cp_plan_own_run(const cp_plan *plan, int rank, int half) {
     return cp_use_run(half == 0 ? plan->fresh : plan->queries, chunk, chunk);
 }
 
-static inline cp_use cp_plan_due_run(const cp_plan *plan, int rank, int half) {
+static inline cp_use cp_plan_prefix_run(const cp_plan *plan, int rank,
+                                        int half) {
     return cp_use_run(plan->result + half, 0,
                       cp_plan_chunk(plan, rank, half) - 1);
 }

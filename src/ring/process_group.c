@@ -28,10 +28,10 @@ enum { NOT_YET, NOW };
 
 cp_status cp_process_group_await(int file) {
     enum { MILLISECONDS = 500 };
-    struct pollfd wanted = {.fd = file, .events = POLLIN};
+    struct pollfd poll_fd = {.fd = file, .events = POLLIN};
     if (self->ranks == 1 || self->rank != 0)
         return CP_OK;
-    while (poll(&wanted, 1, MILLISECONDS) == 0) {
+    while (poll(&poll_fd, 1, MILLISECONDS) == 0) {
         int64_t word = NOT_YET;
         CP_TRY(self->broadcast(&word, sizeof(word)));
     }

@@ -6,10 +6,10 @@
 #include <string.h>
 
 static void set_room(cp_cache *cache, int64_t room) {
-    const int64_t more = room - cache->room;
+    const int64_t added_room = room - cache->room;
     for (int64_t n = 0; n < cache->ranks * cache->sequences; n++)
         for (int64_t i = 0; i < cache->held[n].count; i++)
-            cache->held[n].items[i].row += n % cache->sequences * more;
+            cache->held[n].items[i].row += n % cache->sequences * added_room;
     cache->room = room;
 }
 

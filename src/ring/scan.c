@@ -29,7 +29,7 @@ void cp_plan_state_gather(cp_plan *plan) {
             for (int half = 0; half < 2; half++)
                 if (c == cp_plan_chunk(plan, k, half))
                     cp_emit(plan, k, 0, CP_OP_PACK, before,
-                            cp_plan_due_run(plan, k, half));
+                            cp_plan_prefix_run(plan, k, half));
             if (c < chunks - 1 - k)
                 cp_emit(plan, k, 0, CP_OP_MERGE, before,
                         item(plan, items, k, c));
@@ -56,7 +56,7 @@ void cp_plan_state_ring(cp_plan *plan) {
             const int up = k + 1 < ranks ? k + 1 : CP_NO_RANK;
             const int from = half == 0 ? k - 1 : up;
             const int to = half == 0 ? up : k - 1;
-            const cp_use expected = cp_plan_due_run(plan, k, half);
+            const cp_use expected = cp_plan_prefix_run(plan, k, half);
             cp_use local_run = cp_plan_own_run(plan, k, half);
             const cp_use done = cp_use_run(local_run.slot, 0, hop);
             if (hop == ranks)
@@ -80,7 +80,7 @@ static int other(const cp_plan *plan, int k, int c) {
 
 /* The composition of the last `reach` chunks before the chunk of this half. */
 static cp_use known(const cp_plan *plan, int k, int half, int reach) {
-    const cp_use expected = cp_plan_due_run(plan, k, half);
+    const cp_use expected = cp_plan_prefix_run(plan, k, half);
     return cp_use_run(expected.slot, (int)cp_max(0, expected.part + 1 - reach),
                       expected.part);
 }

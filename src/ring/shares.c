@@ -25,11 +25,12 @@ cp_status cp_shares_check(const int64_t *weights, int ranks) {
 }
 
 static int neediest(const int64_t *weights, int64_t sum, int ranks,
-                    const int64_t *held, const int64_t *more, int64_t tokens) {
+                    const int64_t *held, const int64_t *shares,
+                    int64_t tokens) {
     int64_t most = INT64_MIN;
     int rank = 0;
     for (int n = 0; n < ranks; n++) {
-        const int64_t lacks = weights[n] * tokens - sum * (held[n] + more[n]);
+        const int64_t lacks = weights[n] * tokens - sum * (held[n] + shares[n]);
         if (lacks > most)
             rank = n;
         most = cp_max(most, lacks);

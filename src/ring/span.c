@@ -76,10 +76,10 @@ static int64_t inverse(int64_t a, int64_t m, int64_t *gcd) {
     int64_t r = a, next_r = m, x = 1, next_x = 0;
     while (next_r != 0) {
         const int64_t quotient = r / next_r;
-        const int64_t rest = r - quotient * next_r;
-        const int64_t rest_x = x - quotient * next_x;
-        r = next_r, next_r = rest;
-        x = next_x, next_x = rest_x;
+        const int64_t remainder = r - quotient * next_r;
+        const int64_t remainder_x = x - quotient * next_x;
+        r = next_r, next_r = remainder;
+        x = next_x, next_x = remainder_x;
     }
     *gcd = r;
     return (x % m + m) % m;

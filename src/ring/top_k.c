@@ -4,7 +4,8 @@
 #include "ring/build.h"
 
 /* The index queries of rank k meet a block of index keys, its own first. */
-static void meet(cp_plan *plan, int k, int hop, cp_use keys, int scratch) {
+static void select_keys(cp_plan *plan, int k, int hop, cp_use keys,
+                        int scratch) {
     const cp_use queries = cp_use_of(plan->index_queries, k);
     const cp_use list = cp_use_of(plan->list, k);
     const cp_use added = cp_use_of(scratch, k);
@@ -31,8 +32,8 @@ static void gather_index_keys(cp_plan *plan) {
                     cp_use_of(all, k));
         for (int hop = 0; hop < ranks; hop++) {
             const int s = (k + ranks - hop) % ranks;
-            meet(plan, k, 0, s == k ? index_keys : cp_use_of(all + s, s),
-                 scratch);
+            select_keys(plan, k, 0, s == k ? index_keys : cp_use_of(all + s, s),
+                        scratch);
         }
         choose(plan, k, 0);
     }
@@ -44,18 +45,18 @@ static void pass_index_keys(cp_plan *plan) {
     const int scratch = cp_plan_add_slots(plan, CP_SLOT_LIST, 1);
     for (int k = 0; k < ranks; k++) {
         const int next = (k + 1) % ranks, previous = (k + ranks - 1) % ranks;
-        cp_use here = cp_use_of(plan->index_keys, k);
+        cp_use keys = cp_use_of(plan->index_keys, k);
         for (int hop = 0; hop < ranks; hop++) {
-            const bool more = hop + 1 < ranks;
+            const bool has_next = hop + 1 < ranks;
             const cp_use arriving =
                 cp_use_of(ring + hop % 2, (k + 2 * ranks - 1 - hop) % ranks);
-            if (more)
-                cp_emit_exchange(plan, k, hop + 1, here, next, arriving,
+            if (has_next)
+                cp_emit_exchange(plan, k, hop + 1, keys, next, arriving,
                                  previous);
-            meet(plan, k, hop, here, scratch);
-            if (more)
+            select_keys(plan, k, hop, keys, scratch);
+            if (has_next)
                 cp_emit_wait(plan, k, hop + 1);
-            here = arriving;
+            keys = arriving;
         }
         choose(plan, k, ranks - 1);
     }
@@ -63,7 +64,7 @@ static void pass_index_keys(cp_plan *plan) {
 
 static void gather_index_queries(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    const int asked = cp_plan_add_slots(plan, CP_SLOT_INDEX_QUERIES, ranks);
+    const int gathered = cp_plan_add_slots(plan, CP_SLOT_INDEX_QUERIES, ranks);
     const int made = cp_plan_add_slots(plan, CP_SLOT_LIST, ranks);
     const int home = cp_plan_add_slots(plan, CP_SLOT_LIST, ranks);
     for (int k = 0; k < ranks; k++) {
@@ -71,10 +72,11 @@ static void gather_index_queries(cp_plan *plan) {
         const cp_use queries = cp_use_of(plan->index_queries, k);
         const cp_use list = cp_use_of(plan->list, k);
         if (ranks > 1)
-            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, queries, cp_use_of(asked, k));
+            cp_emit(plan, k, 0, CP_OP_ALL_GATHER, queries,
+                    cp_use_of(gathered, k));
         for (int r = 0; r < ranks; r++)
             cp_emit_select(plan, k, 0,
-                           r == k ? queries : cp_use_of(asked + r, r), keys,
+                           r == k ? queries : cp_use_of(gathered + r, r), keys,
                            r == k ? list : cp_use_of(made + r, r));
         if (ranks > 1)
             cp_emit(plan, k, 0, CP_OP_ALL_TO_ALL, cp_use_of(made, k),
