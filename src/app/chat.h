@@ -11,10 +11,10 @@
 
 /* One conversation, and its current or last answer. */
 typedef struct {
-    cp_ids said;    /* all its tokens: those in the session, then those still to
+    cp_ids tokens; /* all its tokens: those in the session, then those still to
                        be fed; if none of the latter, its turn is over */
-    int64_t before; /* tokens of earlier turns */
-    int64_t asked;  /* tokens before this turn's answer */
+    int64_t turn_start;   /* tokens of earlier turns */
+    int64_t answer_start; /* tokens before this turn's answer */
     int64_t cached; /* tokens that were in the session before its last call */
     int64_t
         shared_prefix; /* length of the prefix to be taken over from sequence 0

@@ -15,7 +15,8 @@
  * bytes; with CP_INVALID if such matrices cannot be multiplied; and with
  * CP_BROKEN as CUDA and the link do. */
 cp_status cp_device_calibrate(const cp_device_runner *runner,
-                              cp_numbers numbers, const cp_calibration *wanted);
+                              cp_numbers numbers,
+                              const cp_calibration *calibration);
 
 /* Fill device memory with numbers of both signs, valid in any format: a GPU
  * that multiplies zeros runs cooler, and so faster. */
