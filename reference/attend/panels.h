@@ -54,7 +54,8 @@ void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
  * rise, and add them to its total. keep is the factor of the past. Returns
  * whether any factor is below 1: then sums must be scaled by it. */
 bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
-                     float *total, float *keep);
-void cp_panels_scale(const cp_panels *buffers, const float *keep, float *sums);
+                     float *total, float *rescale);
+void cp_panels_scale(const cp_panels *buffers, const float *rescale,
+                     float *sums);
 
 #endif

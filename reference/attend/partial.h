@@ -13,7 +13,7 @@
  *          A running answer has it, a partial in a message does not. */
 typedef struct {
     int64_t rows, heads, dim;
-    float *output, *lse, *rest;
+    float *output, *lse, *remainder;
 } cp_partial;
 
 /* Make the partial empty: output 0, lse -inf. It is the identity of the
@@ -29,7 +29,7 @@ void cp_partial_merge(cp_partial *out, const cp_partial *add);
 
 /* The same for one row of one head; lse and rest are ours, add_lse the
  * other's. */
-void cp_partial_merge_row(float *output, float *lse, float *rest,
+void cp_partial_merge_row(float *output, float *lse, float *remainder,
                           const float *add, float add_lse, int64_t dim);
 
 #endif

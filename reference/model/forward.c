@@ -169,7 +169,7 @@ static void put_rows(const state *s, const workspace *at, cp_weight weight,
                at->made[weight] + t * width, (size_t)width * sizeof(float));
 }
 
-static void place(cp_rows *rows) {
+static void scatter(cp_rows *rows) {
     const workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
@@ -237,7 +237,7 @@ static cp_status walk(cp_pass *pass, int64_t layer) {
 
 static const cp_pass_ops on_cores = {.norm = norm,
                                      .multiply = multiply,
-                                     .place = place,
+                                     .place = scatter,
                                      .gather = gather,
                                      .gate = gate,
                                      .add = add,
@@ -247,11 +247,11 @@ static const cp_pass_ops on_cores = {.norm = norm,
 
 static void write_hidden(const state *s) {
     const cp_local_ranks *local = &s->engine->base.local;
-    const int here = local->group != NULL ? 0 : s->comm->rank;
+    const int index = local->group != NULL ? 0 : s->comm->rank;
     cp_norm_rows(s->count, s->facts->width, s->x,
                  tensor_of(s, CP_WEIGHT_OUTPUT_NORM, 0)->vector,
                  s->facts->epsilon, s->threads,
-                 (float *)(void *)s->engine->hidden[here].rows);
+                 (float *)(void *)s->engine->hidden[index].rows);
 }
 
 static cp_status run(state *s, const cp_walk_options *options) {
