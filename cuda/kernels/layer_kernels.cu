@@ -73,18 +73,18 @@ typedef struct {
 /* Numbers i to i + 7 of a row; zeros from end on. */
 CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
     const int64_t size = from->element == CP_F32 ? 4 : 2;
-    const char *there = (const char *)from->numbers + (from->at + i) * size;
+    const char *address = (const char *)from->numbers + (from->at + i) * size;
     eight to = {{0.0f}};
     if (from->numbers == NULL)
         return to;
-    if (i + EIGHT > end || (uintptr_t)there % 16 != 0) {
+    if (i + EIGHT > end || (uintptr_t)address % 16 != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end)
-                to.x[k] = cp_get(there, from->element, k);
+                to.x[k] = cp_get(address, from->element, k);
     } else if (size == 4) {
-        to = *(const eight *)there;
+        to = *(const eight *)address;
     } else {
-        const eight_pairs pairs = *(const eight_pairs *)there;
+        const eight_pairs pairs = *(const eight_pairs *)address;
         CP_EACH(k, EIGHT)
             to.x[k] = __uint_as_float(k % 2 == 0 ? pairs.x[k / 2] << 16
                                                  : pairs.x[k / 2] & ~0xffffu);
@@ -95,26 +95,26 @@ CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
 CP_INLINED void put_eight(const row *to, int64_t i, int64_t end, eight y) {
     const bool codes = to->scales != NULL;
     const int64_t size = codes ? 1 : to->element == CP_F32 ? 4 : 2;
-    char *there = (char *)to->numbers + (to->at + i) * size;
+    char *address = (char *)to->numbers + (to->at + i) * size;
     const float *x = y.x;
-    if (i + EIGHT > end || (uintptr_t)there % (codes ? 4 : 16) != 0) {
+    if (i + EIGHT > end || (uintptr_t)address % (codes ? 4 : 16) != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end && codes)
-                there[k] = (char)cp_f8_bits(x[k]);
+                address[k] = (char)cp_f8_bits(x[k]);
             else if (i + k < end)
-                cp_put(there, to->element, k, x[k]);
+                cp_put(address, to->element, k, x[k]);
     } else if (codes) {
         CP_EACH(k, EIGHT / 4)
-            ((uint32_t *)there)[k] = cp_f8_pair(x[4 * k], x[4 * k + 1]) |
-                                     cp_f8_pair(x[4 * k + 2], x[4 * k + 3])
-                                         << 16;
+            ((uint32_t *)address)[k] = cp_f8_pair(x[4 * k], x[4 * k + 1]) |
+                                       cp_f8_pair(x[4 * k + 2], x[4 * k + 3])
+                                           << 16;
     } else if (size == 4) {
-        *(eight *)there = y;
+        *(eight *)address = y;
     } else {
         eight_pairs pairs;
         CP_EACH(k, EIGHT / 2)
             pairs.x[k] = cp_pack_bf16(x[2 * k], x[2 * k + 1]);
-        *(eight_pairs *)there = pairs;
+        *(eight_pairs *)address = pairs;
     }
 }
 
@@ -161,9 +161,10 @@ static __device__ void put_row(source from, int64_t first, int64_t end,
 }
 
 CP_KERNEL(gather_rows, cp_device_gather_args) {
-    const int64_t place = a.places == NULL ? blockIdx.x : a.places[blockIdx.x];
+    const int64_t index =
+        a.indices == NULL ? blockIdx.x : a.indices[blockIdx.x];
     const source from = {
-        FETCHED, {place < 0 ? NULL : a.from, place * a.width, a.stored}};
+        FETCHED, {index < 0 ? NULL : a.from, index * a.width, a.stored}};
     const row to = {a.to, blockIdx.x * a.width, a.element, a.scales};
     put_row(from, 0, a.width, &to);
 }
@@ -209,12 +210,12 @@ static __device__ float angle_of(int64_t position, double frequency) {
 CP_KERNEL(rotate_rows, cp_device_rotate_args) {
     CP_SHARED(float, cosines, [CP_DEVICE_DIM_MAX / 2]);
     CP_SHARED(float, sines, [CP_DEVICE_DIM_MAX / 2]);
-    const int64_t token = blockIdx.x, place = a.places[token];
+    const int64_t token = blockIdx.x, index = a.indices[token];
     const int dim = (int)a.shape.head_dim, eights = (dim + EIGHT - 1) / EIGHT;
     const int query_heads = (int)a.shape.query_heads;
     const int kv_heads = (int)a.shape.kv_heads;
     const int heads = query_heads + 2 * kv_heads;
-    if (place < 0)
+    if (index < 0)
         return;
     for (int64_t i = threadIdx.x; i < a.pairs; i += THREADS) {
         const float angle = angle_of(a.positions[token], a.frequencies[i]);
@@ -239,9 +240,9 @@ CP_KERNEL(rotate_rows, cp_device_rotate_args) {
         const bool query = head < query_heads,
                    value = head >= query_heads + kv_heads;
         const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
-        const int64_t heads_there = query ? query_heads : kv_heads;
+        const int64_t tensor_heads = query ? query_heads : kv_heads;
         void *tensor = query ? a.queries : value ? a.values : a.keys;
-        const row to = {tensor, (place * heads_there + head - first) * dim,
+        const row to = {tensor, (index * tensor_heads + head - first) * dim,
                         a.element};
         put_eight(&to, d, dim, y);
     }
@@ -261,11 +262,11 @@ cudaError_t cp_device_rotate(const cp_device_rotate_args *call,
 
 CP_KERNEL(gate_rows, cp_device_gate_args) {
     const int64_t at = blockIdx.x * a.inner, first = (int64_t)blockIdx.y * PART;
-    const bool whole = a.scales != NULL || first + PART > a.inner;
+    const bool to_end = a.scales != NULL || first + PART > a.inner;
     const source from = {
         GATED, {a.both, 2 * at, CP_F32}, {a.both, 2 * at + a.inner, CP_F32}};
     const row to = {a.y, at, a.element, a.scales};
-    put_row(from, first, whole ? a.inner : first + PART, &to);
+    put_row(from, first, to_end ? a.inner : first + PART, &to);
 }
 
 cudaError_t cp_device_gate(const cp_device_gate_args *call,

@@ -13,11 +13,11 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
     float lse = a.lse[at];
     for (int first = 0; first < a.addends; first += 8) {
         /* Weigh these addends, one after the other. */
-        const int here = a.addends - first < 8 ? a.addends - first : 8;
+        const int batch = a.addends - first < 8 ? a.addends - first : 8;
         float add[8], kept[8], fresh[8];
         CP_EACH(i, 8)
             add[i] =
-                i < here ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
+                i < batch ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
         CP_EACH(i, 8) {
             const float larger = fmaxf(lse, add[i]);
             const float old_weight =
@@ -36,7 +36,7 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                 a.add_output + first * a.stride + at * a.dim + d;
             CP_EACH(i, 8)
                 CP_EACH(c, 4)
-                    loaded[i][c] = i < here && d + 32 * c < a.dim
+                    loaded[i][c] = i < batch && d + 32 * c < a.dim
                                        ? from[i * a.stride + 32 * c]
                                        : 0.0f;
             CP_EACH(c, 4) {

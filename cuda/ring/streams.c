@@ -42,7 +42,7 @@ struct cp_stream_walker {
     bool *needed;        /* [slot_count] by this rank, */
     bool *rewritten;     /* and with a message beside it */
     char *staging;       /* on the host: the tile lists, */
-    int32_t *told;       /* [ranks] and wrong, copied back */
+    int32_t *host_wrong; /* [ranks] and wrong, copied back */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
@@ -161,7 +161,7 @@ static cp_status reserve(cp_stream_walker *w) {
     snprintf(what, sizeof(what), "rank %d's slots", w->rank);
     CP_TRY(cp_device_room_grow(kept, room.used, bytes, what));
     w->staging = kept->host;
-    w->told = (int32_t *)(void *)(w->staging + listed);
+    w->host_wrong = (int32_t *)(void *)(w->staging + listed);
     room = (cp_arena){.align = 256, .memory = kept->device};
     claim(w, &room);
     return CP_OK;
@@ -536,17 +536,17 @@ static cp_status split(const cp_stream_walker *w, const cp_op *op) {
     const int64_t head = all.head_dim * plan->element_bytes;
     const int64_t value = cp_value_dim(&all) * plan->element_bytes;
     const int64_t heads = keys ? all.kv_heads : all.query_heads;
-    const int64_t some = keys ? cut.kv_heads : cut.query_heads;
+    const int64_t cut_heads = keys ? cut.kv_heads : cut.query_heads;
     const int64_t rows = plan->slots[op->in.slot].rows;
     const int parts = plan->slots[op->out.slot].parts;
     for (int p = 0; p < parts; p++) {
         const int64_t first = p * heads / parts;
         const int in = op->in.slot, out = op->out.slot + p;
-        CP_TRY(copy_columns(w, w->slots[out], some * head,
+        CP_TRY(copy_columns(w, w->slots[out], cut_heads * head,
                             (char *)w->slots[in] + first * head, heads * head,
                             rows));
         if (keys && !all.latent)
-            CP_TRY(copy_columns(w, slot_values(w, out), some * value,
+            CP_TRY(copy_columns(w, slot_values(w, out), cut_heads * value,
                                 slot_values(w, in) + first * value,
                                 heads * value, rows));
     }
@@ -693,7 +693,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
 static cp_status end(cp_stream_walker *w) {
     if (!w->begins || !w->plan->labelled)
         return CP_OK;
-    return cp_bytes_copy(w->told, w->wrong, 4 * w->plan->layout->ranks,
+    return cp_bytes_copy(w->host_wrong, w->wrong, 4 * w->plan->layout->ranks,
                          w->queues.compute, "whether labels agreed");
 }
 
@@ -740,8 +740,8 @@ static int64_t number_of(const cp_event *event, int rank) {
                                               : event->number;
 }
 
-static cp_status carry(const together *all, const cp_event *event, int rank,
-                       cp_message_half half) {
+static cp_status copy_message(const together *all, const cp_event *event,
+                              int rank, cp_message_half half) {
     const cp_stream_walker *from = all->walkers[half.peer];
     const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
     const int offset = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
@@ -770,7 +770,7 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     const int64_t mark = mark_begin(to, op);
     for (int i = 0; i < count; i++)
         if (to->halves[i].receive)
-            CP_TRY(carry(all, event, rank, to->halves[i]));
+            CP_TRY(copy_message(all, event, rank, to->halves[i]));
     CP_TRY(encode_or_decode(to, op, true));
     mark_end(to, mark);
     return cp_event_record(to->over[n], stream);
@@ -835,20 +835,20 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
     return CP_OK;
 }
 
-static void pause_a_little(double waited, int64_t asked) {
+static void pause_a_little(double waited, int64_t polls) {
     const struct timespec pause = {0, 20000};
     if (waited < 2e-4)
         sched_yield();
-    else if (asked % 64 == 0 || waited > 0.01)
+    else if (polls % 64 == 0 || waited > 0.01)
         nanosleep(&pause, NULL);
 }
 
-cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
+cp_status cp_await(cudaError_t (*query)(const void *what), const void *what,
                    const cp_link *link, double timeout, bool *late) {
     const double began = cp_clock();
     cudaError_t error;
     *late = false;
-    for (int64_t n = 1; (error = ask(what)) == cudaErrorNotReady; n++) {
+    for (int64_t n = 1; (error = query(what)) == cudaErrorNotReady; n++) {
         const double came =
             link != NULL && link->progress_events != NULL
                 ? cp_progress_events_query(link->progress_events)
@@ -862,7 +862,7 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
         pause_a_little(cp_clock() - began, n);
     }
     if (link != NULL)
-        link->rest(link->context);
+        link->idle(link->context);
     return cp_cuda(error, "waiting for a GPU");
 }
 
@@ -894,12 +894,12 @@ static cudaError_t are_through(const void *what) {
 
 static cp_status compare_labels(cp_stream_walker *w) {
     for (int r = 0; r < w->plan->layout->ranks; r++) {
-        if (w->told[r] == 0)
+        if (w->host_wrong[r] == 0)
             continue;
         CP_TRY(forget_wrong(w));
         return cp_fail(CP_BROKEN,
                        "rank %d's batch is not the one rank %d expects: row %d",
-                       r, w->rank, w->told[r] - 1);
+                       r, w->rank, w->host_wrong[r] - 1);
     }
     return CP_OK;
 }

@@ -9,7 +9,7 @@
 #include "ring/span.h"
 
 /* Merge a partial answer for one row of one head into a running one (partial.h
- * has it); rest may be NULL. */
+ * has it); remainder may be NULL. */
 typedef void cp_merge_row(float *output, float *lse, float *remainder,
                           const float *add, float add_lse, int64_t dim);
 

@@ -122,8 +122,8 @@ find_largest(int lanes, int64_t stride, int64_t count, const float *scores,
                                                      : top[i];
 }
 
-/* base: the level that weights are relative to; keep: the factor by which the
- * past is now multiplied. Returns whether any such factor differs from 1. */
+/* base: the level that weights are relative to; rescale: the factor by which
+ * the past is now multiplied. Returns whether any of the factors is not 1. */
 static inline __attribute__((always_inline)) bool
 choose_level(int lanes, const float *top, float *restrict level,
              float *restrict base, float *restrict rescale) {

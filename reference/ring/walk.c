@@ -199,7 +199,7 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     return CP_OK;
 }
 
-/* How a tensor is cut: `some` of its `heads` heads are taken, from `first` on;
+/* How a tensor is cut: `count` of its `heads` heads are taken, from `first` on;
  * each has dim numbers. */
 typedef struct {
     int64_t rows, heads, count, first, dim;

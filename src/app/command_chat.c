@@ -356,8 +356,8 @@ static ssize_t plain_read(bool prompts, input_line *line) {
     return getline(&line->text, &line->size, stdin);
 }
 
-/* The reporting process reads the next line for all processes; *more becomes
- * false at the end of the input. Fails if the line cannot be shared. */
+/* The reporting process reads the next line for all processes; *has_line
+ * becomes false at the end of the input. Fails if the line cannot be shared. */
 static cp_status line_read(chat_run *run, input_line *line, bool *has_line) {
     const bool prompts = run->prompts;
     ssize_t read = -1;

@@ -22,8 +22,8 @@ typedef struct {
  * rounds, in each of which all run in turn. Fails as a candidate does. */
 cp_status cp_measure_rounds(int rounds, int count, cp_bench_case *entries);
 
-/* Report a row: the rates of ours, and their ratios to those of base, which may
- * be NULL. */
+/* Report a row: the rates of bench_case, and their ratios to those of base,
+ * which may be NULL. */
 void cp_measure_report(const cp_bench *bench, const cp_bench_case *bench_case,
                        const cp_bench_case *base);
 

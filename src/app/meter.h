@@ -11,7 +11,7 @@
 /* Where the ranks run if the backend computes on cores; NULL for GPUs. */
 const cp_runner *cp_meter_cores(const cp_backend *backend);
 
-/* What the ranks at place share, for a calibration; its time function is not
+/* What a runner's ranks share, for a calibration; its time function is not
  * set. */
 cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
                                      const cp_calibration *calibration);
