@@ -138,17 +138,17 @@ static cp_status piece_add(const cp_chat *chat, int64_t sequence,
 static cp_status token_add(const cp_chat *chat, int64_t sequence,
                            cp_transcript_call *call) {
     const cp_conversation *conversation = &chat->conversations[sequence];
-    const bool more =
+    const bool continues =
         !conversation->ended && conversation->left > 0 && !chat->stopping;
     int32_t tokens[1 + CP_DRAFT_MOST];
     int64_t count = 1;
     tokens[0] = conversation->tokens.items[conversation->tokens.count - 1];
-    if (more && call->decode)
+    if (continues && call->decode)
         count +=
             cp_draft(conversation->tokens.items, conversation->tokens.count,
                      cp_min(chat->draft, conversation->left - 1), tokens + 1);
     return cp_transcript_call_add(call, sequence, tokens, count,
-                                  more ? count : 0, conversation->sampler);
+                                  continues ? count : 0, conversation->sampler);
 }
 
 /* Add what each sequence has for the next call. While any sequence reads a
@@ -605,7 +605,7 @@ static cp_status saved_take(cp_chat *chat, const cp_saved_conversation *saved) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         cp_ids *tokens = &chat->conversations[s].tokens;
         CP_TRY(cp_grow(&tokens->items, &tokens->room, saved->lengths[s], 4,
-                       "what was tokens"));
+                       "a conversation"));
     }
     cost_clear(&chat->cost); /* its plan belonged to another session */
     for (int64_t s = 0; s < chat->sequences; s++) {
