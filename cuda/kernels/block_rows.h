@@ -157,8 +157,8 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
         larger = fmaxf(larger, add_lse[s * rows]);
     larger = warp_max(larger);
     const float base = larger == -INFINITY ? 0.0f : larger;
-    const float kept = expf(found - base);
-    float sum = lane == 0 ? kept : 0.0f;
+    const float old_weight = expf(found - base);
+    float sum = lane == 0 ? old_weight : 0.0f;
     for (int s = lane; s < a->splits; s += 32)
         sum += expf(add_lse[s * rows] - base);
     sum = warp_sum(sum);
@@ -188,7 +188,8 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     /* Write the row of all splits. */
     for (int c = 0; c < CP_DEVICE_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
         float *to = &a->output[at * dim + lane + 32 * c];
-        *to = found == -INFINITY ? sums[c] : fmaf(*to, kept / sum, sums[c]);
+        *to =
+            found == -INFINITY ? sums[c] : fmaf(*to, old_weight / sum, sums[c]);
     }
     if (lane == 0)
         a->lse[at] = base + logf(sum);
@@ -225,7 +226,7 @@ CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
  * of the old numbers and of the new ones. */
 typedef struct {
     float *to;
-    float kept, fresh;
+    float old_share, new_share;
 } row_weights;
 
 /* The level is that of the row's scores, to the base 2. All lanes of a warp
@@ -249,8 +250,8 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
     const float old = found == -INFINITY ? 0.0f : expf(found - larger);
     const float add = empty ? 0.0f : expf(fresh - larger);
     lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
-    weigh.kept = old == 0.0f ? 0.0f : old / (old + add);
-    weigh.fresh = empty ? 0.0f : add / (old + add) / total;
+    weigh.old_share = old == 0.0f ? 0.0f : old / (old + add);
+    weigh.new_share = empty ? 0.0f : add / (old + add) / total;
     weigh.to = output + at * value_width(&a->shape);
     return weigh;
 }
@@ -258,9 +259,10 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
 CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
     if (weigh->to == NULL)
         return;
-    const float mean = sum * weigh->fresh;
-    weigh->to[d] =
-        weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
+    const float mean = sum * weigh->new_share;
+    weigh->to[d] = weigh->old_share == 0.0f
+                       ? mean
+                       : fmaf(weigh->old_share, weigh->to[d], mean);
 }
 
 /* The blocks for each part of a call; its parts, which are splits or leaves;

@@ -14,7 +14,7 @@ enum {
     WARPS = THREADS / 32,
     EIGHT = 8, /* numbers that a thread loads or stores at once */
     PART = EIGHT * THREADS,
-    KEPT = 24576 /* numbers, in 96 KB: a block of sm_80 or later has them */
+    SHARED_ROW = 24576 /* numbers, in 96 KB, which a block of sm_80 has */
 };
 
 /* Go over a row from first to end: each thread takes the eight numbers at i. */
@@ -27,7 +27,8 @@ enum {
 #define LAUNCH(kernel, rows, width, parts, keeps)                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
         kernel, (width) > 0 ? (rows) : (width), parts, 1, THREADS,             \
-        (keeps) && (width) <= KEPT ? (size_t)(width) * sizeof(float) : 0,      \
+        (keeps) && (width) <= SHARED_ROW ? (size_t)(width) * sizeof(float)     \
+                                         : 0,                                  \
         stream, *call)
 
 static __device__ float join(float a, float b, bool largest) {
@@ -136,16 +137,16 @@ static __device__ void put_row(source from, int64_t first, int64_t end,
     CP_DYNAMIC(room);
     float scale = 1.0f, largest = 0.0f;
     if (to->scales != NULL) {
-        const source kept = {FETCHED, {room, 0, CP_F32}};
+        const source shared_row = {FETCHED, {room, 0, CP_F32}};
         EACH_EIGHT(i, 0, end) {
             const eight y = make_eight(&from, i, end);
             CP_EACH(k, EIGHT)
                 largest = fmaxf(largest, fabsf(y.x[k]));
-            if (end <= KEPT)
-                put_eight(&kept.x, i, end, y);
+            if (end <= SHARED_ROW)
+                put_eight(&shared_row.x, i, end, y);
         }
-        if (end <= KEPT)
-            from = kept;
+        if (end <= SHARED_ROW)
+            from = shared_row;
         largest = join_block(largest, true, of_warps);
         scale = largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
         if (threadIdx.x == 0)
@@ -179,19 +180,19 @@ CP_KERNEL(norm_rows, cp_device_norm_args) {
     CP_SHARED(float, of_warps, [WARPS]);
     CP_DYNAMIC(room);
     const int64_t at = blockIdx.x * a.width;
-    const row x = {a.x, at, CP_F32}, kept = {room, 0, CP_F32};
+    const row x = {a.x, at, CP_F32}, shared_row = {room, 0, CP_F32};
     const row to = {a.y, at, a.element, a.scales};
     float squares = 0.0f;
     EACH_EIGHT(i, 0, a.width) {
         const eight all = get_eight(&x, i, a.width);
         CP_EACH(k, EIGHT)
             squares = fmaf(all.x[k], all.x[k], squares);
-        if (a.width <= KEPT)
-            put_eight(&kept, i, a.width, all);
+        if (a.width <= SHARED_ROW)
+            put_eight(&shared_row, i, a.width, all);
     }
     const float mean = join_block(squares, false, of_warps) / (float)a.width;
     const source from = {NORMED,
-                         a.width <= KEPT ? kept : x,
+                         a.width <= SHARED_ROW ? shared_row : x,
                          {a.weight, 0, CP_F32},
                          1.0f / sqrtf(mean + a.epsilon)};
     put_row(from, 0, a.width, &to);

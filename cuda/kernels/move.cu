@@ -14,7 +14,7 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
     for (int first = 0; first < a.addends; first += 8) {
         /* Weigh these addends, one after the other. */
         const int batch = a.addends - first < 8 ? a.addends - first : 8;
-        float add[8], kept[8], fresh[8];
+        float add[8], old_share[8], add_share[8];
         CP_EACH(i, 8)
             add[i] =
                 i < batch ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
@@ -24,8 +24,8 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                 lse == -INFINITY ? 0.0f : expf(lse - larger);
             const float add_weight = expf(add[i] - larger);
             const float sum = old_weight + add_weight;
-            kept[i] = old_weight / sum;
-            fresh[i] = add_weight / sum;
+            old_share[i] = old_weight / sum;
+            add_share[i] = add_weight / sum;
             if (add[i] != -INFINITY)
                 lse = old_weight == 0.0f ? add[i] : larger + logf(sum);
         }
@@ -44,10 +44,11 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                     break;
                 float merged = to[32 * c];
                 CP_EACH(i, 8) {
-                    const float value = loaded[i][c] * fresh[i];
+                    const float value = loaded[i][c] * add_share[i];
                     if (add[i] != -INFINITY)
-                        merged = kept[i] == 0.0f ? value
-                                                 : fmaf(merged, kept[i], value);
+                        merged = old_share[i] == 0.0f
+                                     ? value
+                                     : fmaf(merged, old_share[i], value);
                 }
                 to[32 * c] = merged;
             }

@@ -236,7 +236,7 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
         const float add =
             empty ? 0.0f : fast_exp2(1.44269504f * (fresh - larger));
         const float inverse = fast_inverse(old + add);
-        const float kept = old == 0.0f ? 0.0f : old * inverse;
+        const float old_share = old == 0.0f ? 0.0f : old * inverse;
         const float factor = empty ? 0.0f : add * inverse * fast_inverse(total);
         __syncwarp();
         store_one(a->lse + at,
@@ -252,8 +252,9 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
                 const float x = empty ? 0.0f : sums[4 * g + 2 * h] * factor;
                 const float y = empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor;
                 store_pair(to + 8 * g,
-                           kept == 0.0f ? x : fmaf(kept, was[g].x, x),
-                           kept == 0.0f ? y : fmaf(kept, was[g].y, y), exists);
+                           old_share == 0.0f ? x : fmaf(old_share, was[g].x, x),
+                           old_share == 0.0f ? y : fmaf(old_share, was[g].y, y),
+                           exists);
             }
         } else {
             CP_UNROLL for (int g = 0; g < dim / 8; g++) store_pair(

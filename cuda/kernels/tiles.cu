@@ -148,7 +148,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
     const int columns = s.few ? KEYS / WARPS : KEYS;
     const int first_row = s.few ? 0 : 16 * s.slabs * warp;
     const int first_key = s.few ? columns * warp : 0;
-    const bool kept = s.slabs * s.dim <= 128;
+    const bool in_registers = s.slabs * s.dim <= 128;
     const float scale = 1.44269504f / sqrtf((float)s.dim);
     float output[SLABS][MOST_DIM / 8][4] = {{{0.0f}}};
     float level[SLABS][2], total[SLABS][2] = {{0.0f}};
@@ -172,18 +172,18 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         const cp_shared key_row =
             keys +
             chunk_at(s, first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-        if (kept && tile == 0)
+        if (in_registers && tile == 0)
             CP_EACH(k, s.dim / 16)
                 load_queries(s, query_row, k, queries[k]);
         CP_EACH(k, s.dim / 16) {
-            if (!kept)
+            if (!in_registers)
                 load_queries(s, query_row, k, queries[0]);
             CP_EACH(n, columns / 16) {
                 uint32_t b[4];
                 cp_load_matrices(b, deeper(s, key_row, k, n));
                 CP_EACH(m, 2 * s.slabs)
                     cp_multiply_add(scores[m / 2][2 * n + m % 2],
-                                    queries[kept ? k : 0][m / 2],
+                                    queries[in_registers ? k : 0][m / 2],
                                     b + m % 2 * 2);
             }
         }

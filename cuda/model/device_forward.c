@@ -75,15 +75,16 @@ static void claim(rank_rows *a, cp_arena *from) {
         a->partial = cp_arena_claim(from, a->block, 2 * f->width);
 }
 
-static cp_status make_activations(rank_rows *a, cp_device_room *kept) {
+static cp_status make_activations(rank_rows *a, cp_device_room *device_room) {
     cp_arena room = {.align = 256};
     claim(a, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "activations of %ld rows overflow", a->rows);
     CP_TRY(cp_allocate(&a->tokens, a->rows, sizeof(cp_token), "tokens"));
-    CP_TRY(cp_device_room_grow(kept, room.used, a->staged, "activations"));
-    a->memory = kept->device;
-    a->staging = kept->host;
+    CP_TRY(
+        cp_device_room_grow(device_room, room.used, a->staged, "activations"));
+    a->memory = device_room->device;
+    a->staging = device_room->host;
     room = (cp_arena){.align = 256, .memory = a->memory};
     claim(a, &room);
     return CP_OK;

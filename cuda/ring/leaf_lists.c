@@ -134,12 +134,12 @@ static cudaError_t attend_batch(const cp_device_attention *attention,
     cp_device_attention call = *attention;
     cp_node nodes[CP_NODES_MAX];
     cp_node_list all[CP_LEAVES + 2] = {*done};
-    const int kept = cp_leaves_nodes(done->leaves, nodes);
+    const int done_count = cp_leaves_nodes(done->leaves, nodes);
     int count = 1;
     call.splits = 1;
     call.leaves = 0;
-    call.unfinished = attention->unfinished + kept * size;
-    for (; *left != 0 && kept + count - 1 < room; *left &= *left - 1) {
+    call.unfinished = attention->unfinished + done_count * size;
+    for (; *left != 0 && done_count + count - 1 < room; *left &= *left - 1) {
         all[count].nodes = call.unfinished + (count - 1) * size;
         all[count].leaves = *left & -*left;
         call.leaves |= all[count++].leaves;

@@ -141,7 +141,8 @@ static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t listed = cp_tile_lists_bytes(w->tile_lists);
     const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
-    cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->room;
+    cp_device_room *device_room =
+        w->options.room != NULL ? w->options.room : &w->room;
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
@@ -159,10 +160,10 @@ static cp_status reserve(cp_stream_walker *w) {
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
                        w->rank);
     snprintf(what, sizeof(what), "rank %d's slots", w->rank);
-    CP_TRY(cp_device_room_grow(kept, room.used, bytes, what));
-    w->staging = kept->host;
+    CP_TRY(cp_device_room_grow(device_room, room.used, bytes, what));
+    w->staging = device_room->host;
     w->host_wrong = (int32_t *)(void *)(w->staging + listed);
-    room = (cp_arena){.align = 256, .memory = kept->device};
+    room = (cp_arena){.align = 256, .memory = device_room->device};
     claim(w, &room);
     return CP_OK;
 }
@@ -733,14 +734,14 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
 typedef struct {
     cp_stream_walker *const *walkers;
     const cp_link *link; /* NULL: copies */
-} together;
+} walk_group;
 
 static int64_t number_of(const cp_event *event, int rank) {
     return event->kind == CP_EVENT_COLLECTIVE ? event->all[rank]
                                               : event->number;
 }
 
-static cp_status copy_message(const together *all, const cp_event *event,
+static cp_status copy_message(const walk_group *all, const cp_event *event,
                               int rank, cp_message_half half) {
     const cp_stream_walker *from = all->walkers[half.peer];
     const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
@@ -755,7 +756,7 @@ static cp_status copy_message(const together *all, const cp_event *event,
                                "a message");
 }
 
-static cp_status receive(const together *all, const cp_event *event, int rank,
+static cp_status receive(const walk_group *all, const cp_event *event, int rank,
                          int64_t n) {
     cp_stream_walker *to = all->walkers[rank];
     const cp_op *op = &to->program->ops[n];
@@ -776,7 +777,7 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     return cp_event_record(to->over[n], stream);
 }
 
-static cp_status transfer(const together *all, const cp_event *event) {
+static cp_status transfer(const walk_group *all, const cp_event *event) {
     const int64_t received = event->op->sent_to;
     const int to = event->op->to;
     const cp_stream_walker *from = all->walkers[event->rank];
@@ -786,7 +787,7 @@ static cp_status transfer(const together *all, const cp_event *event) {
     return cp_event_record(from->over[event->number], stream);
 }
 
-static cp_status collect(const together *all, const cp_event *event) {
+static cp_status collect(const walk_group *all, const cp_event *event) {
     const int ranks = all->walkers[0]->plan->layout->ranks;
     for (int r = 0; r < ranks; r++)
         CP_TRY(begin(all->walkers[r], event->all[r]));
@@ -800,7 +801,7 @@ static cp_status collect(const together *all, const cp_event *event) {
 }
 
 static cp_status visit(void *context, const cp_event *event) {
-    const together *all = context;
+    const walk_group *all = context;
     cp_stream_walker *w = all->walkers[event->rank];
     switch (event->kind) {
     case CP_EVENT_COLLECTIVE:
@@ -825,7 +826,7 @@ static cp_status walk_alone(cp_stream_walker *w, const cp_link *link) {
 cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
                          void *const *cache_values) {
-    together all = {walkers, link};
+    walk_group all = {walkers, link};
     for (int r = 0; r < count; r++)
         CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
     CP_TRY(count == 1 ? walk_alone(walkers[0], link)

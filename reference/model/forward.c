@@ -67,15 +67,15 @@ static void plan_blocks(state *s) {
 }
 
 static void claim_workspace(const state *s, cp_arena *from, int n) {
-    static const cp_weight kept[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
-                                     CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
-                                     CP_WEIGHT_UP};
+    static const cp_weight kept_weights[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
+                                             CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
+                                             CP_WEIGHT_UP};
     workspace made = {.threads = s->helpers > 1 ? 1 : s->threads};
     int64_t widest = s->facts->width;
     made.normed = cp_arena_claim(from, s->block, 4 * widest);
     for (int n = 0; n < 5; n++) {
-        const int64_t width = tensor_of(s, kept[n], 0)->matrix.out;
-        made.made[kept[n]] = cp_arena_claim(from, s->block, 4 * width);
+        const int64_t width = tensor_of(s, kept_weights[n], 0)->matrix.out;
+        made.made[kept_weights[n]] = cp_arena_claim(from, s->block, 4 * width);
         widest = cp_max(widest, width);
     }
     made.scratch = cp_arena_claim(

@@ -204,11 +204,11 @@ static double busy_seconds(void) {
 /* What a rank measured, in seconds: core time, and time from start to end. */
 typedef struct {
     double busy, elapsed;
-} sight;
+} time_sample;
 
 static cp_status rank_time(cp_comm *comm, void *context) {
     cp_common_work *common = context;
-    sight seen[CP_MEASURE_RANKS], *sample = &seen[comm->rank];
+    time_sample seen[CP_MEASURE_RANKS], *sample = &seen[comm->rank];
     if (common->prepare != NULL)
         CP_TRY(common->prepare(comm, common->context));
     CP_TRY(cp_comm_barrier(comm));
@@ -217,7 +217,7 @@ static cp_status rank_time(cp_comm *comm, void *context) {
     sample->busy = busy_seconds() - busy;
     CP_TRY(cp_comm_barrier(comm));
     sample->elapsed = fmax(cp_clock() - start, 1e-9);
-    CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(sight)));
+    CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(time_sample)));
     for (int r = 0; r < comm->ranks && comm->rank == common->reporter; r++) {
         common->seconds = fmax(common->seconds, seen[r].elapsed);
         common->busy[r] += seen[r].busy;
