@@ -30,7 +30,7 @@ static void call_add(cp_session *session, bool decode, int64_t tokens) {
     const int64_t reads = decode ? tokens : 1;
     transcript.vocabulary = vocabulary;
     transcript.sequences = 1;
-    transcript.keeps = true;
+    transcript.keeps_all = true;
     must(cp_transcript_begin(&transcript, decode, &call));
     for (int32_t i = 0; i < tokens; i++)
         ids[i] = 20 + i;

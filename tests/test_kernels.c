@@ -1042,7 +1042,7 @@ TEST(indices_have_64_bits) {
     char *begins = before(three, further * 64 * 4);
     const cp_device_rotate_args rotating = {.rows = 1,
                                             .shape = {1, 1, 64},
-                                            .places = upload(&further, 8),
+                                            .indices = upload(&further, 8),
                                             .projected = upload(x, 768),
                                             .element = CP_F32,
                                             .queries = begins,
@@ -1117,7 +1117,7 @@ static void far_gathering(int64_t row, const float *x, float *y) {
     const int64_t place = 0;
     const cp_device_gather_args call = {.rows = row + 1,
                                         .width = 64,
-                                        .places =
+                                        .indices =
                                             before(upload(&place, 8), row * 8),
                                         .from = x,
                                         .to = before(y, row * 256)};

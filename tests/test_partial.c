@@ -143,7 +143,7 @@ TEST(a_running_answer_keeps_its_account) {
     cp_partial all = in(&running);
     double sum[CELLS] = {0}, worst[2] = {0};
     for (int kept = 0; kept < 2; kept++) {
-        all.rest = kept ? rest.lse : NULL;
+        all.remainder = kept ? rest.lse : NULL;
         cp_partial_clear(&all);
         memset(sum, 0, sizeof(sum));
         for (int n = 0; n < 1000; n++) {

@@ -360,7 +360,7 @@ static cp_status launch_in_vain(crowd_member *s) {
     if (rank == 0)
         status = cp_nccl_finish(m.nccl, stream, "behind launches");
     else
-        m.nccl->link.rest(m.nccl->link.context);
+        m.nccl->link.idle(m.nccl->link.context);
     pthread_barrier_wait(&meeting);
     m.nccl->link.abort(m.nccl->link.context);
     must(cudaStreamSynchronize(stream));

@@ -99,19 +99,20 @@ typedef struct {
 } warp_sums;
 
 /* Load a block's queries as fragments for a product; 0 for missing rows. */
-CP_ALWAYS void ask(const cp_device_attention *a,
-                   const rows_of_block *block_rows, uint32_t asked[][4],
-                   int dim) {
+CP_ALWAYS void load_queries(const cp_device_attention *a,
+                            const rows_of_block *block_rows,
+                            uint32_t queries[][4], int dim) {
     const int lane = (int)threadIdx.x % 32;
     CP_EACH(half, 2) {
         const int row = lane / 4 + 8 * half;
-        const bool there = row < block_rows->count;
+        const bool exists = row < block_rows->count;
         const uint32_t *from =
             (const uint32_t *)a->queries +
-            (place(a, block_rows, there ? row : 0) * dim + lane % 4 * 2) / 2;
+            (row_index(a, block_rows, exists ? row : 0) * dim + lane % 4 * 2) /
+                2;
         CP_EACH(k, dim / 16)
             CP_EACH(i, 2)
-                asked[k][2 * i + half] = there ? from[8 * k + 4 * i] : 0;
+                queries[k][2 * i + half] = exists ? from[8 * k + 4 * i] : 0;
     }
 }
 
@@ -120,7 +121,7 @@ CP_ALWAYS cp_shared row_at(cp_shared tile, int row, int chunk) {
     return tile + row * 128 + 16 * (chunk ^ (row & 7));
 }
 
-CP_ALWAYS void score_keys(float scores[2][4], uint32_t asked[][4],
+CP_ALWAYS void score_keys(float scores[2][4], uint32_t queries[][4],
                           cp_shared tile, int boxes) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const cp_shared row =
@@ -128,8 +129,8 @@ CP_ALWAYS void score_keys(float scores[2][4], uint32_t asked[][4],
     CP_EACH(k, 4 * boxes) {
         uint32_t b[4];
         cp_load_matrices(b, cp_shared_xor(row, 32 * (k % 4)) + k / 4 * BOX);
-        cp_multiply_add(scores[0], asked[k], b);
-        cp_multiply_add(scores[1], asked[k], b + 2);
+        cp_multiply_add(scores[0], queries[k], b);
+        cp_multiply_add(scores[1], queries[k], b + 2);
     }
 }
 
@@ -205,10 +206,10 @@ CP_ALWAYS void multiply_pairs(const few_call *a,
     const int boxes = dim / 64;
     const cp_shared memory = cp_shared_at(shared);
     const float scale = 1.44269504f / sqrtf((float)dim);
-    uint32_t asked[MOST_DIM / 16][4];
+    uint32_t queries[MOST_DIM / 16][4];
     warp_sums sums = {{{0.0f}}, {-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     pair_cursor at = {0, 0};
-    ask(&a->call, block_rows, asked, dim);
+    load_queries(&a->call, block_rows, queries, dim);
     /* Attend with a warp's keys. */
     for (;;) {
         barrier_wait(&handed->keys_full[at.pair], at.phase);
@@ -217,7 +218,7 @@ CP_ALWAYS void multiply_pairs(const few_call *a,
             break;
         const cp_shared tile = memory + 2 * at.pair * boxes * BOX;
         float scores[2][4] = {{0.0f}};
-        score_keys(scores, asked, tile, boxes);
+        score_keys(scores, queries, tile, boxes);
         let_go(&handed->keys_empty[at.pair]);
         if (keys_seen(keys, position(block_rows, 0)) < KEYS)
             hide_keys(scores, block_rows, keys);

@@ -136,7 +136,7 @@ static __device__ void attend_row(const cp_device_attention *a,
                                   const rows_of_block *block_rows, int r,
                                   const row_work *work) {
     const widths_of_head widths = find_widths(&a->shape);
-    const int64_t dim = a->shape.head_dim, at = place(a, block_rows, r);
+    const int64_t dim = a->shape.head_dim, at = row_index(a, block_rows, r);
     const int lane = (int)threadIdx.x % 32;
     latent_sums row = {-INFINITY, 0.0f, {0.0f}};
     for (int64_t d = lane; d < dim; d += 32)

@@ -59,7 +59,7 @@ CP_KERNEL(attend, cp_device_attention) {
                 left[r][k] =
                     inside && r < block_rows.count
                         ? cp_get(a.queries, a.element,
-                                 place(&a, &block_rows, r) * dim + d + k)
+                                 row_index(&a, &block_rows, r) * dim + d + k)
                         : 0.0f;
                 right[r][k] = inside && r < most
                                   ? cp_get(a.keys, a.element, key * dim + d + k)
@@ -182,11 +182,11 @@ enum { MOST_SPLITS = 128, LEAST_KEYS = 128 };
 int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows) {
     const int64_t needed = cp_max(1, rows) * shape->kv_heads;
-    const int64_t wanted =
+    const int64_t splits =
         2 * blocks * cp_device_query_tile(kernel, shape) / needed;
     if (cp_device_uneven(shape))
         return 1;
-    return cp_max(1, cp_min(MOST_SPLITS, wanted));
+    return cp_max(1, cp_min(MOST_SPLITS, splits));
 }
 
 int cp_device_fill(int64_t work, int64_t blocks, int64_t most) {

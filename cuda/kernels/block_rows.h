@@ -31,8 +31,8 @@ CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
 }
 
 /* The index [row][head] of the block's r-th row. */
-CP_INLINE int64_t place(const cp_device_attention *a,
-                        const rows_of_block *block_rows, int r) {
+CP_INLINE int64_t row_index(const cp_device_attention *a,
+                            const rows_of_block *block_rows, int r) {
     const int n = block_rows->first + r, token = n / block_rows->group;
     const int head =
         (int)blockIdx.y * block_rows->group + n - token * block_rows->group;
@@ -106,11 +106,12 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     for (int64_t n = first[0]; n < first[1]; n++)
         tiles += tiles_of(&walk, a->keys_of.items[n].span);
     const int64_t split = a->leaves != 0 ? 0 : (int64_t)blockIdx.z;
-    int before = (int)(tiles * split / a->splits), here;
+    int before = (int)(tiles * split / a->splits), piece_tiles;
     walk.left = (int)(tiles * (split + 1) / a->splits) - before;
     if (walk.left == 0)
         return walk;
-    for (; before >= (here = tiles_of(&walk, walk.piece->span)); before -= here)
+    for (; before >= (piece_tiles = tiles_of(&walk, walk.piece->span));
+         before -= piece_tiles)
         walk.piece++;
     begin_piece(&walk);
     pass_tiles(&walk, before);
@@ -156,8 +157,8 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
         larger = fmaxf(larger, add_lse[s * rows]);
     larger = warp_max(larger);
     const float base = larger == -INFINITY ? 0.0f : larger;
-    const float kept = expf(found - base);
-    float sum = lane == 0 ? kept : 0.0f;
+    const float old_weight = expf(found - base);
+    float sum = lane == 0 ? old_weight : 0.0f;
     for (int s = lane; s < a->splits; s += 32)
         sum += expf(add_lse[s * rows] - base);
     sum = warp_sum(sum);
@@ -165,15 +166,15 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     for (int first = 0; first < a->splits; first += 32) {
         /* Add these splits in their order. */
         const int split = first + lane;
-        const int here = a->splits - first < 32 ? a->splits - first : 32;
+        const int batch = a->splits - first < 32 ? a->splits - first : 32;
         const float add = split < a->splits ? add_lse[split * rows] : -INFINITY;
         const float share = add == -INFINITY ? 0.0f : expf(add - base) / sum;
         const float *from = a->unfinished + (first * rows + at) * dim + lane;
-        for (int s = 0; s < here; s += 8) {
+        for (int s = 0; s < batch; s += 8) {
             float loaded[8][CP_DEVICE_DIM_MAX / 32];
             CP_EACH(i, 8)
                 CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
-                    loaded[i][c] = s + i < here && lane + 32 * c < dim
+                    loaded[i][c] = s + i < batch && lane + 32 * c < dim
                                        ? from[(s + i) * rows * dim + 32 * c]
                                        : 0.0f;
             CP_EACH(i, 8) {
@@ -187,7 +188,8 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     /* Write the row of all splits. */
     for (int c = 0; c < CP_DEVICE_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
         float *to = &a->output[at * dim + lane + 32 * c];
-        *to = found == -INFINITY ? sums[c] : fmaf(*to, kept / sum, sums[c]);
+        *to =
+            found == -INFINITY ? sums[c] : fmaf(*to, old_weight / sum, sums[c]);
     }
     if (lane == 0)
         a->lse[at] = base + logf(sum);
@@ -196,9 +198,9 @@ static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
 CP_INLINE void merge_splits(const cp_device_attention *a,
                             const rows_of_block *block_rows) {
     const int warps = (int)blockDim.x / 32;
-    if (is_last_block(&a->tickets[place(a, block_rows, 0)], a->splits))
+    if (is_last_block(&a->tickets[row_index(a, block_rows, 0)], a->splits))
         for (int r = (int)threadIdx.x / 32; r < block_rows->count; r += warps)
-            merge_row(a, place(a, block_rows, r));
+            merge_row(a, row_index(a, block_rows, r));
 }
 
 CP_INLINE int64_t value_width(const cp_shape *shape) {
@@ -224,7 +226,7 @@ CP_INLINE bool find_partial(const cp_device_attention *a, float **output,
  * of the old numbers and of the new ones. */
 typedef struct {
     float *to;
-    float kept, fresh;
+    float old_share, new_share;
 } row_weights;
 
 /* The level is that of the row's scores, to the base 2. All lanes of a warp
@@ -236,11 +238,11 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
     weigh.to = NULL;
     float *output, *lse;
     const bool merges = find_partial(a, &output, &lse);
-    const bool there = row < block_rows->count, empty = total == 0.0f;
-    const int64_t at = place(a, block_rows, there ? row : 0);
-    const float found = merges && there ? lse[at] : -INFINITY;
+    const bool exists = row < block_rows->count, empty = total == 0.0f;
+    const int64_t at = row_index(a, block_rows, exists ? row : 0);
+    const float found = merges && exists ? lse[at] : -INFINITY;
     __syncwarp();
-    if (!there)
+    if (!exists)
         return weigh;
     /* Weigh both sides. */
     const float fresh = empty ? -INFINITY : level * 0.693147181f + logf(total);
@@ -248,8 +250,8 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
     const float old = found == -INFINITY ? 0.0f : expf(found - larger);
     const float add = empty ? 0.0f : expf(fresh - larger);
     lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
-    weigh.kept = old == 0.0f ? 0.0f : old / (old + add);
-    weigh.fresh = empty ? 0.0f : add / (old + add) / total;
+    weigh.old_share = old == 0.0f ? 0.0f : old / (old + add);
+    weigh.new_share = empty ? 0.0f : add / (old + add) / total;
     weigh.to = output + at * value_width(&a->shape);
     return weigh;
 }
@@ -257,9 +259,10 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
 CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
     if (weigh->to == NULL)
         return;
-    const float mean = sum * weigh->fresh;
-    weigh->to[d] =
-        weigh->kept == 0.0f ? mean : fmaf(weigh->kept, weigh->to[d], mean);
+    const float mean = sum * weigh->new_share;
+    weigh->to[d] = weigh->old_share == 0.0f
+                       ? mean
+                       : fmaf(weigh->old_share, weigh->to[d], mean);
 }
 
 /* The blocks for each part of a call; its parts, which are splits or leaves;

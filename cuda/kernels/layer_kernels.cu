@@ -14,7 +14,7 @@ enum {
     WARPS = THREADS / 32,
     EIGHT = 8, /* numbers that a thread loads or stores at once */
     PART = EIGHT * THREADS,
-    KEPT = 24576 /* numbers, in 96 KB: a block of sm_80 or later has them */
+    SHARED_ROW = 24576 /* numbers, in 96 KB, which a block of sm_80 has */
 };
 
 /* Go over a row from first to end: each thread takes the eight numbers at i. */
@@ -27,7 +27,8 @@ enum {
 #define LAUNCH(kernel, rows, width, parts, keeps)                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
         kernel, (width) > 0 ? (rows) : (width), parts, 1, THREADS,             \
-        (keeps) && (width) <= KEPT ? (size_t)(width) * sizeof(float) : 0,      \
+        (keeps) && (width) <= SHARED_ROW ? (size_t)(width) * sizeof(float)     \
+                                         : 0,                                  \
         stream, *call)
 
 static __device__ float join(float a, float b, bool largest) {
@@ -74,18 +75,18 @@ typedef struct {
 CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
     const int64_t size = from->element == CP_F32 ? 4 : 2;
     const char *row = (const char *)from->numbers + from->at * size;
-    const char *there = row + i * size;
+    const char *address = row + i * size;
     eight to = {{0.0f}};
     if (from->numbers == NULL)
         return to;
     if (end % EIGHT != 0 || (uintptr_t)row % 16 != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end)
-                to.x[k] = cp_get(there, from->element, k);
+                to.x[k] = cp_get(address, from->element, k);
     } else if (size == 4) {
-        to = *(const eight *)there;
+        to = *(const eight *)address;
     } else {
-        const eight_pairs pairs = *(const eight_pairs *)there;
+        const eight_pairs pairs = *(const eight_pairs *)address;
         CP_EACH(k, EIGHT)
             to.x[k] = __uint_as_float(k % 2 == 0 ? pairs.x[k / 2] << 16
                                                  : pairs.x[k / 2] & ~0xffffu);
@@ -96,26 +97,26 @@ CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
 CP_INLINED void put_eight(const row *to, int64_t i, int64_t end, eight y) {
     const bool codes = to->scales != NULL;
     const int64_t size = codes ? 1 : to->element == CP_F32 ? 4 : 2;
-    char *row = (char *)to->numbers + to->at * size, *there = row + i * size;
+    char *row = (char *)to->numbers + to->at * size, *address = row + i * size;
     const float *x = y.x;
     if (end % EIGHT != 0 || (uintptr_t)row % (codes ? 4 : 16) != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end && codes)
-                there[k] = (char)cp_f8_bits(x[k]);
+                address[k] = (char)cp_f8_bits(x[k]);
             else if (i + k < end)
-                cp_put(there, to->element, k, x[k]);
+                cp_put(address, to->element, k, x[k]);
     } else if (codes) {
         CP_EACH(k, EIGHT / 4)
-            ((uint32_t *)there)[k] = cp_f8_pair(x[4 * k], x[4 * k + 1]) |
-                                     cp_f8_pair(x[4 * k + 2], x[4 * k + 3])
-                                         << 16;
+            ((uint32_t *)address)[k] = cp_f8_pair(x[4 * k], x[4 * k + 1]) |
+                                       cp_f8_pair(x[4 * k + 2], x[4 * k + 3])
+                                           << 16;
     } else if (size == 4) {
-        *(eight *)there = y;
+        *(eight *)address = y;
     } else {
         eight_pairs pairs;
         CP_EACH(k, EIGHT / 2)
             pairs.x[k] = cp_pack_bf16(x[2 * k], x[2 * k + 1]);
-        *(eight_pairs *)there = pairs;
+        *(eight_pairs *)address = pairs;
     }
 }
 
@@ -137,16 +138,16 @@ static __device__ void put_row(source from, int64_t first, int64_t end,
     CP_DYNAMIC(room);
     float scale = 1.0f, largest = 0.0f;
     if (to->scales != NULL) {
-        const source kept = {FETCHED, {room, 0, CP_F32}};
+        const source shared_row = {FETCHED, {room, 0, CP_F32}};
         EACH_EIGHT(i, 0, end) {
             const eight y = make_eight(&from, i, end);
             CP_EACH(k, EIGHT)
                 largest = fmaxf(largest, fabsf(y.x[k]));
-            if (end <= KEPT)
-                put_eight(&kept.x, i, end, y);
+            if (end <= SHARED_ROW)
+                put_eight(&shared_row.x, i, end, y);
         }
-        if (end <= KEPT)
-            from = kept;
+        if (end <= SHARED_ROW)
+            from = shared_row;
         largest = join_block(largest, true, of_warps);
         scale = largest == 0.0f ? 1.0f : fmaxf(largest / 448.0f, 0x1p-126f);
         if (threadIdx.x == 0)
@@ -162,9 +163,10 @@ static __device__ void put_row(source from, int64_t first, int64_t end,
 }
 
 CP_KERNEL(gather_rows, cp_device_gather_args) {
-    const int64_t place = a.places == NULL ? blockIdx.x : a.places[blockIdx.x];
+    const int64_t index =
+        a.indices == NULL ? blockIdx.x : a.indices[blockIdx.x];
     const source from = {
-        FETCHED, {place < 0 ? NULL : a.from, place * a.width, a.stored}};
+        FETCHED, {index < 0 ? NULL : a.from, index * a.width, a.stored}};
     const row to = {a.to, blockIdx.x * a.width, a.element, a.scales};
     put_row(from, 0, a.width, &to);
 }
@@ -179,19 +181,19 @@ CP_KERNEL(norm_rows, cp_device_norm_args) {
     CP_SHARED(float, of_warps, [WARPS]);
     CP_DYNAMIC(room);
     const int64_t at = blockIdx.x * a.width;
-    const row x = {a.x, at, CP_F32}, kept = {room, 0, CP_F32};
+    const row x = {a.x, at, CP_F32}, shared_row = {room, 0, CP_F32};
     const row to = {a.y, at, a.element, a.scales};
     float squares = 0.0f;
     EACH_EIGHT(i, 0, a.width) {
         const eight all = get_eight(&x, i, a.width);
         CP_EACH(k, EIGHT)
             squares = fmaf(all.x[k], all.x[k], squares);
-        if (a.width <= KEPT)
-            put_eight(&kept, i, a.width, all);
+        if (a.width <= SHARED_ROW)
+            put_eight(&shared_row, i, a.width, all);
     }
     const float mean = join_block(squares, false, of_warps) / (float)a.width;
     const source from = {NORMED,
-                         a.width <= KEPT ? kept : x,
+                         a.width <= SHARED_ROW ? shared_row : x,
                          {a.weight, 0, CP_F32},
                          1.0f / sqrtf(mean + a.epsilon)};
     put_row(from, 0, a.width, &to);
@@ -210,12 +212,12 @@ static __device__ float angle_of(int64_t position, double frequency) {
 CP_KERNEL(rotate_rows, cp_device_rotate_args) {
     CP_SHARED(float, cosines, [CP_DEVICE_DIM_MAX / 2]);
     CP_SHARED(float, sines, [CP_DEVICE_DIM_MAX / 2]);
-    const int64_t token = blockIdx.x, place = a.places[token];
+    const int64_t token = blockIdx.x, index = a.indices[token];
     const int dim = (int)a.shape.head_dim, eights = (dim + EIGHT - 1) / EIGHT;
     const int query_heads = (int)a.shape.query_heads;
     const int kv_heads = (int)a.shape.kv_heads;
     const int heads = query_heads + 2 * kv_heads;
-    if (place < 0)
+    if (index < 0)
         return;
     for (int64_t i = threadIdx.x; i < a.pairs; i += THREADS) {
         const float angle = angle_of(a.positions[token], a.frequencies[i]);
@@ -240,9 +242,9 @@ CP_KERNEL(rotate_rows, cp_device_rotate_args) {
         const bool query = head < query_heads,
                    value = head >= query_heads + kv_heads;
         const int first = query ? 0 : query_heads + (value ? kv_heads : 0);
-        const int64_t heads_there = query ? query_heads : kv_heads;
+        const int64_t tensor_heads = query ? query_heads : kv_heads;
         void *tensor = query ? a.queries : value ? a.values : a.keys;
-        const row to = {tensor, (place * heads_there + head - first) * dim,
+        const row to = {tensor, (index * tensor_heads + head - first) * dim,
                         a.element};
         put_eight(&to, d, dim, y);
     }
@@ -262,11 +264,11 @@ cudaError_t cp_device_rotate(const cp_device_rotate_args *call,
 
 CP_KERNEL(gate_rows, cp_device_gate_args) {
     const int64_t at = blockIdx.x * a.inner, first = (int64_t)blockIdx.y * PART;
-    const bool whole = a.scales != NULL || first + PART > a.inner;
+    const bool to_end = a.scales != NULL || first + PART > a.inner;
     const source from = {
         GATED, {a.both, 2 * at, CP_F32}, {a.both, 2 * at + a.inner, CP_F32}};
     const row to = {a.y, at, a.element, a.scales};
-    put_row(from, first, whole ? a.inner : first + PART, &to);
+    put_row(from, first, to_end ? a.inner : first + PART, &to);
 }
 
 cudaError_t cp_device_gate(const cp_device_gate_args *call,

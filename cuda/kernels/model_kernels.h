@@ -22,29 +22,29 @@ typedef struct {
 
 /* Rotate the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
  * keys by position * frequencies[i], round, and store queries, keys and values
- * at places. Sines and cosines are right to 5e-7 up to position 2^30.
+ * at indices. Sines and cosines are right to 5e-7 up to position 2^30.
  *   positions       [rows]
  *   frequencies     [pairs] radians per position
  *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
- *   queries, keys, values   [place][heads][D_H]
- * A row whose place is -1 is neither read nor written. */
+ *   queries, keys, values   [index][heads][D_H]
+ * A row whose index is -1 is neither read nor written. */
 typedef struct {
     int64_t rows;
     cp_shape shape;
     int64_t pairs;
     const int64_t *positions;
     const double *frequencies;
-    const int64_t *places;
+    const int64_t *indices;
     const float *projected;
     cp_element element; /* of queries, keys and values */
     void *queries, *keys, *values;
 } cp_device_rotate_args;
 
-/* to[t] = from[places[t]], zeros for -1; to [rows][width]. If places is NULL,
+/* to[t] = from[indices[t]], zeros for -1; to [rows][width]. If indices is NULL,
  * to[t] = from[t]. */
 typedef struct {
     int64_t rows, width;
-    const int64_t *places;
+    const int64_t *indices;
     const void *from;
     cp_element stored, element; /* of from, and of to */
     void *to;

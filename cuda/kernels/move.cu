@@ -13,19 +13,19 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
     float lse = a.lse[at];
     for (int first = 0; first < a.addends; first += 8) {
         /* Weigh these addends, one after the other. */
-        const int here = a.addends - first < 8 ? a.addends - first : 8;
-        float add[8], kept[8], fresh[8];
+        const int batch = a.addends - first < 8 ? a.addends - first : 8;
+        float add[8], old_share[8], add_share[8];
         CP_EACH(i, 8)
             add[i] =
-                i < here ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
+                i < batch ? a.add_lse[(first + i) * a.stride + at] : -INFINITY;
         CP_EACH(i, 8) {
             const float larger = fmaxf(lse, add[i]);
             const float old_weight =
                 lse == -INFINITY ? 0.0f : expf(lse - larger);
             const float add_weight = expf(add[i] - larger);
             const float sum = old_weight + add_weight;
-            kept[i] = old_weight / sum;
-            fresh[i] = add_weight / sum;
+            old_share[i] = old_weight / sum;
+            add_share[i] = add_weight / sum;
             if (add[i] != -INFINITY)
                 lse = old_weight == 0.0f ? add[i] : larger + logf(sum);
         }
@@ -36,7 +36,7 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                 a.add_output + first * a.stride + at * a.dim + d;
             CP_EACH(i, 8)
                 CP_EACH(c, 4)
-                    loaded[i][c] = i < here && d + 32 * c < a.dim
+                    loaded[i][c] = i < batch && d + 32 * c < a.dim
                                        ? from[i * a.stride + 32 * c]
                                        : 0.0f;
             CP_EACH(c, 4) {
@@ -44,10 +44,11 @@ CP_KERNEL(merge_rows, cp_device_merge_args) {
                     break;
                 float merged = to[32 * c];
                 CP_EACH(i, 8) {
-                    const float value = loaded[i][c] * fresh[i];
+                    const float value = loaded[i][c] * add_share[i];
                     if (add[i] != -INFINITY)
-                        merged = kept[i] == 0.0f ? value
-                                                 : fmaf(merged, kept[i], value);
+                        merged = old_share[i] == 0.0f
+                                     ? value
+                                     : fmaf(merged, old_share[i], value);
                 }
                 to[32 * c] = merged;
             }

@@ -317,7 +317,7 @@ static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
                           product_sizes of, const void *x,
                           const float *x_scales, bool add, void *y,
                           cudaStream_t stream) {
-    const float one = 1.0f, kept = add ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = add ? 1.0f : 0.0f;
     lt_product p;
     CP_TRY(check_sizes(w, of.rows));
     if (of.rows == 0)
@@ -330,7 +330,7 @@ static cp_status multiply(cp_multiplier *multiplier, const cp_device_matrix *w,
                : find(multiplier, of, w->scales, x_scales, &p));
     /* Put the product on the stream. */
     const cublasStatus_t result = cublasLtMatmul(
-        multiplier->library, &p.how, &one, w->values, &p.w, x, &p.x, &kept, y,
+        multiplier->library, &p.how, &one, w->values, &p.w, x, &p.x, &beta, y,
         &p.y, y, &p.y, p.algorithm, multiplier->workspace,
         multiplier->workspace_bytes, stream);
     return result == CUBLAS_STATUS_SUCCESS

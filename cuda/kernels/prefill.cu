@@ -220,8 +220,8 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
         float total = rows->total[h];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        const bool there = index[h] >= 0;
-        const int64_t at = there ? index[h] : first;
+        const bool exists = index[h] >= 0;
+        const int64_t at = exists ? index[h] : first;
         float *to = a->output + at * dim + 2 * (threadIdx.x % 4);
         const bool empty = !(total > 0.0f || total != total);
         const float found = a->merge ? a->lse[at] : -INFINITY;
@@ -236,14 +236,14 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
         const float add =
             empty ? 0.0f : fast_exp2(1.44269504f * (fresh - larger));
         const float inverse = fast_inverse(old + add);
-        const float kept = old == 0.0f ? 0.0f : old * inverse;
+        const float old_share = old == 0.0f ? 0.0f : old * inverse;
         const float factor = empty ? 0.0f : add * inverse * fast_inverse(total);
         __syncwarp();
         store_one(a->lse + at,
                   old == 0.0f
                       ? fresh
                       : fmaf(0.693147181f, fast_log2(old + add), larger),
-                  there && threadIdx.x % 4 == 0);
+                  exists && threadIdx.x % 4 == 0);
         if (a->merge) {
             float2 was[16];
             CP_UNROLL for (int g = 0; g < dim / 8; g++) was[g] =
@@ -252,13 +252,14 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
                 const float x = empty ? 0.0f : sums[4 * g + 2 * h] * factor;
                 const float y = empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor;
                 store_pair(to + 8 * g,
-                           kept == 0.0f ? x : fmaf(kept, was[g].x, x),
-                           kept == 0.0f ? y : fmaf(kept, was[g].y, y), there);
+                           old_share == 0.0f ? x : fmaf(old_share, was[g].x, x),
+                           old_share == 0.0f ? y : fmaf(old_share, was[g].y, y),
+                           exists);
             }
         } else {
             CP_UNROLL for (int g = 0; g < dim / 8; g++) store_pair(
                 to + 8 * g, empty ? 0.0f : sums[4 * g + 2 * h] * factor,
-                empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor, there);
+                empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor, exists);
         }
     }
 }
@@ -332,19 +333,19 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     const unsigned char *queries = block.queries + group * 64 * 128;
     const int boxes = block.boxes, tile = boxes * BOX;
     stage_cursor at = {0, 0}, next = {1, 0};
-    bool more = next_keys(&walk, &keys);
-    if (more && threadIdx.x == 0) {
+    bool has_next = next_keys(&walk, &keys);
+    if (has_next && threadIdx.x == 0) {
         load_queries(a, &block, head * block_rows.group + block_rows.first,
                      (int)block_rows.tile.row, 0);
         load_both(a, &block, head, (int)keys.row, 0);
     }
-    for (bool first = true; more; first = false) {
-        const cp_piece here = keys;
+    for (bool first = true; has_next; first = false) {
+        const cp_piece current = keys;
         const int present = rows_of_tile(&walk);
         /* Begin to copy the tile after this one. */
         __syncthreads();
-        more = next_keys(&walk, &keys);
-        if (more && threadIdx.x == 0)
+        has_next = next_keys(&walk, &keys);
+        if (has_next && threadIdx.x == 0)
             load_both(a, &block, head, (int)keys.row, next.stage);
         /* Attend to this tile. */
         if (first)
@@ -354,7 +355,7 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
                    matrix_at(block.keys + at.stage * tile, 0), boxes);
         PRODUCTS_WAIT(0);
         hold_registers(scores, 64);
-        mask_plainly(scores, &block_rows, here.span);
+        mask_plainly(scores, &block_rows, current.span);
         weigh_plainly(scores, &rows, factor, score_scale(dim));
         pair_weights(weights, scores);
         rescale(sums, factor, boxes);
@@ -375,10 +376,10 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     int64_t index[2];
     CP_UNROLL for (int h = 0; h < 2; h++) index[h] =
         row_of_thread(h) < block_rows.count
-            ? place(&a->call, &block_rows, row_of_thread(h))
+            ? row_index(&a->call, &block_rows, row_of_thread(h))
             : -1;
-    write_rows(&a->call, index, place(&a->call, &block_rows, 0), &rows, sums,
-               dim);
+    write_rows(&a->call, index, row_index(&a->call, &block_rows, 0), &rows,
+               sums, dim);
 }
 
 /* A tile of queries under one key head: rows [token][head of the group], from

@@ -27,8 +27,8 @@ CP_INLINED int chunk_at(block_shape s, int row, int chunk) {
     return row * s.dim * ROW_BYTES + 16 * (chunk ^ (row & 7));
 }
 
-CP_INLINED cp_shared deeper(block_shape s, cp_shared place, int k, int n) {
-    return cp_shared_xor(place, 32 * k) + 16 * n * s.dim * ROW_BYTES;
+CP_INLINED cp_shared deeper(block_shape s, cp_shared address, int k, int n) {
+    return cp_shared_xor(address, 32 * k) + 16 * n * s.dim * ROW_BYTES;
 }
 
 /* A block's state, in shared memory to save registers. The walk is ahead of the
@@ -111,12 +111,12 @@ CP_INLINED void copy_queries(const cp_device_attention *a, block_shape s,
     const int chunk = (int)threadIdx.x % chunks;
     for (int row = (int)threadIdx.x / chunks; row < rows_of_tile(s);
          row += step) {
-        const bool there = row < block_rows->count;
+        const bool exists = row < block_rows->count;
         const int64_t at =
-            place(a, block_rows, there ? row : 0) * s.dim + 8 * chunk;
+            row_index(a, block_rows, exists ? row : 0) * s.dim + 8 * chunk;
         cp_copy_async(to + chunk_at(s, row, chunk),
                       (const char *)a->queries + at * ROW_BYTES,
-                      there ? 16 : 0);
+                      exists ? 16 : 0);
     }
 }
 
@@ -148,7 +148,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
     const int columns = s.few ? KEYS / WARPS : KEYS;
     const int first_row = s.few ? 0 : 16 * s.slabs * warp;
     const int first_key = s.few ? columns * warp : 0;
-    const bool kept = s.slabs * s.dim <= 128;
+    const bool in_registers = s.slabs * s.dim <= 128;
     const float scale = 1.44269504f / sqrtf((float)s.dim);
     float output[SLABS][MOST_DIM / 8][4] = {{{0.0f}}};
     float level[SLABS][2], total[SLABS][2] = {{0.0f}};
@@ -160,7 +160,7 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         begin + chunk_at(s, first_row + lane % 16, lane / 16);
     slot_ring r = {begin + rows_of_tile(s) * s.dim * ROW_BYTES, 0, 0, 0,
                    2 * tiles};
-    uint32_t asked[MOST_DIM / 16][SLABS][4];
+    uint32_t queries[MOST_DIM / 16][SLABS][4];
     if (tiles > 0)
         copy_queries(a, s, block_rows, begin);
     for (int i = 0; i < s.slots - 1; i++)
@@ -172,18 +172,19 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         const cp_shared key_row =
             keys +
             chunk_at(s, first_key + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-        if (kept && tile == 0)
+        if (in_registers && tile == 0)
             CP_EACH(k, s.dim / 16)
-                load_queries(s, query_row, k, asked[k]);
+                load_queries(s, query_row, k, queries[k]);
         CP_EACH(k, s.dim / 16) {
-            if (!kept)
-                load_queries(s, query_row, k, asked[0]);
+            if (!in_registers)
+                load_queries(s, query_row, k, queries[0]);
             CP_EACH(n, columns / 16) {
                 uint32_t b[4];
                 cp_load_matrices(b, deeper(s, key_row, k, n));
                 CP_EACH(m, 2 * s.slabs)
                     cp_multiply_add(scores[m / 2][2 * n + m % 2],
-                                    asked[kept ? k : 0][m / 2], b + m % 2 * 2);
+                                    queries[in_registers ? k : 0][m / 2],
+                                    b + m % 2 * 2);
             }
         }
         /* Mask what must not be seen. */

@@ -14,14 +14,14 @@ typedef struct {
     const cp_device_runner *runner;
     cp_element element; /* in which numbers are sent */
     cp_attend_call call;
-    int first, count;                       /* ranks in this process */
-    int64_t cached, asked, fresh, answered; /* numbers of a rank's cache,
+    int first, count;                         /* ranks in this process */
+    int64_t cached, queries, fresh, answered; /* numbers of a rank's cache,
                                                queries, keys, output */
-    int64_t cached_values, fresh_values;    /* and those of the values, */
-    int64_t index_queries, index_weights;   /* and of an indexer: queries, */
-    int64_t index_keys;                     /* their weights, keys */
-    float *lent;                            /* [all of these, answered twice] */
-    cp_queues *queues;                      /* [count], as all below */
+    int64_t cached_values, fresh_values;      /* and those of the values, */
+    int64_t index_queries, index_weights;     /* and of an indexer: queries, */
+    int64_t index_keys;                       /* their weights, keys */
+    float *lent;       /* [all of these, answered twice] */
+    cp_queues *queues; /* [count], as all below */
     cp_stream_walker **walkers;
     void **keys, **values; /* caches */
 } device_call;
@@ -61,7 +61,7 @@ static int64_t indexed(const device_call *call) {
 static cp_status put_rows(const device_call *call, int r) {
     const cp_stream_rows to = cp_stream_walker_rows(call->walkers[r]);
     float *queries = call->lent + call->cached + call->cached_values;
-    float *keys = queries + call->asked;
+    float *keys = queries + call->queries;
     float *index = keys + call->fresh + call->fresh_values;
     const cp_attend_rows rows = {.cached_keys = call->lent,
                                  .cached_values = call->lent + call->cached,
@@ -82,7 +82,7 @@ static cp_status put_rows(const device_call *call, int r) {
         CP_TRY(send(call, r, rows.index_keys, call->index_keys, to.index_keys));
     }
     CP_TRY(send(call, r, rows.cached_keys, call->cached, call->keys[r]));
-    CP_TRY(send(call, r, queries, call->asked, to.queries));
+    CP_TRY(send(call, r, queries, call->queries, to.queries));
     CP_TRY(send(call, r, keys, call->fresh, to.keys));
     if (call->call.job->shape.latent)
         return CP_OK;
@@ -122,7 +122,7 @@ static cp_status count_numbers(device_call *call) {
                        call->call.room);
     call->cached /= 8;
     call->cached_values = cached * values;
-    call->asked = numbers_of(plan, plan->queries, job->shape.head_dim);
+    call->queries = numbers_of(plan, plan->queries, job->shape.head_dim);
     call->answered = numbers_of(plan, plan->result, cp_value_dim(&job->shape));
     call->fresh = plan->slots[plan->fresh].rows * keys;
     call->fresh_values = plan->slots[plan->fresh].rows * values;
@@ -143,7 +143,7 @@ static cp_status open_call(device_call *call) {
     CP_TRY(cp_allocate(&call->lent,
                        call->cached + call->cached_values + call->fresh +
                            call->fresh_values + 2 * call->answered +
-                           call->asked + indexed(call),
+                           call->queries + indexed(call),
                        sizeof(float), "a rank's rows"));
     CP_TRY(cp_allocate(&call->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&call->walkers, count, sizeof(void *), "ranks"));

@@ -86,12 +86,14 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
 static cp_status best(const cp_engine *base, int64_t rows, int32_t *tokens) {
     const cp_device_engine *engine = engine_of(base);
     const int64_t words = base->model->facts.vocabulary;
-    int32_t *there = (int32_t *)(void *)(scores_of(engine) + SCORED * words);
-    const cp_device_argmax_args call = {rows, words, scores_of(engine), there};
+    int32_t *best_tokens =
+        (int32_t *)(void *)(scores_of(engine) + SCORED * words);
+    const cp_device_argmax_args call = {rows, words, scores_of(engine),
+                                        best_tokens};
     CP_TRY(enqueue_scores(engine, rows));
     CP_TRY(cp_cuda(cp_device_argmax(&call, engine->queues[0].compute),
                    "picking tokens"));
-    CP_TRY(copy(base, tokens, there, rows * 4));
+    CP_TRY(copy(base, tokens, best_tokens, rows * 4));
     return synchronize(base);
 }
 
@@ -257,13 +259,13 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *call) {
     CP_TRY(cp_allocate(&staged, bytes, 1, "rows of a cache"));
     cp_status status = CP_OK;
     for (int t = 0; t < 2 && status == CP_OK; t++) {
-        char *there = engine->ranks[n].cache +
-                      (2 * call->layer + t) * engine->cache_bytes +
-                      call->row * row;
+        char *cached = engine->ranks[n].cache +
+                       (2 * call->layer + t) * engine->cache_bytes +
+                       call->row * row;
         if (call->writes)
             to_element(element, count, buffers[t], staged);
-        status = cp_bytes_copy(call->writes ? there : staged,
-                               call->writes ? staged : there, bytes,
+        status = cp_bytes_copy(call->writes ? cached : staged,
+                               call->writes ? staged : cached, bytes,
                                engine->queues[n].compute, "rows of a cache");
         if (status == CP_OK)
             status = cp_cuda(cudaStreamSynchronize(engine->queues[n].compute),

@@ -31,7 +31,7 @@ typedef struct {
     int64_t staged;       /* and its bytes */
     char *memory;         /* on the device: all that follows */
     int64_t *words;       /* [rows] sent; -1: no token */
-    int64_t *places;      /* [rows] sent: indices in the walker's slots */
+    int64_t *indices;     /* [rows] sent: indices in the walker's slots */
     int64_t *positions;   /* [rows] sent */
     float *x;             /* [rows][width] */
     char *input;          /* [block][widest] of the next product, */
@@ -62,7 +62,7 @@ static void claim(rank_rows *a, cp_arena *from) {
     const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
     const cp_numbers numbers = a->engine->model->numbers;
     a->words = cp_arena_claim(from, a->rows, sizeof(int64_t));
-    a->places = cp_arena_claim(from, a->rows, sizeof(int64_t));
+    a->indices = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->positions = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->staged = from->used;
     a->x = cp_arena_claim(from, a->rows, 4 * f->width);
@@ -75,15 +75,16 @@ static void claim(rank_rows *a, cp_arena *from) {
         a->partial = cp_arena_claim(from, a->block, 2 * f->width);
 }
 
-static cp_status make_activations(rank_rows *a, cp_device_room *kept) {
+static cp_status make_activations(rank_rows *a, cp_device_room *device_room) {
     cp_arena room = {.align = 256};
     claim(a, &room);
     if (room.overflows)
         return cp_fail(CP_MEMORY, "activations of %ld rows overflow", a->rows);
     CP_TRY(cp_allocate(&a->tokens, a->rows, sizeof(cp_token), "tokens"));
-    CP_TRY(cp_device_room_grow(kept, room.used, a->staged, "activations"));
-    a->memory = kept->device;
-    a->staging = kept->host;
+    CP_TRY(
+        cp_device_room_grow(device_room, room.used, a->staged, "activations"));
+    a->memory = device_room->device;
+    a->staging = device_room->host;
     room = (cp_arena){.align = 256, .memory = a->memory};
     claim(a, &room);
     return CP_OK;
@@ -94,7 +95,7 @@ static void *on_host(const rank_rows *a, void *sent) {
 }
 
 static void write_rows(const cp_forward *call, rank_rows *a) {
-    int64_t *words = on_host(a, a->words), *places = on_host(a, a->places);
+    int64_t *words = on_host(a, a->words), *indices = on_host(a, a->indices);
     int64_t *positions = on_host(a, a->positions);
     a->count = call->layout->queries[a->rank->rank].tokens;
     cp_forward_list(call, a->rank->rank, a->tokens);
@@ -103,7 +104,7 @@ static void write_rows(const cp_forward *call, rank_rows *a) {
     for (int64_t t = 0; t < a->rows; t++) {
         const cp_token token = a->tokens[t];
         words[t] = t < a->count ? call->tokens[token.index] : -1;
-        places[t] = token.row;
+        indices[t] = token.row;
         positions[t] = token.position;
     }
 }
@@ -190,7 +191,7 @@ static void norm(cp_rows *rows, cp_weight weight) {
     enqueue_norm(a, weight, rows->count, a->input, a->scales);
 }
 
-static void place(cp_rows *rows) {
+static void scatter(cp_rows *rows) {
     rank_rows *a = (rank_rows *)rows;
     const cp_device_rotate_args call = {
         .rows = rows->count,
@@ -198,7 +199,7 @@ static void place(cp_rows *rows) {
         .pairs = a->facts->rotary / 2,
         .positions = a->positions + rows->first,
         .frequencies = a->engine->model->frequencies,
-        .places = a->places + rows->first,
+        .indices = a->indices + rows->first,
         .projected = a->wide,
         .element = a->engine->model->element,
         .queries = a->slots.queries,
@@ -214,7 +215,7 @@ static void gather(cp_rows *rows) {
     const cp_device_gather_args call = {
         .rows = rows->count,
         .width = shape->query_heads * shape->head_dim,
-        .places = a->places + rows->first,
+        .indices = a->indices + rows->first,
         .from = a->slots.output,
         .stored = CP_F32,
         .element = a->engine->model->element,
@@ -270,7 +271,7 @@ static cp_status embed(cp_pass *base) {
         const cp_device_gather_args call = {
             .rows = a->rows,
             .width = a->facts->width,
-            .places = a->words,
+            .indices = a->words,
             .from = tensor_of(a, CP_WEIGHT_EMBEDDING)->values,
             .stored = a->engine->model->element,
             .element = CP_F32,
@@ -288,7 +289,7 @@ static cp_status embed(cp_pass *base) {
     return CP_OK;
 }
 
-static cudaError_t ask_event(const void *event) {
+static cudaError_t query_event(const void *event) {
     return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
@@ -301,7 +302,7 @@ static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
     CP_TRY(
         cp_event_record(engine->paced[layer % 2], engine->queues[0].compute));
     if (*done > 0)
-        CP_TRY(cp_await(ask_event, &engine->paced[*done % 2], link, timeout,
+        CP_TRY(cp_await(query_event, &engine->paced[*done % 2], link, timeout,
                         &late));
     if (link != NULL) /* the launches that follow may not return */
         CP_TRY(link->check(link->context));
@@ -312,7 +313,7 @@ static cp_status pace(cp_pass *base, int64_t layer, int64_t *done) {
 
 static const cp_pass_ops on_queues = {.norm = norm,
                                       .multiply = multiply,
-                                      .scatter = place,
+                                      .scatter = scatter,
                                       .gather = gather,
                                       .gate = gate,
                                       .add = add,
@@ -352,10 +353,10 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
 }
 
 static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
-    const cp_plan_options wanted = cp_plan_options_of(call->plan);
+    const cp_plan_options options = cp_plan_options_of(call->plan);
     CP_TRY(cp_layout_copy(call->layout, &pass->layout));
     CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
-                         &wanted, &pass->plan));
+                         &options, &pass->plan));
     for (int r = 0; r < pass->engine->count; r++)
         CP_TRY(make_part(pass, call, r));
     return CP_OK;
@@ -439,9 +440,9 @@ cp_status cp_device_forward_serve(cp_device_forward *pass,
     return fill_pass(pass, call);
 }
 
-static void say_why_not(void) {
-    static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))
+static void warn_once(void) {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&warned))
         fprintf(stderr, "longring: decode goes on without a graph: %s\n",
                 cp_message());
 }
@@ -467,7 +468,7 @@ static cp_status capture_step(cp_device_forward *pass) {
         cp_graph_capture(engine->queues, engine->count, engine->runner->link,
                          enqueue_step, pass, &pass->graph);
     if (status != CP_OK)
-        say_why_not();
+        warn_once();
     pass->eager = cp_agree_to_start(engine->runner->group, status) != CP_OK;
     return pass->eager ? begin_again(pass) : CP_OK;
 }

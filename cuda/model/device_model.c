@@ -122,10 +122,10 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
 
 enum { ALIGNED = 256 }; /* bytes */
 
-static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
+static cp_status load_all(const cp_gguf *file, const cp_model_facts *full_facts,
                           cp_device_model *model, device_loader *load) {
-    const int64_t pairs = whole->rotary / 2;
-    CP_TRY(cp_facts_tensors(file, whole, take, load));
+    const int64_t pairs = full_facts->rotary / 2;
+    CP_TRY(cp_facts_tensors(file, full_facts, take, load));
     cp_arena_claim(&load->arena, pairs, sizeof(double));
     if (load->arena.overflows)
         return cp_fail(CP_MEMORY, "the weights' bytes overflow");
@@ -140,18 +140,20 @@ static cp_status load_all(const cp_gguf *file, const cp_model_facts *whole,
         cp_cuda(cudaStreamCreateWithFlags(&load->stream, cudaStreamNonBlocking),
                 "making a stream"));
     load->arena = (cp_arena){.align = ALIGNED, .memory = model->memory};
-    CP_TRY(cp_facts_tensors(file, whole, take, load));
+    CP_TRY(cp_facts_tensors(file, full_facts, take, load));
     model->frequencies = cp_arena_claim(&load->arena, pairs, sizeof(double));
     return cp_bytes_copy(model->frequencies, load->frequencies, pairs * 8,
                          load->stream, "rotary frequencies");
 }
 
-static cp_status load_weights(const cp_gguf *file, const cp_model_facts *whole,
+static cp_status load_weights(const cp_gguf *file,
+                              const cp_model_facts *full_facts,
                               cp_device_model *model) {
     device_loader load = {.model = model, .arena = {.align = ALIGNED}};
-    cp_status status = cp_facts_frequencies(file, whole, &load.frequencies);
+    cp_status status =
+        cp_facts_frequencies(file, full_facts, &load.frequencies);
     if (status == CP_OK)
-        status = load_all(file, whole, model, &load);
+        status = load_all(file, full_facts, model, &load);
     if (load.stream != NULL) {
         const cp_status ended =
             cp_cuda(cudaStreamSynchronize(load.stream), "loading a model");
@@ -176,16 +178,16 @@ static cp_status share_facts(int64_t parts, cp_model_facts *f) {
 }
 
 static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
-    cp_model_facts *facts = &model->base.facts, whole;
+    cp_model_facts *facts = &model->base.facts, full_facts;
     int devices;
-    CP_TRY(cp_facts_read(file, &whole));
-    *facts = whole;
+    CP_TRY(cp_facts_read(file, &full_facts));
+    *facts = full_facts;
     CP_TRY(share_facts(model->share.parts, facts));
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_allocate(&model->tensors,
                        cp_weight_index(CP_WEIGHTS, facts->layers - 1),
                        sizeof(cp_device_matrix), "a table of tensors"));
-    return load_weights(file, &whole, model);
+    return load_weights(file, &full_facts, model);
 }
 
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,

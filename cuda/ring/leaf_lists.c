@@ -42,7 +42,7 @@ static int least_room(uint32_t leaves, int *all) {
     return least;
 }
 
-int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t wanted,
+int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t batch,
                           int64_t *bytes) {
     const cp_program *program = &plan->programs[rank];
     int64_t least = 0, most = 0;
@@ -58,7 +58,7 @@ int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t wanted,
         least = cp_max(least, least_room(leaves, &all));
         most = cp_max(most, all);
     }
-    return cp_min(most, cp_max(least, wanted));
+    return cp_min(most, cp_max(least, batch));
 }
 
 typedef struct {
@@ -124,21 +124,22 @@ cudaError_t cp_node_lists_merge(int64_t rows, int64_t dim,
 }
 
 /* Attend to as many leaves as there is room for after the finished nodes. */
-static cudaError_t attend_some(const cp_device_attention *attention,
-                               int64_t room, uint32_t *left, cp_node_list *done,
-                               cp_node_list into, cudaStream_t stream) {
+static cudaError_t attend_batch(const cp_device_attention *attention,
+                                int64_t room, uint32_t *left,
+                                cp_node_list *done, cp_node_list into,
+                                cudaStream_t stream) {
     const int64_t rows = attention->rows * attention->shape.query_heads;
     const int64_t dim = cp_value_dim(&attention->shape),
                   size = rows * (dim + 1);
     cp_device_attention call = *attention;
     cp_node nodes[CP_NODES_MAX];
     cp_node_list all[CP_LEAVES + 2] = {*done};
-    const int kept = cp_leaves_nodes(done->leaves, nodes);
+    const int done_count = cp_leaves_nodes(done->leaves, nodes);
     int count = 1;
     call.splits = 1;
     call.leaves = 0;
-    call.unfinished = attention->unfinished + kept * size;
-    for (; *left != 0 && kept + count - 1 < room; *left &= *left - 1) {
+    call.unfinished = attention->unfinished + done_count * size;
+    for (; *left != 0 && done_count + count - 1 < room; *left &= *left - 1) {
         all[count].nodes = call.unfinished + (count - 1) * size;
         all[count].leaves = *left & -*left;
         call.leaves |= all[count++].leaves;
@@ -160,7 +161,7 @@ cudaError_t cp_node_list_attend(const cp_device_attention *attention,
     cp_node_list done = {attention->unfinished, 0};
     cudaError_t error = cudaSuccess;
     for (uint32_t left = attention->leaves; left != 0 && error == cudaSuccess;)
-        error = attend_some(attention, room, &left, &done, into, stream);
+        error = attend_batch(attention, room, &left, &done, into, stream);
     return error;
 }
 

@@ -17,10 +17,10 @@ typedef struct {
 
 /* The first lists those of all operations of a rank, [count], for free(); it
  * fails with CP_MEMORY. The second returns for how many partials an attention
- * needs room if a launch is to cover `wanted` leaves, and sets the most bytes
+ * needs room if a launch is to cover `batch` leaves, and sets the most bytes
  * of one. */
 cp_status cp_leaf_uses_new(const cp_plan *plan, int rank, cp_leaf_use **out);
-int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t wanted,
+int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t batch,
                           int64_t *bytes);
 
 /* Nodes of a set of leaves, one after another as in a slot (node_lists.h). */

@@ -32,7 +32,7 @@ static struct {
     record *received;    /* [ranks] these */
     bool lent;           /* received is another rank's; this one missed it */
     bool over;           /* all later calls fail */
-    char place[300];     /* "host:port" of rank 0 */
+    char address[300];   /* "host:port" of rank 0 */
     cp_process_group *group;
 } self;
 
@@ -110,9 +110,9 @@ static cp_status announce(operation what, int status, const void *data,
     if (data != NULL && bytes <= FEW)
         memcpy(own_record->data, data, (size_t)bytes);
     CP_TRY(exchange_records());
-    const cp_status heard = compare();
-    self.over = self.over || heard != CP_OK;
-    return heard;
+    const cp_status outcome = compare();
+    self.over = self.over || outcome != CP_OK;
+    return outcome;
 }
 
 static cp_status enqueue_spread(int64_t bytes) {
@@ -192,7 +192,7 @@ typedef struct {
     int64_t done, received_at;
     bool sound;
     ncclUniqueId id; /* of rank 0 or 1 */
-    record heard[];
+    record records[];
 } agreement;
 
 enum { GRACE = 5 }; /* seconds beyond the timeout; at most doubles it */
@@ -218,7 +218,7 @@ static cp_status take_the_latest(char *all, const bool *present) {
                            r);
     }
     self.lent = self.done < latest->done;
-    memcpy(self.received, latest->heard, (size_t)self.ranks * sizeof(record));
+    memcpy(self.received, latest->records, (size_t)self.ranks * sizeof(record));
     return CP_OK;
 }
 
@@ -227,8 +227,9 @@ static cp_status rejoin(cp_nccl *world, char *all, bool *present,
     const double timeout = world->timeout;
     agreement *proposal = agreement_of(all, self.rank);
     *proposal = (agreement){self.done, self.received_at, loss->sound, loss->id};
-    memcpy(proposal->heard, self.received, (size_t)self.ranks * sizeof(record));
-    CP_TRY(cp_rendezvous(self.place, self.rank, self.ranks,
+    memcpy(proposal->records, self.received,
+           (size_t)self.ranks * sizeof(record));
+    CP_TRY(cp_rendezvous(self.address, self.rank, self.ranks,
                          timeout > GRACE ? timeout + GRACE : 2 * timeout, all,
                          agreement_bytes(), present));
     for (int r = 0; r < self.ranks; r++) {
@@ -308,7 +309,7 @@ cp_status cp_nccl_group_join(const cp_launch *launch, double timeout,
                        cp_message(), launch->root);
     CP_TRY(status);
     CP_TRY(prepare(*world));
-    snprintf(self.place, sizeof(self.place), "%s", launch->root);
+    snprintf(self.address, sizeof(self.address), "%s", launch->root);
     self.group = group;
     (*world)->agree = repairs ? agree : NULL;
     *group = (cp_process_group){.rank = launch->rank,

@@ -6,21 +6,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static ncclResult_t ask_nccl(const cp_nccl *nccl) {
+static ncclResult_t query_nccl(const cp_nccl *nccl) {
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(nccl->comm, &state);
-    return asked == ncclSuccess ? state : asked;
+    const ncclResult_t error = ncclCommGetAsyncError(nccl->comm, &state);
+    return error == ncclSuccess ? state : error;
 }
 
 static ncclResult_t state_of(const cp_nccl *nccl) {
     if (cp_watchdog_enter(nccl->watchdog, false) != NULL)
         return ncclRemoteError;
-    const ncclResult_t state = ask_nccl(nccl);
+    const ncclResult_t state = query_nccl(nccl);
     cp_watchdog_leave(nccl->watchdog);
     return state;
 }
 
-static cudaError_t ask_call(const void *nccl) {
+static cudaError_t query_call(const void *nccl) {
     return state_of(nccl) == ncclInProgress ? cudaErrorNotReady : cudaSuccess;
 }
 
@@ -33,7 +33,7 @@ static cp_status await_result(cp_nccl *nccl, ncclResult_t result,
                               const char *what) {
     bool late = false;
     if (result == ncclInProgress) {
-        CP_TRY(cp_await(ask_call, nccl, NULL, nccl->timeout, &late));
+        CP_TRY(cp_await(query_call, nccl, NULL, nccl->timeout, &late));
         result = state_of(nccl);
     }
     if (late)
@@ -79,7 +79,7 @@ static cp_status check(void *context) {
     const cp_nccl *nccl = context;
     do {
         CP_TRY(begin_to_talk(nccl));
-        const ncclResult_t state = ask_nccl(nccl);
+        const ncclResult_t state = query_nccl(nccl);
         cp_watchdog_leave(nccl->watchdog);
         if (state != ncclSuccess && state != ncclInProgress)
             return cp_fail(CP_BROKEN, "rank %d: NCCL: %s", nccl->rank,
@@ -120,9 +120,9 @@ static void abort_all(void *context) {
 
 /* A fast survivor has aborted the old communicator by now, and others see an
  * error of it: only the new one counts. */
-static cudaError_t ask_successor(const void *context) {
+static cudaError_t query_successor(const void *context) {
     const cp_nccl *nccl = context;
-    ask_nccl(nccl);
+    query_nccl(nccl);
     return *(ncclComm_t const volatile *)&nccl->successor == NULL
                ? cudaErrorNotReady
                : cudaSuccess;
@@ -142,14 +142,14 @@ static cp_status shrink(cp_nccl *nccl, cp_nccl_loss *loss) {
 #endif
     if (result != ncclInProgress)
         CP_TRY(await_result(nccl, result, "shrinking"));
-    CP_TRY(cp_await(ask_successor, nccl, NULL, nccl->timeout, &late));
+    CP_TRY(cp_await(query_successor, nccl, NULL, nccl->timeout, &late));
     return late ? timed_out(nccl, "shrinking") : CP_OK;
 }
 
 static bool can_shrink(const cp_nccl *nccl) {
 #if NCCL_VERSION_CODE >= 22700
     return ncclCommShrink != NULL && !nccl->aborted &&
-           ask_nccl(nccl) == ncclSuccess;
+           query_nccl(nccl) == ncclSuccess;
 #else
     (void)nccl;
     return false;
@@ -208,7 +208,7 @@ static void give_up(void *context) {
 static bool is_broken(void *context) {
     const cp_nccl *nccl = context;
     do {
-        const ncclResult_t state = ask_nccl(nccl);
+        const ncclResult_t state = query_nccl(nccl);
         if (state != ncclSuccess && state != ncclInProgress)
             return true;
         nccl = nccl->sibling;
@@ -221,14 +221,14 @@ static void idle(void *context) {
     cp_watchdog_idle(nccl->watchdog);
 }
 
-static cudaError_t ask_stream(const void *stream) {
+static cudaError_t query_stream(const void *stream) {
     return cudaStreamQuery(*(const cudaStream_t *)stream);
 }
 
 cp_status cp_nccl_finish(cp_nccl *nccl, cudaStream_t stream, const char *what) {
     bool late;
     cp_status status =
-        cp_await(ask_stream, &stream, &nccl->link, nccl->timeout, &late);
+        cp_await(query_stream, &stream, &nccl->link, nccl->timeout, &late);
     if (late)
         status = timed_out(nccl, what);
     if (status != CP_OK)

@@ -20,12 +20,12 @@ typedef struct {
 enum { SHORT = 1 }; /* seconds for a peer to identify itself */
 
 static bool wait_for(int s, short what, double end) {
-    struct pollfd wanted = {.fd = s, .events = what};
+    struct pollfd descriptor = {.fd = s, .events = what};
     double left = end - cp_clock();
     int ready = -1;
     for (errno = EINTR; ready < 0 && errno == EINTR && left > 0;
          left = end - cp_clock())
-        ready = poll(&wanted, 1, (int)(left * 1e3) + 1);
+        ready = poll(&descriptor, 1, (int)(left * 1e3) + 1);
     return ready > 0;
 }
 
@@ -64,18 +64,18 @@ static int try_at(const struct addrinfo *at, bool waits, double end) {
 }
 
 /* Try until it succeeds, or end has passed. */
-static int reach(const char *place, bool waits, double end) {
-    const struct addrinfo wanted = {.ai_socktype = SOCK_STREAM};
-    const bool bracket = place[0] == '[';
-    const char *colon = strrchr(place, ':');
+static int reach(const char *address, bool waits, double end) {
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    const bool bracket = address[0] == '[';
+    const char *colon = strrchr(address, ':');
     struct addrinfo *all = NULL;
     char name[300];
     int s = -1;
     if (colon == NULL)
         return -1;
-    snprintf(name, sizeof(name), "%.*s", (int)(colon - place) - 2 * bracket,
-             place + bracket);
-    if (getaddrinfo(name, colon + 1, &wanted, &all) != 0)
+    snprintf(name, sizeof(name), "%.*s", (int)(colon - address) - 2 * bracket,
+             address + bracket);
+    if (getaddrinfo(name, colon + 1, &hints, &all) != 0)
         return -1;
     while (s < 0 && cp_clock() < end) {
         for (const struct addrinfo *at = all; s < 0 && at; at = at->ai_next)
@@ -141,20 +141,21 @@ static cp_status connect_to(int s, int rank, int ranks, double end, char *words,
 
 /* A late rank must not find the port free, and wait there for others that go on
  * without it. */
-static _Thread_local int kept = -1;
+static _Thread_local int listener = -1;
 
-cp_status cp_rendezvous(const char *place, int rank, int ranks, double seconds,
-                        void *words, int64_t bytes, bool *present) {
+cp_status cp_rendezvous(const char *address, int rank, int ranks,
+                        double seconds, void *words, int64_t bytes,
+                        bool *present) {
     double end = cp_clock() + seconds;
-    const bool ready = rank == 0 && kept >= 0;
-    int s = ready ? kept : reach(place, rank == 0, end), first = 0;
+    const bool ready = rank == 0 && listener >= 0;
+    int s = ready ? listener : reach(address, rank == 0, end), first = 0;
     if (s < 0 && rank > 0) {
         end += seconds;
-        s = reach(place, rank == 1, end);
+        s = reach(address, rank == 1, end);
         first = 1;
     }
     if (s < 0)
-        return cp_fail(CP_BROKEN, "no rank answered at %s within %g s", place,
+        return cp_fail(CP_BROKEN, "no rank answered at %s within %g s", address,
                        (first + 1) * seconds);
     const cp_status status =
         rank == first
@@ -162,7 +163,7 @@ cp_status cp_rendezvous(const char *place, int rank, int ranks, double seconds,
             : connect_to(s, rank, ranks, cp_clock() + 2 * seconds, words, bytes,
                          present);
     if (rank == first)
-        kept = s;
+        listener = s;
     else
         close(s);
     return status;

@@ -42,7 +42,7 @@ struct cp_stream_walker {
     bool *needed;        /* [slot_count] by this rank, */
     bool *rewritten;     /* and with a message beside it */
     char *staging;       /* on the host: the tile lists, */
-    int32_t *told;       /* [ranks] and wrong, copied back */
+    int32_t *host_wrong; /* [ranks] and wrong, copied back */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
@@ -141,7 +141,8 @@ static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t listed = cp_tile_lists_bytes(w->tile_lists);
     const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
-    cp_device_room *kept = w->options.room != NULL ? w->options.room : &w->room;
+    cp_device_room *device_room =
+        w->options.room != NULL ? w->options.room : &w->room;
     cp_arena room = {.align = 256};
     char what[32];
     cp_plan_slots_needed(plan, w->rank, w->needed);
@@ -159,10 +160,10 @@ static cp_status reserve(cp_stream_walker *w) {
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
                        w->rank);
     snprintf(what, sizeof(what), "rank %d's slots", w->rank);
-    CP_TRY(cp_device_room_grow(kept, room.used, bytes, what));
-    w->staging = kept->host;
-    w->told = (int32_t *)(void *)(w->staging + listed);
-    room = (cp_arena){.align = 256, .memory = kept->device};
+    CP_TRY(cp_device_room_grow(device_room, room.used, bytes, what));
+    w->staging = device_room->host;
+    w->host_wrong = (int32_t *)(void *)(w->staging + listed);
+    room = (cp_arena){.align = 256, .memory = device_room->device};
     claim(w, &room);
     return CP_OK;
 }
@@ -536,17 +537,17 @@ static cp_status split(const cp_stream_walker *w, const cp_op *op) {
     const int64_t head = all.head_dim * plan->element_bytes;
     const int64_t value = cp_value_dim(&all) * plan->element_bytes;
     const int64_t heads = keys ? all.kv_heads : all.query_heads;
-    const int64_t some = keys ? cut.kv_heads : cut.query_heads;
+    const int64_t cut_heads = keys ? cut.kv_heads : cut.query_heads;
     const int64_t rows = plan->slots[op->in.slot].rows;
     const int parts = plan->slots[op->out.slot].parts;
     for (int p = 0; p < parts; p++) {
         const int64_t first = p * heads / parts;
         const int in = op->in.slot, out = op->out.slot + p;
-        CP_TRY(copy_columns(w, w->slots[out], some * head,
+        CP_TRY(copy_columns(w, w->slots[out], cut_heads * head,
                             (char *)w->slots[in] + first * head, heads * head,
                             rows));
         if (keys && !all.latent)
-            CP_TRY(copy_columns(w, slot_values(w, out), some * value,
+            CP_TRY(copy_columns(w, slot_values(w, out), cut_heads * value,
                                 slot_values(w, in) + first * value,
                                 heads * value, rows));
     }
@@ -693,7 +694,7 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
 static cp_status end(cp_stream_walker *w) {
     if (!w->begins || !w->plan->labelled)
         return CP_OK;
-    return cp_bytes_copy(w->told, w->wrong, 4 * w->plan->layout->ranks,
+    return cp_bytes_copy(w->host_wrong, w->wrong, 4 * w->plan->layout->ranks,
                          w->queues.compute, "whether labels agreed");
 }
 
@@ -733,15 +734,15 @@ static cp_status communicate(cp_stream_walker *w, int64_t n) {
 typedef struct {
     cp_stream_walker *const *walkers;
     const cp_link *link; /* NULL: copies */
-} together;
+} walk_group;
 
 static int64_t number_of(const cp_event *event, int rank) {
     return event->kind == CP_EVENT_COLLECTIVE ? event->all[rank]
                                               : event->number;
 }
 
-static cp_status carry(const together *all, const cp_event *event, int rank,
-                       cp_message_half half) {
+static cp_status copy_message(const walk_group *all, const cp_event *event,
+                              int rank, cp_message_half half) {
     const cp_stream_walker *from = all->walkers[half.peer];
     const cp_op *sent = &from->program->ops[number_of(event, half.peer)];
     const int offset = sent->kind == CP_OP_ALL_TO_ALL ? rank : 0;
@@ -755,7 +756,7 @@ static cp_status carry(const together *all, const cp_event *event, int rank,
                                "a message");
 }
 
-static cp_status receive(const together *all, const cp_event *event, int rank,
+static cp_status receive(const walk_group *all, const cp_event *event, int rank,
                          int64_t n) {
     cp_stream_walker *to = all->walkers[rank];
     const cp_op *op = &to->program->ops[n];
@@ -770,13 +771,13 @@ static cp_status receive(const together *all, const cp_event *event, int rank,
     const int64_t mark = mark_begin(to, op);
     for (int i = 0; i < count; i++)
         if (to->halves[i].receive)
-            CP_TRY(carry(all, event, rank, to->halves[i]));
+            CP_TRY(copy_message(all, event, rank, to->halves[i]));
     CP_TRY(encode_or_decode(to, op, true));
     mark_end(to, mark);
     return cp_event_record(to->over[n], stream);
 }
 
-static cp_status transfer(const together *all, const cp_event *event) {
+static cp_status transfer(const walk_group *all, const cp_event *event) {
     const int64_t received = event->op->sent_to;
     const int to = event->op->to;
     const cp_stream_walker *from = all->walkers[event->rank];
@@ -786,7 +787,7 @@ static cp_status transfer(const together *all, const cp_event *event) {
     return cp_event_record(from->over[event->number], stream);
 }
 
-static cp_status collect(const together *all, const cp_event *event) {
+static cp_status collect(const walk_group *all, const cp_event *event) {
     const int ranks = all->walkers[0]->plan->layout->ranks;
     for (int r = 0; r < ranks; r++)
         CP_TRY(begin(all->walkers[r], event->all[r]));
@@ -800,7 +801,7 @@ static cp_status collect(const together *all, const cp_event *event) {
 }
 
 static cp_status visit(void *context, const cp_event *event) {
-    const together *all = context;
+    const walk_group *all = context;
     cp_stream_walker *w = all->walkers[event->rank];
     switch (event->kind) {
     case CP_EVENT_COLLECTIVE:
@@ -825,7 +826,7 @@ static cp_status walk_alone(cp_stream_walker *w, const cp_link *link) {
 cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
                          const cp_link *link, void *const *cache_keys,
                          void *const *cache_values) {
-    together all = {walkers, link};
+    walk_group all = {walkers, link};
     for (int r = 0; r < count; r++)
         CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
     CP_TRY(count == 1 ? walk_alone(walkers[0], link)
@@ -835,20 +836,20 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
     return CP_OK;
 }
 
-static void pause_a_little(double waited, int64_t asked) {
+static void pause_a_little(double waited, int64_t polls) {
     const struct timespec pause = {0, 20000};
     if (waited < 2e-4)
         sched_yield();
-    else if (asked % 64 == 0 || waited > 0.01)
+    else if (polls % 64 == 0 || waited > 0.01)
         nanosleep(&pause, NULL);
 }
 
-cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
+cp_status cp_await(cudaError_t (*query)(const void *what), const void *what,
                    const cp_link *link, double timeout, bool *late) {
     const double began = cp_clock();
     cudaError_t error;
     *late = false;
-    for (int64_t n = 1; (error = ask(what)) == cudaErrorNotReady; n++) {
+    for (int64_t n = 1; (error = query(what)) == cudaErrorNotReady; n++) {
         const double came =
             link != NULL && link->progress_events != NULL
                 ? cp_progress_events_query(link->progress_events)
@@ -862,7 +863,7 @@ cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
         pause_a_little(cp_clock() - began, n);
     }
     if (link != NULL)
-        link->rest(link->context);
+        link->idle(link->context);
     return cp_cuda(error, "waiting for a GPU");
 }
 
@@ -894,12 +895,12 @@ static cudaError_t are_through(const void *what) {
 
 static cp_status compare_labels(cp_stream_walker *w) {
     for (int r = 0; r < w->plan->layout->ranks; r++) {
-        if (w->told[r] == 0)
+        if (w->host_wrong[r] == 0)
             continue;
         CP_TRY(forget_wrong(w));
         return cp_fail(CP_BROKEN,
                        "rank %d's batch is not the one rank %d expects: row %d",
-                       r, w->rank, w->told[r] - 1);
+                       r, w->rank, w->host_wrong[r] - 1);
     }
     return CP_OK;
 }

@@ -21,7 +21,7 @@ typedef struct {
 
 /* How a rank that is a process sends and receives. trade enqueues messages on a
  * stream, as one group that is complete when all are. check tells whether the
- * connection is sound, and reports that the host is at work; rest reports that
+ * connection is sound, and reports that the host is at work; idle reports that
  * it no longer is. abort ends what waits on the device, and first all graphs
  * that captured the messages, listed at graphs. A walk records its progress
  * between its messages in progress_events. Between two ranks the k-th message
@@ -30,17 +30,17 @@ typedef struct {
     cp_status (*trade)(void *context, const cp_message_half *halves, int count,
                        cudaStream_t stream);
     cp_status (*check)(void *context);
-    void (*rest)(void *context);
+    void (*idle)(void *context);
     void (*abort)(void *context);
     void *context;
     struct cp_graph **graphs; /* the first of them (graph.h); or NULL */
     cp_progress_events *progress_events; /* of the compute queue; or NULL */
 } cp_link;
 
-/* Poll ask(what) until it is done, and a link (or NULL) for errors. *late is
+/* Poll query(what) until it is done, and a link (or NULL) for errors. *late is
  * set if nothing progressed for timeout seconds (0: for ever). Fails as the
- * link does, or as ask did. */
-cp_status cp_await(cudaError_t (*ask)(const void *what), const void *what,
+ * link does, or as query did. */
+cp_status cp_await(cudaError_t (*query)(const void *what), const void *what,
                    const cp_link *link, double timeout, bool *late);
 
 typedef struct cp_stream_walker cp_stream_walker;

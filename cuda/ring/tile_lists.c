@@ -128,7 +128,7 @@ static bool of_each_rank(const cp_tile_lists *m, cp_list kind) {
            (kind == CP_LIST_QUERIES && m->plan->begins == CP_OWN_TOKENS);
 }
 
-static cp_status place_lists(cp_tile_lists *m, int64_t growth) {
+static cp_status lay_out_lists(cp_tile_lists *m, int64_t growth) {
     const int ranks = m->plan->layout->ranks;
     int64_t pieces, bytes;
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
@@ -256,5 +256,5 @@ cp_status cp_tile_lists_new(const cp_plan *plan, int rank, int64_t query_tile,
     for (int64_t n = 0; n < program->count; n++)
         (*out)->packs |= program->ops[n].kind == CP_OP_PACK;
     CP_TRY(check_leaves(plan->layout));
-    return place_lists(*out, growth);
+    return lay_out_lists(*out, growth);
 }

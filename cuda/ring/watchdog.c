@@ -121,20 +121,20 @@ const char *cp_watchdog_enter(cp_watchdog *w, bool works) {
     return why;
 }
 
-static void tell(cp_watchdog *w, bool rests) {
+static void leave(cp_watchdog *w, bool idle) {
     if (w == NULL)
         return;
     pthread_mutex_lock(&w->lock);
     w->inside = false;
     w->looks = 0;
-    w->working = w->working && !rests;
+    w->working = w->working && !idle;
     pthread_mutex_unlock(&w->lock);
 }
 
 void cp_watchdog_leave(cp_watchdog *w) {
-    tell(w, false);
+    leave(w, false);
 }
 
 void cp_watchdog_idle(cp_watchdog *w) {
-    tell(w, true);
+    leave(w, true);
 }

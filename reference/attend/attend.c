@@ -96,14 +96,14 @@ static void pack(const tiles *w, cp_piece tile, int64_t kv_head,
             to[d * STRIP] = j < count ? keys[j * key_row + d] : 0.0f;
     }
     /* Copy values, strip by strip. */
-    const int64_t whole = value_dim - value_dim % STRIP;
+    const int64_t full_dim = value_dim - value_dim % STRIP;
     for (int64_t j = 0; j < count; j++) {
         const float *from = values + j * value_row;
         float *to = w->values + j * STRIP;
-        for (int64_t d = 0; d < whole; d += STRIP)
+        for (int64_t d = 0; d < full_dim; d += STRIP)
             memcpy(to + d * KEYS, from + d, STRIP * sizeof(float));
-        for (int64_t d = whole; d < w->wide; d++)
-            to[whole * KEYS + d - whole] = d < value_dim ? from[d] : 0.0f;
+        for (int64_t d = full_dim; d < w->wide; d++)
+            to[full_dim * KEYS + d - full_dim] = d < value_dim ? from[d] : 0.0f;
     }
 }
 
@@ -152,12 +152,12 @@ static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
     score(w, row, seen.most);
     for (int i = 0; i < PANEL && seen.most > 0; i++) {
         /* Weigh a row of the panel. */
-        const float keep =
+        const float rescale =
             cp_row_weigh(w->scores + i * KEYS, reach[i], width,
                          &w->largest[row + i], &w->total[row + i]);
         float *output = w->output + (row + i) * w->wide;
-        for (int64_t d = 0; keep != 1.0f && d < w->wide; d++)
-            output[d] *= keep;
+        for (int64_t d = 0; rescale != 1.0f && d < w->wide; d++)
+            output[d] *= rescale;
     }
     /* Add the values that all rows see, then each row's own. */
     for (int64_t d = 0; d < w->wide; d += STRIP)
@@ -177,7 +177,8 @@ void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
         row[d] = lse == -INFINITY ? 0.0f : (float)(sums[d] * share);
     if (call->merge != NULL) {
         call->merge(call->output + at * dim, &call->lse[at],
-                    call->rest != NULL ? &call->rest[at] : NULL, row, lse, dim);
+                    call->remainder != NULL ? &call->remainder[at] : NULL, row,
+                    lse, dim);
         return;
     }
     memcpy(call->output + at * dim, row, (size_t)dim * sizeof(float));

@@ -9,8 +9,8 @@
 #include "ring/span.h"
 
 /* Merge a partial answer for one row of one head into a running one (partial.h
- * has it); rest may be NULL. */
-typedef void cp_merge_row(float *output, float *lse, float *rest,
+ * has it); remainder may be NULL. */
+typedef void cp_merge_row(float *output, float *lse, float *remainder,
                           const float *add, float add_lse, int64_t dim);
 
 /* One call: queries, keys, and where the answer goes. Owns nothing. */
@@ -24,8 +24,8 @@ typedef struct {
     int threads;
     cp_merge_row *merge; /* with output and lse; NULL: overwrite them */
     float *output, *lse;
-    float *rest;     /* of a running answer, with merge; or NULL (partial.h) */
-    uint32_t leaves; /* 0; else the leaves of the keys, in exact order, and */
+    float *remainder; /* of a running answer, with merge; or NULL (partial.h) */
+    uint32_t leaves;  /* 0; else the leaves of the keys, in exact order, and */
     int64_t node_size; /* ...the distance of nodes in output and lse */
     void (*progress)(void *context); /* or NULL */
     void *progress_context;
@@ -134,7 +134,7 @@ static inline float cp_row_weigh(float *scores, int64_t reach, int64_t width,
     const float before = *level;
     *level = cp_row_largest(scores, width, before);
     const float base = *level == -INFINITY ? 0.0f : *level;
-    const float keep = cp_exp2(before - base);
+    const float rescale = cp_exp2(before - base);
     for (int64_t j = 0; j < width; j += CP_STRIP)
 #pragma omp simd
         for (int l = 0; l < CP_STRIP; l++) {
@@ -143,8 +143,8 @@ static inline float cp_row_weigh(float *scores, int64_t reach, int64_t width,
         }
     for (int l = 0; l < CP_STRIP; l++)
         sum += lane[l];
-    *total = *total * keep + sum;
-    return keep;
+    *total = *total * rescale + sum;
+    return rescale;
 }
 
 /* Write out the row with this index: the sums of its weighted values, divided

@@ -223,11 +223,11 @@ static float *attend_panel(const exact_workspace *b, int64_t panel,
     const cp_micro *micro = buffers->micro;
     const int64_t slice = micro->slice, stride = micro->panel_stride;
     float *sums = buffers->sums + panel * buffers->slices * slice * stride;
-    float keep[CP_PANEL_WIDEST];
+    float rescale[CP_PANEL_WIDEST];
     score_panel(b, panel, reach);
     if (cp_panels_weigh(buffers, BLOCK, buffers->level + panel * stride,
-                        buffers->total + panel * stride, keep))
-        cp_panels_scale(buffers, keep, sums);
+                        buffers->total + panel * stride, rescale))
+        cp_panels_scale(buffers, rescale, sums);
     for (int64_t s = 0; s < buffers->slices; s++)
         cp_micro_multiply(micro, slice, micro->panel, BLOCK,
                           buffers->values +
@@ -313,8 +313,8 @@ merge_lanes(int64_t lanes, int64_t stride, int64_t dim, const float *before,
  * lanes of a panel are adjacent; if the compiler knows their number it needs no
  * loop for them. */
 static inline __attribute__((always_inline)) void
-carry_lanes(int64_t lanes, int64_t stride, const exact_workspace *b,
-            int64_t panel, int64_t up) {
+merge_lanes_up(int64_t lanes, int64_t stride, const exact_workspace *b,
+               int64_t panel, int64_t up) {
     float *answer = b->answers + (up * b->panels + panel) * b->width;
     bool seen = b->touched[panel];
     if (seen)
@@ -344,9 +344,9 @@ static void finish_leaf(const exact_workspace *b, int64_t n) {
         up++;
     for (int64_t panel = 0; panel < b->panels; panel++)
         if (micro->panel == 16 && micro->panel_stride == 16)
-            carry_lanes(16, 16, b, panel, up);
+            merge_lanes_up(16, 16, b, panel, up);
         else
-            carry_lanes(micro->panel, micro->panel_stride, b, panel, up);
+            merge_lanes_up(micro->panel, micro->panel_stride, b, panel, up);
 }
 
 /* Where to write row r of a task, and its LSE. */
@@ -359,7 +359,7 @@ static float *row_at(const cp_team *team, const cp_task *t, int64_t r,
         *lse = row + dim;
         return row;
     }
-    const int64_t node = t->place * call->node_size;
+    const int64_t node = t->node_index * call->node_size;
     const int64_t at = cp_team_index(team, t, r);
     *lse = call->lse + node + at;
     return call->output + node + at * dim;
@@ -424,14 +424,14 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     /* The next leaf of this thread, if the team takes leaf after leaf. */
     const int64_t later = first_of(c, sequence, t->first + team->call->threads);
     int64_t at = first_of(c, sequence, t->first);
-    bool more = at < end;
-    if (more)
+    bool has_next = at < end;
+    if (has_next)
         at = take_block(c, at, &next);
-    while (more) {
+    while (has_next) {
         keys = next;
         next.count = 0;
-        more = at < end;
-        if (more)
+        has_next = at < end;
+        if (has_next)
             at = take_block(c, at, &next);
         else if (later < all)
             take_block(c, later, &next);
@@ -462,12 +462,12 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     cp_node nodes[CP_NODES_MAX];
     const int count = cp_leaves_nodes(team->call->leaves, nodes);
     (void)piece;
-    for (task.place = 0; task.place < count; task.place++) {
-        const cp_node whole = nodes[task.place];
-        task.parts = task.few ? whole.count : cp_min(c->cuts, whole.count);
+    for (task.node_index = 0; task.node_index < count; task.node_index++) {
+        const cp_node node = nodes[task.node_index];
+        task.parts = task.few ? node.count : cp_min(c->cuts, node.count);
         for (task.part = 0; task.part < task.parts; task.part++) {
-            task.first = whole.first + task.part * whole.count / task.parts;
-            task.last = task.first + whole.count / task.parts;
+            task.first = node.first + task.part * node.count / task.parts;
+            task.last = task.first + node.count / task.parts;
             if (team->tasks != NULL)
                 task.cost = cost_of(c, &task);
             cp_team_add(team, task);
@@ -485,9 +485,9 @@ static void raise_row(const cp_team *team, const cp_task *t, int64_t r) {
             cp_node_merge_row(row + p * step, row + p * step + dim,
                               row + (p + near) * step,
                               row[(p + near) * step + dim], dim);
-    cp_task whole = *t;
-    whole.parts = 1;
-    float *lse, *to = row_at(team, &whole, r, &lse);
+    cp_task row_task = *t;
+    row_task.parts = 1;
+    float *lse, *to = row_at(team, &row_task, r, &lse);
     memcpy(to, row, (size_t)dim * sizeof(float));
     *lse = row[dim];
 }

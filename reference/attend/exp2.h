@@ -43,8 +43,8 @@ static inline float cp_exp2(float x) {
     p = cp_fused(p, f, 0.69314719f);
     p = cp_fused(p, f, 1.0f);
     const float scale = cp_from_bits((cp_to_bits(shifted) + 127) << 23);
-    const uint32_t keep = x < -126.0f ? 0 : UINT32_MAX;
-    return cp_from_bits(cp_to_bits(p * scale) & keep);
+    const uint32_t mask = x < -126.0f ? 0 : UINT32_MAX;
+    return cp_from_bits(cp_to_bits(p * scale) & mask);
 }
 
 #endif

@@ -26,8 +26,8 @@ typedef struct {
 } fast_call;
 
 static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
-    const int64_t wanted = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
-    return cp_max(1, cp_max(wanted, cp_ceil_divide(tiles, MOST_TILES)));
+    const int64_t shares = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
+    return cp_max(1, cp_max(shares, cp_ceil_divide(tiles, MOST_TILES)));
 }
 
 static int64_t shares_of_many(int64_t tiles, int64_t rows) {

@@ -22,7 +22,7 @@ cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
     a.turned = cp_workspace_take(space, shape->head_dim * KEYS);
     a.weights = cp_workspace_take(space, CP_LEAF_BLOCK * a.lanes);
     a.added = cp_workspace_take(space, a.all * cp_value_dim(shape));
-    a.keep = cp_workspace_take(space, a.lanes);
+    a.rescale = cp_workspace_take(space, a.lanes);
     a.reach = (int64_t *)(void *)cp_workspace_take(space, 2 * rows);
     return a;
 }
@@ -147,13 +147,13 @@ static void score_few(const cp_few *a, const cp_leaf_block *keys) {
     const int64_t wide = cp_value_step(shape);
     for (int64_t j = 0; j < keys->count; j += KEYS) {
         for (int64_t h = 0; h < shape->kv_heads; h++) {
-            const float *some[KEYS], *values[KEYS];
+            const float *key_rows[KEYS], *values[KEYS];
             for (int64_t k = 0; k < KEYS; k++) {
                 const int64_t at = cp_min(j + k, keys->count - 1);
-                some[k] = keys->keys[at];
+                key_rows[k] = keys->keys[at];
                 values[k] = keys->values[at] + h * wide;
             }
-            turn_keys(some, h * dim, dim, a->turned, values, wide);
+            turn_keys(key_rows, h * dim, dim, a->turned, values, wide);
             score_rows(rows, dim, a->turned,
                        a->few_rows.queries + h * rows * dim,
                        a->few_rows.scores + h * rows * CP_LEAF_BLOCK + j);
@@ -178,7 +178,7 @@ static void weigh_few(const cp_few *a) {
             turn(rows, j, a->weights + j * a->lanes + i, a->lanes);
         }
     cp_panels_weigh(&buffers, CP_LEAF_BLOCK, a->few_rows.level,
-                    a->few_rows.total, a->keep);
+                    a->few_rows.total, a->rescale);
 }
 
 static inline __attribute__((always_inline)) void
@@ -226,10 +226,10 @@ static void join_few(const cp_few *a) {
     const int64_t dim = cp_value_dim(a->few_rows.shape);
     for (int64_t n = 0; n < a->all; n++) {
         float *sums = a->few_rows.sums + n * dim, *added = a->added + n * dim;
-        const float keep = a->keep[n];
+        const float rescale = a->rescale[n];
 #pragma omp simd
         for (int64_t d = 0; d < dim; d++) {
-            sums[d] = sums[d] * keep + added[d];
+            sums[d] = sums[d] * rescale + added[d];
             added[d] = 0.0f;
         }
     }

@@ -20,7 +20,7 @@ typedef struct {
     float *turned;      /* [head_dim][16] keys */
     float *weights;     /* [CP_LEAF_BLOCK][lanes] */
     float *added;       /* [kv_heads][rows][value_dim] of a block */
-    float *keep;        /* [lanes] */
+    float *rescale;     /* [lanes] */
     int64_t *reach;     /* [rows] keys that each sees; the caller sets it */
 } cp_few;
 

@@ -18,9 +18,9 @@ static const double LEAST_GAIN = 1.25;
 
 cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
     cp_kernel_choice choice = {0};
-    if (processor->asked != NULL)
+    if (processor->arch_type != NULL)
         snprintf(choice.reason, sizeof(choice.reason),
-                 "BLIS_ARCH_TYPE=%.20s asks for it", processor->asked);
+                 "BLIS_ARCH_TYPE=%.20s asks for it", processor->arch_type);
     else if (!processor->built)
         snprintf(choice.reason, sizeof(choice.reason),
                  "BLIS's choice; it is built without AVX-512");
@@ -44,11 +44,11 @@ enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50 };
  * keep two units of four or five cycles busy. */
 #define TIMED_RUN(name, features, vector, set, fused, sum)                     \
     __attribute__((target(features), noinline)) static double name(            \
-        volatile float *keep) {                                                \
+        volatile float *sink) {                                                \
         const vector half = set(0.5f), one = set(1.0f);                        \
         vector sums[CHAINS];                                                   \
         for (int c = 0; c < CHAINS; c++)                                       \
-            sums[c] = set(keep[0] + (float)c);                                 \
+            sums[c] = set(sink[0] + (float)c);                                 \
         const double start = cp_clock();                                       \
         for (int i = 0; i < STEPS; i++)                                        \
             for (int c = 0; c < CHAINS; c++)                                   \
@@ -56,7 +56,7 @@ enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50 };
         const double seconds = cp_clock() - start;                             \
         for (int c = 1; c < CHAINS; c++)                                       \
             sums[0] = sum(sums[0], sums[c]);                                   \
-        keep[0] = ((const float *)&sums[0])[0];                                \
+        sink[0] = ((const float *)&sums[0])[0];                                \
         return seconds;                                                        \
     }
 
@@ -68,11 +68,11 @@ TIMED_RUN(run_narrow, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps,
 /* Measure both in turn, so that both have the clock rate that wide vectors
  * allow, and take the best of each, which a busy neighbour does not change. */
 static void measure_rates(cp_processor *processor) {
-    volatile float keep = 0.0f;
+    volatile float sink = 0.0f;
     double wide = INFINITY, narrow = INFINITY;
     for (int n = 0; n < ROUNDS; n++) {
-        wide = fmin(wide, run_wide(&keep));
-        narrow = fmin(narrow, run_narrow(&keep));
+        wide = fmin(wide, run_wide(&sink));
+        narrow = fmin(narrow, run_narrow(&sink));
     }
     processor->wide = 16.0 * CHAINS * STEPS / wide;
     processor->narrow = 8.0 * CHAINS * STEPS / narrow;
@@ -87,11 +87,11 @@ static bool has_avx512(void) {
 #endif
 
 cp_processor cp_processor_read(void) {
-    cp_processor processor = {.asked = getenv("BLIS_ARCH_TYPE")};
+    cp_processor processor = {.arch_type = getenv("BLIS_ARCH_TYPE")};
 #if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
     processor.built = true;
     processor.avx512 = has_avx512();
-    if (processor.asked == NULL && processor.avx512)
+    if (processor.arch_type == NULL && processor.avx512)
         measure_rates(&processor);
 #endif
     return processor;

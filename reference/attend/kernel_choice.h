@@ -8,10 +8,10 @@
 
 /* The facts that decide. */
 typedef struct {
-    const char *asked;   /* BLIS_ARCH_TYPE, which wins, or NULL */
-    bool built;          /* BLIS has the kernel for AVX-512 */
-    bool avx512;         /* F, DQ, BW and VL, and the system saves them */
-    double wide, narrow; /* multiply-adds a second, 512 and 256 bits wide */
+    const char *arch_type; /* BLIS_ARCH_TYPE, which wins, or NULL */
+    bool built;            /* BLIS has the kernel for AVX-512 */
+    bool avx512;           /* F, DQ, BW and VL, and the system saves them */
+    double wide, narrow;   /* multiply-adds a second, 512 and 256 bits wide */
 } cp_processor;
 
 typedef struct {

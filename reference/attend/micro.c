@@ -73,7 +73,7 @@ static bool sums_in_order(const cp_micro *micro) {
 static cp_micro found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void ask(void) {
+static void query_kernel(void) {
     const cp_kernel_choice choice = cp_kernel_choose();
     context_pointer context = bli_gks_query_cntx();
     const bool rows = prefers_rows(context);
@@ -97,7 +97,7 @@ static void ask(void) {
 }
 
 const cp_micro *cp_micro_get(void) {
-    pthread_once(&once, ask);
+    pthread_once(&once, query_kernel);
     return &found;
 }
 
@@ -108,12 +108,12 @@ void cp_micro_multiply(const cp_micro *micro, int64_t rows, int64_t columns,
     context_pointer context = (context_pointer)(uintptr_t)micro->context;
     operand left = (operand)(uintptr_t)(micro->rows ? slice : panel);
     operand right = (operand)(uintptr_t)(micro->rows ? panel : slice);
-    float one = 1.0f, keep = add ? 1.0f : 0.0f;
+    float one = 1.0f, beta = add ? 1.0f : 0.0f;
     auxinfo_t nothing = {0};
     if (micro->rows)
-        kernel(rows, columns, depth, &one, left, right, &keep, c, stride, 1,
+        kernel(rows, columns, depth, &one, left, right, &beta, c, stride, 1,
                &nothing, context);
     else
-        kernel(columns, rows, depth, &one, left, right, &keep, c, 1, stride,
+        kernel(columns, rows, depth, &one, left, right, &beta, c, 1, stride,
                &nothing, context);
 }

@@ -33,9 +33,9 @@ typedef struct {
     float output[CP_NODES_MAX + 1][CP_HEAD_DIM_MAX];
 } stack;
 
-static void push(stack *s, cp_node node, const cp_partial *of, int64_t place,
+static void push(stack *s, cp_node node, const cp_partial *of, int64_t index,
                  int64_t row) {
-    const int64_t at = place * cp_node_size(of);
+    const int64_t at = index * cp_node_size(of);
     int top = s->count++;
     s->nodes[top] = node;
     s->lse[top] = of->lse[at + row];

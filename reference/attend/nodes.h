@@ -30,12 +30,15 @@ typedef struct {
 } cp_node_shares;
 
 static inline cp_node_shares cp_node_weigh(float left, float right) {
-    const bool more = left > right;
-    const float large = more ? left : right, small = more ? right : left;
+    const bool left_larger = left > right;
+    const float large = left_larger ? left : right,
+                small = left_larger ? right : left;
     const float apart = small == large ? 0.0f : small - large;
     const float weight = cp_exp2(apart * 1.44269504f);
-    const float share = 1.0f / (1.0f + weight), rest = weight * share;
-    return (cp_node_shares){more ? share : rest, more ? rest : share,
+    const float large_share = 1.0f / (1.0f + weight),
+                small_share = weight * large_share;
+    return (cp_node_shares){left_larger ? large_share : small_share,
+                            left_larger ? small_share : large_share,
                             large + cp_node_log(1.0f + weight)};
 }
 

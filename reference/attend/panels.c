@@ -10,7 +10,7 @@ enum {
     WIDEST = CP_PANEL_WIDEST,
 };
 
-static int64_t whole(int64_t count, int64_t unit) {
+static int64_t round_up(int64_t count, int64_t unit) {
     return cp_ceil_divide(count, unit) * unit;
 }
 
@@ -19,7 +19,7 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
     const cp_micro *micro = cp_micro_get();
     const int64_t dim = shape->head_dim;
     const int64_t slices = cp_ceil_divide(cp_value_dim(shape), micro->slice);
-    const int64_t most = whole(CP_PANEL_KEYS, micro->slice);
+    const int64_t most = round_up(CP_PANEL_KEYS, micro->slice);
     const int64_t keys = most / micro->slice * micro->slice_stride;
     const int64_t lines =
         cp_ceil_divide(rows, micro->panel) * micro->panel_stride;
@@ -80,7 +80,7 @@ static void pack_keys(const cp_panels *buffers, int64_t count,
         else
             turn(slice, stride, dim, width, keys + j * width, to);
     }
-    for (; j < whole(count, slice); j++)
+    for (; j < round_up(count, slice); j++)
         for (int64_t d = 0; d < dim; d++)
             buffers->keys[(j / slice * dim + d) * stride + j % slice] =
                 j < count ? keys[j * width + d] : 0.0f;
@@ -98,7 +98,7 @@ static void pack_values(const cp_panels *buffers, int64_t count,
     const int64_t dim = cp_value_dim(buffers->shape), most = buffers->most;
     const int64_t slice = buffers->micro->slice;
     const int64_t stride = buffers->micro->slice_stride;
-    const int64_t full = dim / slice, rest = dim % slice;
+    const int64_t full = dim / slice, remainder = dim % slice;
     for (int64_t j = 0; j < count; j++) {
         const float *from = values + j * width;
         float *to = buffers->values + j * stride;
@@ -106,9 +106,9 @@ static void pack_values(const cp_panels *buffers, int64_t count,
             deal(6, 6, full, most, from, to);
         else
             deal(slice, stride, full, most, from, to);
-        for (int64_t i = 0; i < slice && rest > 0; i++)
+        for (int64_t i = 0; i < slice && remainder > 0; i++)
             to[full * most * stride + i] =
-                i < rest ? from[full * slice + i] : 0.0f;
+                i < remainder ? from[full * slice + i] : 0.0f;
     }
 }
 
@@ -122,18 +122,18 @@ find_largest(int lanes, int64_t stride, int64_t count, const float *scores,
                                                      : top[i];
 }
 
-/* base: the level that weights are relative to; keep: the factor by which the
- * past is now multiplied. Returns whether any such factor differs from 1. */
+/* base: the level that weights are relative to; rescale: the factor by which
+ * the past is now multiplied. Returns whether any of the factors is not 1. */
 static inline __attribute__((always_inline)) bool
 choose_level(int lanes, const float *top, float *restrict level,
-             float *restrict base, float *restrict keep) {
+             float *restrict base, float *restrict rescale) {
     int moved = 0;
 #pragma omp simd reduction(| : moved)
     for (int i = 0; i < lanes; i++) {
         const float old = level[i];
         const float fresh = top[i] > old + 8.0f ? top[i] : old;
         base[i] = fresh == -INFINITY ? 0.0f : fresh;
-        keep[i] = cp_exp2(old - base[i]);
+        rescale[i] = cp_exp2(old - base[i]);
         moved |= fresh != old && old != -INFINITY;
         level[i] = fresh;
     }
@@ -143,12 +143,12 @@ choose_level(int lanes, const float *top, float *restrict level,
 static inline __attribute__((always_inline)) bool
 weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
             float *restrict level, float *restrict total,
-            float *restrict keep) {
+            float *restrict rescale) {
     float top[STRIP], base[STRIP], sum[STRIP] = {0.0f};
     for (int i = 0; i < lanes; i++)
         top[i] = level[i];
     find_largest(lanes, stride, count, scores, top);
-    const bool moved = choose_level(lanes, top, level, base, keep);
+    const bool moved = choose_level(lanes, top, level, base, rescale);
     for (int64_t j = 0; j < count; j++)
 #pragma omp simd
         for (int i = 0; i < lanes; i++) {
@@ -157,12 +157,12 @@ weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
             sum[i] += weight;
         }
     for (int i = 0; i < lanes; i++)
-        total[i] = total[i] * keep[i] + sum[i];
+        total[i] = total[i] * rescale[i] + sum[i];
     return moved;
 }
 
 bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
-                     float *total, float *keep) {
+                     float *total, float *rescale) {
     const int64_t panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
     bool moved = false;
@@ -171,13 +171,13 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
         float *scores = buffers->scores + i;
         if (lanes == 16)
             moved |= weigh_strip(16, stride, count, scores, level + i,
-                                 total + i, keep + i);
+                                 total + i, rescale + i);
         else if (lanes == 8)
             moved |= weigh_strip(8, stride, count, scores, level + i, total + i,
-                                 keep + i);
+                                 rescale + i);
         else
             moved |= weigh_strip(1, stride, count, scores, level + i, total + i,
-                                 keep + i);
+                                 rescale + i);
         i += lanes;
     }
     return moved;
@@ -210,13 +210,14 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
     }
 }
 
-void cp_panels_scale(const cp_panels *buffers, const float *keep, float *sums) {
+void cp_panels_scale(const cp_panels *buffers, const float *rescale,
+                     float *sums) {
     const int64_t panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
     for (int64_t d = 0; d < cp_value_dim(buffers->shape); d++)
 #pragma omp simd
         for (int64_t i = 0; i < panel; i++)
-            sums[d * stride + i] *= keep[i];
+            sums[d * stride + i] *= rescale[i];
 }
 
 static void attend_panel(const cp_panels *buffers, int64_t number,
@@ -227,15 +228,15 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
     float *sums = buffers->sums + number * buffers->slices * slice * stride;
-    float keep[WIDEST];
+    float rescale[WIDEST];
     for (int64_t j = 0; j < reach->most; j += slice)
         cp_micro_multiply(micro, slice, micro->panel, dim,
                           buffers->keys + j / slice * dim * micro->slice_stride,
                           queries, false, buffers->scores + j * stride, stride);
     mask(buffers, reach);
     if (cp_panels_weigh(buffers, reach->most, buffers->level + number * stride,
-                        buffers->total + number * stride, keep))
-        cp_panels_scale(buffers, keep, sums);
+                        buffers->total + number * stride, rescale))
+        cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */
     for (int64_t s = 0; s < buffers->slices && reach->least > 0; s++)
         cp_micro_multiply(

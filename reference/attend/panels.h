@@ -51,10 +51,11 @@ void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row);
 
 /* Turn count scores of a panel into weights relative to its level, which may
- * rise, and add them to its total. keep is the factor of the past. Returns
+ * rise, and add them to its total. rescale is the factor of the past. Returns
  * whether any factor is below 1: then sums must be scaled by it. */
 bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
-                     float *total, float *keep);
-void cp_panels_scale(const cp_panels *buffers, const float *keep, float *sums);
+                     float *total, float *rescale);
+void cp_panels_scale(const cp_panels *buffers, const float *rescale,
+                     float *sums);
 
 #endif

@@ -10,13 +10,13 @@ void cp_partial_clear(cp_partial *partial) {
     const int64_t count = partial->rows * partial->heads;
     for (int64_t i = 0; i < count; i++)
         partial->lse[i] = -INFINITY;
-    for (int64_t i = 0; i < count && partial->rest != NULL; i++)
-        partial->rest[i] = 0.0f;
+    for (int64_t i = 0; i < count && partial->remainder != NULL; i++)
+        partial->remainder[i] = 0.0f;
     for (int64_t i = 0; i < count * partial->dim; i++)
         partial->output[i] = 0.0f;
 }
 
-void cp_partial_merge_row(float *output, float *lse, float *rest,
+void cp_partial_merge_row(float *output, float *lse, float *remainder,
                           const float *add, float add_lse, int64_t dim) {
     /* Return early when the added side is empty. */
     if (add_lse == -INFINITY) {
@@ -30,23 +30,24 @@ void cp_partial_merge_row(float *output, float *lse, float *rest,
         *lse = add_lse;
         return;
     }
-    const double old_lse = (double)*lse + (rest != NULL ? (double)*rest : 0.0);
+    const double old_lse =
+        (double)*lse + (remainder != NULL ? (double)*remainder : 0.0);
     const double larger = old_lse > add_lse ? old_lse : add_lse;
     const double old_weight = exp(old_lse - larger);
     const double add_weight = exp(add_lse - larger);
     const double sum = old_weight + add_weight;
     /* Move the output to the centre of mass. */
-    const double keep = old_weight / sum, take = add_weight / sum;
+    const double old_share = old_weight / sum, add_share = add_weight / sum;
     for (int64_t d = 0; d < dim; d++) {
-        const double ours = keep * (double)output[d];
-        const double other = take * (double)add[d];
-        output[d] = (float)(ours + other);
+        const double old_part = old_share * (double)output[d];
+        const double add_part = add_share * (double)add[d];
+        output[d] = (float)(old_part + add_part);
     }
     /* Keep the logarithm and its remainder. */
     const double both = larger + log(sum);
     *lse = (float)both;
-    if (rest != NULL)
-        *rest = (float)(both - (double)*lse);
+    if (remainder != NULL)
+        *remainder = (float)(both - (double)*lse);
 }
 
 void cp_partial_merge(cp_partial *out, const cp_partial *add) {
@@ -54,6 +55,6 @@ void cp_partial_merge(cp_partial *out, const cp_partial *add) {
            out->dim == add->dim);
     for (int64_t i = 0; i < out->rows * out->heads; i++)
         cp_partial_merge_row(out->output + i * out->dim, &out->lse[i],
-                             out->rest != NULL ? &out->rest[i] : NULL,
+                             out->remainder != NULL ? &out->remainder[i] : NULL,
                              add->output + i * add->dim, add->lse[i], out->dim);
 }

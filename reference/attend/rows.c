@@ -146,12 +146,12 @@ static void score_keys(const cp_row_buffers *few_rows, int64_t count,
 static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
                       int64_t reach, int64_t most) {
     const int64_t dim = cp_value_dim(few_rows->shape);
-    const float keep =
+    const float rescale =
         cp_row_weigh(few_rows->scores + row * CP_ROW_KEYS, reach,
                      cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
                      &few_rows->level[row], &few_rows->total[row]);
-    for (int64_t d = 0; keep != 1.0f && d < dim; d++)
-        few_rows->sums[row * dim + d] *= keep;
+    for (int64_t d = 0; rescale != 1.0f && d < dim; d++)
+        few_rows->sums[row * dim + d] *= rescale;
 }
 
 static inline __attribute__((always_inline)) void
@@ -202,10 +202,10 @@ void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
         weigh_row(few_rows, row, each[row % few_rows->rows], reach.most);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
         /* Find the keys to prefetch meanwhile. */
-        const int64_t some = cp_max(0, cp_min(EIGHT, next.span.count - j));
-        const int64_t part = some * dim / few_rows->rows;
+        const int64_t next_keys = cp_max(0, cp_min(EIGHT, next.span.count - j));
+        const int64_t part = next_keys * dim / few_rows->rows;
         const float *soon =
-            some > 0 ? call->keys + (next.row + j) * key_row : key;
+            next_keys > 0 ? call->keys + (next.row + j) * key_row : key;
         for (int64_t h = 0; h < heads; h++)
             add_values(few_rows, each, h, j, value + j * value_row + h * step,
                        value_row, soon + h * few_rows->rows * part, part);

@@ -28,12 +28,12 @@ void cp_candidates_merge(cp_candidate *out, const cp_candidate *add,
             out_count++;
     /* Fill the list from its end. */
     while (add_count > 0) {
-        const bool ours =
+        const bool from_out =
             out_count > 0 &&
             cp_candidate_before(add[add_count - 1], out[out_count - 1]);
         out[out_count + add_count - 1] =
-            ours ? out[out_count - 1] : add[add_count - 1];
-        *(ours ? &out_count : &add_count) -= 1;
+            from_out ? out[out_count - 1] : add[add_count - 1];
+        *(from_out ? &out_count : &add_count) -= 1;
     }
 }
 

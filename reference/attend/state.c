@@ -27,16 +27,17 @@ static void step(const cp_state_run *run, int64_t t, int64_t head,
     const int64_t keys = run->shape.key_dim, values = run->shape.value_dim;
     const int64_t at = t * run->shape.heads + head;
     const float *k = run->keys + at * keys, *q = run->queries + at * keys;
-    const double keep = exp((double)run->decay[at]);
+    const double decay = exp((double)run->decay[at]);
     for (int64_t c = 0; c < values; c++) {
-        double said = 0, sum = 0;
+        double prediction = 0, sum = 0;
         for (int64_t d = 0; d < keys; d++)
-            said += keep * state[d * values + c] * (double)k[d];
-        const double change = (double)run->rate[at] *
-                              ((double)run->values[at * values + c] - said);
+            prediction += decay * state[d * values + c] * (double)k[d];
+        const double change =
+            (double)run->rate[at] *
+            ((double)run->values[at * values + c] - prediction);
         for (int64_t d = 0; d < keys; d++) {
             double *cell = &state[d * values + c];
-            *cell = keep * *cell + (double)k[d] * change;
+            *cell = decay * *cell + (double)k[d] * change;
             sum += *cell * (double)q[d];
         }
         output[at * values + c] = sum;
@@ -127,11 +128,11 @@ static void solve_row(const state_block *block, int64_t i) {
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const float *k = block->run->keys + at * keys;
     const float rate = block->run->rate[at];
-    const float keep = (float)exp(block->level[i]);
+    const float decay = (float)exp(block->level[i]);
     float *row = block->changes + i * width;
     memset(row, 0, (size_t)width * sizeof(float));
     for (int64_t d = 0; d < keys; d++)
-        add_row(row, -keep * k[d], block->state + d * block->stride, width);
+        add_row(row, -decay * k[d], block->state + d * block->stride, width);
     /* Add the value. */
     const float *value = block->run->values + at * block->run->shape.value_dim;
     const int64_t blank = width - block->run->shape.value_dim;
@@ -148,11 +149,11 @@ static void answer_row(const state_block *block, int64_t i, float *output) {
     const int64_t at = block->at + i * block->run->shape.heads;
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const float *q = block->run->queries + at * keys;
-    const float keep = (float)exp(block->level[i]);
+    const float decay = (float)exp(block->level[i]);
     float *row = output + at * width;
     memset(row, 0, (size_t)width * sizeof(float));
     for (int64_t d = 0; d < keys; d++)
-        add_row(row, keep * q[d], block->state + d * block->stride, width);
+        add_row(row, decay * q[d], block->state + d * block->stride, width);
     for (int64_t j = 0; j <= i; j++)
         add_row(row, weight(block, i, j, q), block->changes + j * width, width);
 }
@@ -160,11 +161,11 @@ static void answer_row(const state_block *block, int64_t i, float *output) {
 static void advance(const state_block *block) {
     const int64_t keys = block->run->shape.key_dim, width = block->width;
     const int64_t last = block->count - 1;
-    const float keep = (float)exp(block->level[last]);
+    const float decay = (float)exp(block->level[last]);
     for (int64_t d = 0; d < keys; d++) {
         float *row = block->state + d * block->stride;
         for (int64_t c = 0; c < width; c++)
-            row[c] *= keep;
+            row[c] *= decay;
         for (int64_t j = 0; j < block->count; j++)
             add_row(row, decay_between(block, last, j) * key_of(block, j)[d],
                     block->changes + j * width, width);

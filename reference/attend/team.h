@@ -16,7 +16,7 @@ typedef struct {
     int64_t first, last; /* tiles of keys, or leaves: first to last - 1 */
     int64_t parts, part; /* tasks that share the keys; index of this one */
     int64_t aside;       /* first row of its partials, if parts > 1 */
-    int place;           /* in exact order: its node's index in the call */
+    int node_index;      /* in exact order: its node's index in the call */
     double cost;         /* to sort the longest first */
     int64_t number;      /* index in the list */
 } cp_task;

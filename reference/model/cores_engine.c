@@ -75,8 +75,8 @@ static cp_status score(const cp_engine *base, int64_t rows, float *out) {
     const cp_llama *model = cp_llama_of(base->model);
     const cp_product product = {&model->tensors[CP_WEIGHT_OUTPUT].matrix, false,
                                 out};
-    const int wanted = base->options.cores;
-    const int cores = wanted > 0 ? wanted : cp_host_cores();
+    const int requested_cores = base->options.cores;
+    const int cores = requested_cores > 0 ? requested_cores : cp_host_cores();
     float *scratch;
     CP_TRY(cp_allocate(&scratch, cp_linear_scratch(rows, width, cores),
                        sizeof(float), "the output layer"));
@@ -106,12 +106,12 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *copy) {
     const int rank = only == CP_NO_RANK ? n : only;
     const int64_t widths[] = {shape->kv_heads * shape->head_dim,
                               cp_value_width(shape)};
-    float *const there[] = {cp_store_keys(store, rank, copy->layer),
-                            cp_store_values(store, rank, copy->layer)};
+    float *const caches[] = {cp_store_keys(store, rank, copy->layer),
+                             cp_store_values(store, rank, copy->layer)};
     float *const buffers[] = {copy->keys, copy->values};
     for (int t = 0; t < 2; t++) {
         const size_t bytes = (size_t)(copy->count * widths[t]) * sizeof(float);
-        float *cache = there[t] + copy->row * widths[t];
+        float *cache = caches[t] + copy->row * widths[t];
         if (bytes > 0)
             memcpy(copy->writes ? cache : buffers[t],
                    copy->writes ? buffers[t] : cache, bytes);

@@ -67,15 +67,15 @@ static void plan_blocks(state *s) {
 }
 
 static void claim_workspace(const state *s, cp_arena *from, int n) {
-    static const cp_weight kept[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
-                                     CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
-                                     CP_WEIGHT_UP};
+    static const cp_weight kept_weights[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
+                                             CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
+                                             CP_WEIGHT_UP};
     workspace made = {.threads = s->helpers > 1 ? 1 : s->threads};
     int64_t widest = s->facts->width;
     made.normed = cp_arena_claim(from, s->block, 4 * widest);
     for (int n = 0; n < 5; n++) {
-        const int64_t width = tensor_of(s, kept[n], 0)->matrix.out;
-        made.made[kept[n]] = cp_arena_claim(from, s->block, 4 * width);
+        const int64_t width = tensor_of(s, kept_weights[n], 0)->matrix.out;
+        made.made[kept_weights[n]] = cp_arena_claim(from, s->block, 4 * width);
         widest = cp_max(widest, width);
     }
     made.scratch = cp_arena_claim(
@@ -169,7 +169,7 @@ static void put_rows(const state *s, const workspace *at, cp_weight weight,
                at->made[weight] + t * width, (size_t)width * sizeof(float));
 }
 
-static void place(cp_rows *rows) {
+static void scatter(cp_rows *rows) {
     const workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
@@ -237,7 +237,7 @@ static cp_status walk(cp_pass *pass, int64_t layer) {
 
 static const cp_pass_ops on_cores = {.norm = norm,
                                      .multiply = multiply,
-                                     .scatter = place,
+                                     .scatter = scatter,
                                      .gather = gather,
                                      .gate = gate,
                                      .add = add,
@@ -247,11 +247,11 @@ static const cp_pass_ops on_cores = {.norm = norm,
 
 static void write_hidden(const state *s) {
     const cp_local_ranks *local = &s->engine->base.local;
-    const int here = local->group != NULL ? 0 : s->comm->rank;
+    const int index = local->group != NULL ? 0 : s->comm->rank;
     cp_norm_rows(s->count, s->facts->width, s->x,
                  tensor_of(s, CP_WEIGHT_OUTPUT_NORM, 0)->vector,
                  s->facts->epsilon, s->threads,
-                 (float *)(void *)s->engine->hidden[here].rows);
+                 (float *)(void *)s->engine->hidden[index].rows);
 }
 
 static cp_status run(state *s, const cp_walk_options *options) {

@@ -32,9 +32,9 @@ typedef float weight_at(const void *tile, int lane, int input);
 
 static inline float nibble_at(const void *from, int lane, int input) {
     const nibbles *tile = from;
-    const int byte = input % 16, place = byte % 4 * 2 + input / 16;
+    const int byte = input % 16, nibble = byte % 4 * 2 + input / 16;
     const int32_t word = tile->words[byte / 4][lane];
-    return cp_fused((float)(word >> 4 * place & 15), tile->scale[lane],
+    return cp_fused((float)(word >> 4 * nibble & 15), tile->scale[lane],
                     tile->minimum[lane]);
 }
 

@@ -127,10 +127,10 @@ static score_bound bound_score(const cp_error_table *table,
         const cp_error_column *column = &table->keys[first + d];
         const double size = fmax(fabs(column->low), fabs(column->high));
         const double key = sent_kinds.keys ? column->off : 0;
-        const double asked =
+        const double query_error =
             sent_kinds.queries ? off_by(table, encoding, scale, number) : 0;
-        sum.off += number * key + asked * (size + key);
-        sum.size += (number + asked + FLT_MIN) * (size + key);
+        sum.off += number * key + query_error * (size + key);
+        sum.size += (number + query_error + FLT_MIN) * (size + key);
     }
     return (score_bound){sum.off * scaled, sum.size * scaled};
 }
@@ -255,9 +255,10 @@ void cp_error_merge(cp_error_sum *sum, double lse, double score,
     if (lse == -INFINITY)
         return;
     const double both = add_logs(sum->lse, lse);
-    const double ours = exp(sum->lse - both), new = exp(lse - both);
-    sum->square = ours * sum->square + new *score *score;
-    sum->output = ours * sum->output + new *output;
+    const double old_weight = exp(sum->lse - both),
+                 new_weight = exp(lse - both);
+    sum->square = old_weight * sum->square + new_weight * score * score;
+    sum->output = old_weight * sum->output + new_weight * output;
     sum->most = fmax(sum->most, score);
     sum->higher = add_logs(sum->higher, lse + score);
     sum->lse = both;

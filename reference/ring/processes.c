@@ -48,7 +48,7 @@ struct process_member {
     bool silent;            /* MPI must not run any more: see cancel_pending */
     int *world_ranks;       /* [ranks] its rank in MPI's world */
     bool evicted;           /* the others count this rank as lost */
-    int64_t parted;         /* run after which all agree which are lost; or 0 */
+    int64_t agreed_run;     /* run after which all agree which are lost; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -122,12 +122,13 @@ static void note_failure(struct process_member *me, int rank, cp_status status,
 
 /* A rank declared lost by any rank is lost for all. */
 static void on_loss(struct process_member *me, int from) {
-    const uint64_t more = me->messages[from].lost & ~me->own_message->lost;
+    const uint64_t new_losses =
+        me->messages[from].lost & ~me->own_message->lost;
     for (int r = 0; r < me->comm.ranks; r++)
-        if ((more & bit_of(me, r)) != 0)
+        if ((new_losses & bit_of(me, r)) != 0)
             note_failure(me, from, cp_fail(CP_BROKEN, "rank %d is silent", r),
                          r);
-    me->own_message->lost |= more;
+    me->own_message->lost |= new_losses;
 }
 
 /* A rank that learns it was evicted ends before it marks itself lost. */
@@ -245,7 +246,7 @@ static cp_status test(const struct process_member *me,
     return CP_OK;
 }
 
-static void rest(int *polls) {
+static void back_off(int *polls) {
     enum { EAGER = 100, YIELDING = 1000 };
     const struct timespec nap = {0, 20000};
     ++*polls;
@@ -261,7 +262,7 @@ static double deadline(double timeout) {
 
 static bool wait_until(struct process_member *me,
                        bool (*so)(const struct process_member *), double end) {
-    for (int polls = 0; !me->silent; rest(&polls)) {
+    for (int polls = 0; !me->silent; back_off(&polls)) {
         poll_status(me);
         if (so(me))
             return true;
@@ -328,7 +329,7 @@ static bool sends_are_back(const struct process_member *me) {
 }
 
 /* A lost rank may have died with a message half done, or may still be alive. */
-static bool keeps_any(const struct process_member *me) {
+static bool keeps_buffers(const struct process_member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if ((in_hand(&e->receive) && is_lost(me, e->receive.peer)) ||
             (in_hand(&e->send) && is_lost(me, e->send.peer)))
@@ -349,7 +350,7 @@ static void cancel_pending(struct process_member *me) {
     me->own_message->cancelled = true;
     broadcast_status(me);
     wait_until(me, sends_are_back, me->end);
-    me->comm.kept = me->comm.kept || keeps_any(me);
+    me->comm.kept = me->comm.kept || keeps_buffers(me);
     while (me->comm.oldest != NULL)
         cp_exchange_remove(&me->comm, me->comm.oldest, me->comm.oldest);
 }
@@ -405,7 +406,7 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
                               cp_exchange *last) {
     struct process_member *me = (struct process_member *)comm;
     const double timeout = me->options.timeout, end = deadline(timeout);
-    for (int polls = 0;; rest(&polls)) {
+    for (int polls = 0;; back_off(&polls)) {
         poll_status(me);
         if (me->failure.happened)
             return join_failure(me);
@@ -484,16 +485,16 @@ static int first_apart(const struct process_member *me) {
 
 static bool agree_on_lost(struct process_member *me) {
     const double timeout = fmax(GRACE, me->options.timeout);
-    uint64_t said = 0;
+    uint64_t announced = 0;
     double end = INFINITY;
     if (!has_lost(me))
         return false;
-    for (int polls = 0, late = 0; late != CP_NO_RANK; rest(&polls)) {
+    for (int polls = 0, late = 0; late != CP_NO_RANK; back_off(&polls)) {
         poll_status(me);
         if (me->silent || me->evicted)
             return false;
-        if (said != me->own_message->lost) {
-            said = me->own_message->lost;
+        if (announced != me->own_message->lost) {
+            announced = me->own_message->lost;
             broadcast_status(me);
             end = cp_clock() + timeout;
         }
@@ -505,7 +506,7 @@ static bool agree_on_lost(struct process_member *me) {
     for (int r = 0; r < me->comm.ranks; r++)
         if (!is_lost(me, r))
             ended = cp_max(ended, me->messages[r].ended);
-    me->parted = ended + 1;
+    me->agreed_run = ended + 1;
     return ended >= me->runs;
 }
 
@@ -516,7 +517,7 @@ static void renumber(struct process_member *me, int lost) {
     own_message->status = CP_OK;
     own_message->silent = own_message->waits_for = CP_NO_RANK;
     own_message->cancelled = false;
-    own_message->left = me->runs = me->parted;
+    own_message->left = me->runs = me->agreed_run;
     memmove(me->messages + lost, me->messages + lost + 1,
             after * sizeof(*own_message));
     memmove(me->world_ranks + lost, me->world_ranks + lost + 1,
@@ -533,7 +534,7 @@ static void renumber(struct process_member *me, int lost) {
 bool cp_mpi_shrink(cp_comm *comm, int *lost) {
     struct process_member *me = (struct process_member *)comm;
     int last = CP_NO_RANK;
-    for (int r = 0; r < comm->ranks && me->parted > 0; r++)
+    for (int r = 0; r < comm->ranks && me->agreed_run > 0; r++)
         last = is_lost(me, r) ? r : last;
     if (last == CP_NO_RANK)
         return false;
@@ -541,7 +542,7 @@ bool cp_mpi_shrink(cp_comm *comm, int *lost) {
     renumber(me, last);
     if (has_lost(me)) /* one more: the next call returns it */
         return true;
-    me->parted = 0;
+    me->agreed_run = 0;
     broadcast_status(me);
     for (int r = 0; r < comm->ranks; r++)
         on_status(me, r);
@@ -610,7 +611,7 @@ static cp_status duplicate(double timeout, MPI_Comm *out) {
     int done = 0, polls = 0;
     if (MPI_Comm_idup(MPI_COMM_WORLD, out, &request) != MPI_SUCCESS)
         return cp_fail(CP_BROKEN, "MPI_Comm_idup failed");
-    for (; !done; rest(&polls)) {
+    for (; !done; back_off(&polls)) {
         MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         if (!done && cp_clock() > end)
             return cp_fail(CP_BROKEN,
@@ -736,12 +737,12 @@ void cp_mpi_set_timeout(cp_comm *comm, double seconds) {
 }
 
 int cp_mpi_local(cp_comm *comm) {
-    MPI_Comm here;
+    MPI_Comm local_comm;
     int size = 1;
     if (MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank,
-                            MPI_INFO_NULL, &here) != MPI_SUCCESS)
+                            MPI_INFO_NULL, &local_comm) != MPI_SUCCESS)
         return comm->ranks;
-    MPI_Comm_size(here, &size);
-    MPI_Comm_free(&here);
+    MPI_Comm_size(local_comm, &size);
+    MPI_Comm_free(&local_comm);
     return size;
 }

@@ -25,7 +25,7 @@ struct thread_member {
     cp_threads *hub;
     struct carrier *carrier; /* of the current work */
     void *stack;
-    ucontext_t place;          /* where it resumes, if it is not running */
+    ucontext_t context;        /* where it resumes, if it is not running */
     cp_exchange *first, *last; /* it waits for these */
     double end;                /* deadline of the wait; INFINITY: none */
     bool resting;              /* not to be run */
@@ -39,8 +39,8 @@ struct carrier {
     int index;
     pthread_t thread;
     pthread_cond_t woken;
-    atomic_bool wake_due; /* one of its ranks may continue */
-    ucontext_t home;      /* where it looks for the next rank */
+    atomic_bool wake_pending; /* one of its ranks may continue */
+    ucontext_t home;          /* where it looks for the next rank */
 };
 
 struct cp_threads {
@@ -49,12 +49,12 @@ struct cp_threads {
     struct thread_member *members; /* [ranks] */
     struct carrier *carriers;      /* [ranks], of which a call uses some */
     int started;
-    int running, asleep; /* members not left; members asleep */
-    bool late, early;    /* delivery, when in disorder */
-    cp_failure failure;  /* of the current work */
+    int active, asleep; /* members not left; members asleep */
+    bool late, early;   /* delivery, when in disorder */
+    cp_failure failure; /* of the current work */
     /* The current work. calls: of cp_threads_work so far; -1 is the end. */
     int64_t calls;
-    int carrying; /* carriers in use */
+    int carrier_count; /* carriers in use */
     cp_rank_main function;
     void *context;
 };
@@ -80,7 +80,7 @@ static void wake(struct thread_member *member) {
         member->hub->asleep--;
     }
     member->resting = false;
-    member->carrier->wake_due = true;
+    member->carrier->wake_pending = true;
     pthread_cond_signal(&member->carrier->woken);
 }
 
@@ -93,7 +93,7 @@ static struct thread_member *owner_of(cp_threads *hub, const cp_half *half) {
     return &hub->members[((const cp_half *)half->way)->peer];
 }
 
-static void tell(struct thread_member *member) {
+static void notify(struct thread_member *member) {
     if (!member->asleep ||
         cp_exchange_unmet(member->first, member->last) == NULL)
         wake(member);
@@ -113,8 +113,8 @@ static void copy(cp_threads *hub, cp_half *send, cp_half *receive) {
     if (!brief)
         pthread_mutex_lock(&hub->lock);
     send->state = receive->state = CP_HALF_DONE;
-    tell(sender);
-    tell(receiver);
+    notify(sender);
+    notify(receiver);
 }
 
 static void change(ucontext_t *from, const ucontext_t *to) {
@@ -126,15 +126,15 @@ static void change(ucontext_t *from, const ucontext_t *to) {
     }
 }
 
-static void rest(struct thread_member *me, double end) {
+static void suspend(struct thread_member *me, double end) {
     me->resting = true;
     me->end = end;
-    change(&me->place, &me->carrier->home);
+    change(&me->context, &me->carrier->home);
 }
 
 static void withdraw(struct thread_member *me, cp_half *half) {
     while (half->state == CP_HALF_COPYING)
-        rest(me, INFINITY);
+        suspend(me, INFINITY);
     if (half->state == CP_HALF_PAIRED)
         ((cp_half *)half->way)->state = CP_HALF_POSTED;
     half->state = CP_HALF_IDLE;
@@ -201,10 +201,10 @@ static void handle_stall(struct thread_member *me) {
 static bool sleep_until_woken(struct thread_member *me, double end) {
     cp_threads *hub = me->hub;
     me->asleep = true;
-    if (++hub->asleep == hub->running)
+    if (++hub->asleep == hub->active)
         handle_stall(me);
     if (me->asleep)
-        rest(me, end);
+        suspend(me, end);
     const bool woken = !me->asleep;
     wake(me);
     return woken;
@@ -346,10 +346,10 @@ static cp_status threads_fail(cp_comm *comm, cp_status status) {
 static const cp_comm_ops threads_ops = {threads_post, threads_complete,
                                         threads_fail, NULL};
 
-static _Thread_local struct thread_member *carried;
+static _Thread_local struct thread_member *current;
 
 static void live(void) {
-    struct thread_member *me = carried;
+    struct thread_member *me = current;
     cp_threads *hub = me->hub;
     pthread_mutex_unlock(&hub->lock);
     const cp_status status = hub->function(&me->comm, hub->context);
@@ -358,7 +358,7 @@ static void live(void) {
     cancel_pending(me);
     me->left = true;
     me->end = INFINITY;
-    hub->running--;
+    hub->active--;
     wake_all(hub);
 }
 
@@ -368,37 +368,38 @@ static void doze(struct carrier *carrier) {
     cp_threads *hub = carrier->hub;
     struct thread_member *next = &hub->members[carrier->index];
     int error = 0;
-    for (int r = carrier->index; r < hub->started; r += hub->carrying)
+    for (int r = carrier->index; r < hub->started; r += hub->carrier_count)
         if (hub->members[r].end < next->end)
             next = &hub->members[r];
     const double end = fmin(next->end, 1e10);
     const struct timespec until = {(time_t)end, (long)(fmod(end, 1) * 1e9)};
-    carrier->wake_due = false;
+    carrier->wake_pending = false;
     pthread_mutex_unlock(&hub->lock);
-    for (int n = 0; n < YIELDS && !carrier->wake_due; n++)
+    for (int n = 0; n < YIELDS && !carrier->wake_pending; n++)
         sched_yield();
     pthread_mutex_lock(&hub->lock);
-    while (!carrier->wake_due && error != ETIMEDOUT)
+    while (!carrier->wake_pending && error != ETIMEDOUT)
         error = pthread_cond_clockwait(&carrier->woken, &hub->lock,
                                        CLOCK_MONOTONIC, &until);
     if (error == ETIMEDOUT)
         next->resting = false;
 }
 
-static void carry(struct carrier *carrier) {
+static void run_members(struct carrier *carrier) {
     cp_threads *hub = carrier->hub;
-    bool all_left = false, all_rest;
+    bool all_left = false, all_resting;
     while (!all_left) {
-        all_left = all_rest = true;
-        for (int r = carrier->index; r < hub->started; r += hub->carrying) {
-            carried = &hub->members[r];
-            if (!carried->left && !carried->resting) {
-                change(&carrier->home, &carried->place);
-                all_rest = false;
+        all_left = all_resting = true;
+        for (int r = carrier->index; r < hub->started;
+             r += hub->carrier_count) {
+            current = &hub->members[r];
+            if (!current->left && !current->resting) {
+                change(&carrier->home, &current->context);
+                all_resting = false;
             }
             all_left = all_left && hub->members[r].left;
         }
-        if (all_rest && !all_left)
+        if (all_resting && !all_left)
             doze(carrier);
     }
 }
@@ -413,8 +414,8 @@ static void *wait_for_work(void *argument) {
             pthread_cond_wait(&carrier->woken, &hub->lock);
         } else {
             done = hub->calls;
-            if (carrier->index < hub->carrying)
-                carry(carrier);
+            if (carrier->index < hub->carrier_count)
+                run_members(carrier);
         }
     pthread_mutex_unlock(&hub->lock);
     return NULL;
@@ -510,16 +511,16 @@ cp_status cp_threads_start(const cp_threads_options *options,
     return status;
 }
 
-static void give_place(cp_threads *hub, struct thread_member *member) {
-    member->carrier = &hub->carriers[member->comm.rank % hub->carrying];
+static void reset_member(cp_threads *hub, struct thread_member *member) {
+    member->carrier = &hub->carriers[member->comm.rank % hub->carrier_count];
     member->comm.sent = (cp_traffic){0};
     member->left = member->resting = false;
     member->end = INFINITY;
-    getcontext(&member->place);
-    member->place.uc_stack.ss_sp = member->stack;
-    member->place.uc_stack.ss_size = STACK_BYTES;
-    member->place.uc_link = &member->carrier->home;
-    makecontext(&member->place, live, 0);
+    getcontext(&member->context);
+    member->context.uc_stack.ss_sp = member->stack;
+    member->context.uc_stack.ss_size = STACK_BYTES;
+    member->context.uc_link = &member->carrier->home;
+    makecontext(&member->context, live, 0);
 }
 
 cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
@@ -531,15 +532,15 @@ cp_status cp_threads_work(cp_threads *hub, int carriers, cp_rank_main function,
     hub->function = function;
     hub->context = context;
     hub->failure.happened = false;
-    hub->running = hub->options.ranks;
-    hub->carrying = carriers < hub->running ? carriers : hub->running;
+    hub->active = hub->options.ranks;
+    hub->carrier_count = carriers < hub->active ? carriers : hub->active;
     for (int r = 0; r < hub->started; r++)
-        give_place(hub, &hub->members[r]);
+        reset_member(hub, &hub->members[r]);
     hub->calls++;
-    for (int n = 1; n < hub->carrying; n++)
+    for (int n = 1; n < hub->carrier_count; n++)
         pthread_cond_signal(&hub->carriers[n].woken);
-    carry(&hub->carriers[0]);
-    while (hub->running > 0)
+    run_members(&hub->carriers[0]);
+    while (hub->active > 0)
         pthread_cond_wait(&hub->carriers[0].woken, &hub->lock);
     pthread_mutex_unlock(&hub->lock);
     return cp_failure_report(&hub->failure);

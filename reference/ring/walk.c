@@ -14,7 +14,7 @@
 #include "ring/messages.h"
 #include "ring/migrate.h"
 
-static int64_t rest_bytes(const cp_plan *plan, int slot) {
+static int64_t remainder_bytes(const cp_plan *plan, int slot) {
     return slot == plan->result ? plan->slots[slot].rows *
                                       cp_plan_shape(plan, slot).query_heads * 4
                                 : 0;
@@ -30,9 +30,10 @@ static cp_status allocate_slots(cp_walker *walker) {
     cp_plan_slots_needed(plan, walker->rank, needed);
     for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
         if (needed[slot])
-            status = cp_allocate_lines(
-                &walker->slots[slot],
-                plan->slots[slot].held + rest_bytes(plan, slot), 1, "a slot");
+            status = cp_allocate_lines(&walker->slots[slot],
+                                       plan->slots[slot].held +
+                                           remainder_bytes(plan, slot),
+                                       1, "a slot");
     free(needed);
     return status;
 }
@@ -68,9 +69,10 @@ cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
         .dim = cp_value_dim(&shape),
         .output = output,
         .lse = lse,
-        .rest = slot == walker->plan->result && !walker->plan->layout->leaves
-                    ? lse + rows * shape.query_heads
-                    : NULL,
+        .remainder =
+            slot == walker->plan->result && !walker->plan->layout->leaves
+                ? lse + rows * shape.query_heads
+                : NULL,
     };
 }
 
@@ -96,7 +98,7 @@ static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
     copy_pieces(from, to, cp_value_width(shape), source.values, target.values);
     return CP_OK;
 }
-static void carry_rows(const cp_moves *moves, int64_t width, bool packs,
+static void copy_moves(const cp_moves *moves, int64_t width, bool packs,
                        float *cache, float *block) {
     for (int64_t n = 0; n < moves->count; n++) {
         const cp_move move = moves->items[n];
@@ -107,7 +109,7 @@ static void carry_rows(const cp_moves *moves, int64_t width, bool packs,
     }
 }
 
-static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
+static cp_status migrate_rows(const cp_walker *walker, cp_use use, bool packs) {
     const cp_plan *plan = walker->plan;
     const cp_shape *shape = &plan->shape;
     const cp_moves *moves =
@@ -115,9 +117,9 @@ static cp_status carry(const cp_walker *walker, cp_use use, bool packs) {
     const walk_tensors block = tensors_of(walker, use.slot);
     const walk_tensors cache =
         tensors_of(walker, packs ? plan->cache : plan->result);
-    carry_rows(moves, shape->kv_heads * shape->head_dim, packs, cache.keys,
+    copy_moves(moves, shape->kv_heads * shape->head_dim, packs, cache.keys,
                block.keys);
-    carry_rows(moves, cp_value_width(shape), packs, cache.values, block.values);
+    copy_moves(moves, cp_value_width(shape), packs, cache.values, block.values);
     return CP_OK;
 }
 static cp_status allocate_messages(cp_walker *walker) {
@@ -183,40 +185,40 @@ static cp_status check_labels(const cp_walker *walker, cp_use queries) {
     for (int64_t row = 0; row < walker->plan->slots[queries.slot].rows; row++) {
         const bool token =
             next < target->count && target->items[next].row == row;
-        const cp_span want =
+        const cp_span expected =
             token ? target->items[next++].span : (cp_span){-1, -1, 0, 1};
         int64_t got[2];
         memcpy(got, labels + row * CP_LABEL_BYTES, sizeof(got));
-        if (got[0] != want.sequence || got[1] != want.start)
+        if (got[0] != expected.sequence || got[1] != expected.start)
             return cp_fail(CP_BROKEN,
                            "rank %d decodes sequence %ld at position %ld where "
                            "rank %d expects sequence %ld at %ld",
                            queries.origin, got[0], got[1], walker->rank,
-                           want.sequence, want.start);
+                           expected.sequence, expected.start);
     }
     return CP_OK;
 }
 
-/* How a tensor is cut: `some` of its `heads` heads are taken, from `first` on;
+/* How a tensor is cut: `count` of its `heads` heads are taken, from `first` on;
  * each has dim numbers. */
 typedef struct {
-    int64_t rows, heads, some, first, dim;
+    int64_t rows, heads, count, first, dim;
 } row_cut;
 
 static void copy_columns(const row_cut *by, const float *from, float *to) {
     for (int64_t row = 0; row < by->rows; row++)
-        memcpy(to + row * by->some * by->dim,
+        memcpy(to + row * by->count * by->dim,
                from + (row * by->heads + by->first) * by->dim,
-               (size_t)(by->some * by->dim) * sizeof(float));
+               (size_t)(by->count * by->dim) * sizeof(float));
 }
 
 static cp_status split(const cp_walker *walker, const cp_op *op) {
     const cp_plan *plan = walker->plan;
     const cp_slot *slot = &plan->slots[op->in.slot];
-    const cp_shape whole = cp_plan_shape(plan, op->in.slot);
+    const cp_shape full = cp_plan_shape(plan, op->in.slot);
     const cp_shape part = cp_plan_shape(plan, op->out.slot);
     const bool keys = slot->kind == CP_SLOT_KEYS;
-    const int64_t heads = keys ? whole.kv_heads : whole.query_heads;
+    const int64_t heads = keys ? full.kv_heads : full.query_heads;
     const int parts = plan->slots[op->out.slot].parts;
     row_cut by = {slot->rows, heads, keys ? part.kv_heads : part.query_heads, 0,
                   0};
@@ -224,31 +226,30 @@ static cp_status split(const cp_walker *walker, const cp_op *op) {
         const float *from = walker->slots[op->in.slot];
         float *to = walker->slots[op->out.slot + p];
         by.first = p * heads / parts;
-        by.dim = whole.head_dim;
+        by.dim = full.head_dim;
         copy_columns(&by, from, to);
-        if (!keys || whole.latent)
+        if (!keys || full.latent)
             continue;
         /* Values come after the keys, on both sides. */
         from += by.rows * heads * by.dim;
-        to += by.rows * by.some * by.dim;
-        by.dim = cp_value_dim(&whole);
+        to += by.rows * by.count * by.dim;
+        by.dim = cp_value_dim(&full);
         copy_columns(&by, from, to);
     }
     return CP_OK;
 }
 
 static cp_status join(const cp_walker *walker, const cp_op *op) {
-    cp_partial whole = cp_walker_partial(walker, op->out.slot);
-    cp_partial_clear(&whole);
+    cp_partial full = cp_walker_partial(walker, op->out.slot);
+    cp_partial_clear(&full);
     for (int p = 0; p < walker->plan->slots[op->in.slot].parts; p++) {
         const cp_partial part = cp_walker_partial(walker, op->in.slot + p);
         for (int64_t n = 0; n < part.rows * part.heads; n++) {
             const int64_t at =
-                n / part.heads * whole.heads + p * part.heads + n % part.heads;
-            whole.lse[at] = part.lse[n];
+                n / part.heads * full.heads + p * part.heads + n % part.heads;
+            full.lse[at] = part.lse[n];
             if (part.lse[n] != -INFINITY)
-                memcpy(whole.output + at * whole.dim,
-                       part.output + n * part.dim,
+                memcpy(full.output + at * full.dim, part.output + n * part.dim,
                        (size_t)part.dim * sizeof(float));
         }
     }
@@ -298,7 +299,7 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
         .node_size = cp_node_size(&partial),
         .output = partial.output,
         .lse = partial.lse,
-        .rest = partial.rest,
+        .remainder = partial.remainder,
         .progress = walker->comm->ops->progress != NULL ? progress : NULL,
         .progress_context = walker->comm,
     };
@@ -307,7 +308,8 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     return walker->options.kernel(&call);
 }
 
-static cp_status meet(cp_walker *walker, const cp_op *op, const cp_op *merge) {
+static cp_status attend_or_select(cp_walker *walker, const cp_op *op,
+                                  const cp_op *merge) {
     if (op->kind == CP_OP_SELECT)
         return cp_lists_select(walker->plan, walker->slots,
                                walker->options.threads, op, merge);
@@ -325,7 +327,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
     const int64_t bytes = plan->slots[op->in.slot].bytes;
     const bool packs = op->kind == CP_OP_PACK;
     if (plan->migration != NULL && (packs || op->kind == CP_OP_APPEND))
-        return carry(walker, packs ? op->out : op->in, packs);
+        return migrate_rows(walker, packs ? op->out : op->in, packs);
     switch (op->kind) {
     /* Local operations. */
     case CP_OP_APPEND:
@@ -341,7 +343,7 @@ static cp_status perform(cp_walker *walker, const cp_op *op) {
         return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
     case CP_OP_ATTEND:
     case CP_OP_SELECT:
-        return meet(walker, op, NULL);
+        return attend_or_select(walker, op, NULL);
     case CP_OP_MERGE: {
         if (cp_plan_scans(plan)) {
             walker->options.combine(walker->options.monoid, *in, *out);
@@ -407,8 +409,9 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
         const double start = observe != NULL ? cp_clock() : 0.0;
         const bool together =
             op->merged && observe == NULL && walker->leaves == NULL;
-        const cp_status status = together ? meet(walker, op, &program->ops[++n])
-                                          : perform(walker, op);
+        const cp_status status =
+            together ? attend_or_select(walker, op, &program->ops[++n])
+                     : perform(walker, op);
         if (walker->leaves != NULL)
             cp_node_lists_note(plan, walker->rank, op, walker->leaves);
         if (status != CP_OK) {

@@ -11,15 +11,18 @@
 #include "cuda/ring/nccl_group.h"
 #include "ring/agree.h"
 
-static const cp_device_runner here = {.only = CP_NO_RANK, .graphs = true};
-static cp_device_runner apart = {.only = CP_NO_RANK, .graphs = true};
+static const cp_device_runner local_runner = {.only = CP_NO_RANK,
+                                              .graphs = true};
+static cp_device_runner group_runner = {.only = CP_NO_RANK, .graphs = true};
 static cp_device_share own_share = {0, 1};
 
 /* A ring of one rank may still share its heads with other processes. */
 const cp_device_runner *cp_cuda_runner(int64_t ranks) {
-    const bool all = apart.group != NULL && (ranks > 1 || own_share.parts > 1);
-    return all && ranks * own_share.parts == apart.group->ranks ? &apart
-                                                                : &here;
+    const bool all =
+        group_runner.group != NULL && (ranks > 1 || own_share.parts > 1);
+    return all && ranks * own_share.parts == group_runner.group->ranks
+               ? &group_runner
+               : &local_runner;
 }
 
 static cp_nccl *world, *heads, *ring;
@@ -42,7 +45,7 @@ static cp_status take_device(const cp_launch *launch) {
 }
 
 static void wait_at_most(double seconds) {
-    apart.timeout = seconds;
+    group_runner.timeout = seconds;
     if (world != NULL)
         cp_nccl_set_timeout(world, seconds);
 }
@@ -82,19 +85,19 @@ static bool mpi_has_shrunk(void) {
 
 /* MPI learns which rank is lost from a run that fails without it. Other ranks
  * may still be waiting for NCCL, as long as this one has waited. */
-static bool mpi_misses_some(void) {
+static bool mpi_finds_losses(void) {
     enum { GRACE = 5 };
     int64_t nothing = 0;
-    group.set_timeout(2 * apart.timeout + GRACE);
+    group.set_timeout(2 * group_runner.timeout + GRACE);
     const cp_status status = group.broadcast(&nothing, sizeof(nothing));
-    group.set_timeout(apart.timeout);
+    group.set_timeout(group_runner.timeout);
     return status != CP_OK && mpi_has_shrunk();
 }
 
 static cp_status agree_by_mpi(cp_nccl *nccl, cp_nccl_loss *loss) {
     bool *sound;
     (void)nccl;
-    if (lost_to_mpi.count == 0 && !mpi_misses_some())
+    if (lost_to_mpi.count == 0 && !mpi_finds_losses())
         return CP_BROKEN;
     CP_TRY(cp_allocate(&sound, group.ranks, sizeof(bool), "the ranks"));
     sound[group.rank] = loss->sound;
@@ -124,7 +127,7 @@ static int output = -1; /* where rank 0 would print */
 static bool shrink(int *lost) {
     const bool recovered =
         by_mpi ? shrink_by_mpi(lost) : shrink_the_group(lost);
-    apart.only = group.rank;
+    group_runner.only = group.rank;
     if (recovered && !by_mpi && *lost == 0 && group.rank == 0) {
         fflush(stdout);
         dup2(output, STDOUT_FILENO);
@@ -149,8 +152,9 @@ static cp_status join_by_mpi(const cp_backend *mpi, const cp_launch *launch,
     CP_TRY(cp_agree_to_start(&group, take_device(launch)));
     CP_TRY(cp_process_group_broadcast(group.rank == 0 ? cp_nccl_id(&id) : CP_OK,
                                       &id, sizeof(id), NULL, NULL));
-    CP_TRY(cp_agree_to_start(&group, cp_nccl_new(&id, group.rank, group.ranks,
-                                                 apart.timeout, &world)));
+    CP_TRY(
+        cp_agree_to_start(&group, cp_nccl_new(&id, group.rank, group.ranks,
+                                              group_runner.timeout, &world)));
     world->agree = group.shrink != NULL ? agree_by_mpi : NULL;
     return CP_OK;
 }
@@ -164,8 +168,8 @@ static cp_status join_by_nccl(const cp_launch *launch) {
     const cp_status taken = take_device(launch);
     if (taken != CP_OK) /* without a group every process reports for itself */
         return cp_fail(taken, "rank %d: %s", launch->rank, cp_message());
-    CP_TRY(
-        cp_nccl_group_join(launch, apart.timeout, survives(), &world, &group));
+    CP_TRY(cp_nccl_group_join(launch, group_runner.timeout, survives(), &world,
+                              &group));
     adopt();
     output = dup(STDOUT_FILENO);
     if (group.rank != 0 && freopen("/dev/null", "w", stdout) == NULL)
@@ -189,7 +193,7 @@ static cp_status join(int count, char *const *arguments) {
 #ifdef CP_HAVE_MPI
     mpi = &cp_backend_mpi;
 #endif
-    apart.timeout = 60;
+    group_runner.timeout = 60;
     CP_TRY(cp_launch_read(&launch));
     if (launch.ranks < 2)
         return CP_OK;
@@ -197,11 +201,11 @@ static cp_status join(int count, char *const *arguments) {
                              strcmp(launch.launcher, "MPICH") == 0);
     CP_TRY(by_mpi ? join_by_mpi(mpi, &launch, count, arguments)
                   : join_by_nccl(&launch));
-    apart.only = group.rank;
-    apart.group = &group;
-    apart.link = &world->link;
+    group_runner.only = group.rank;
+    group_runner.group = &group;
+    group_runner.link = &world->link;
     CP_TRY(by_mpi ? CP_OK : cp_agree_on_arguments(count, arguments));
-    apart.graphs = can_capture();
+    group_runner.graphs = can_capture();
     return CP_OK;
 }
 
@@ -212,9 +216,9 @@ static cp_status divide(int parts) {
     group.shrink = NULL;
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
     own_share = (cp_device_share){group.rank % parts, parts};
-    apart.only = group.rank / parts;
-    apart.link = &ring->link;
-    apart.tensor = heads;
+    group_runner.only = group.rank / parts;
+    group_runner.link = &ring->link;
+    group_runner.tensor = heads;
     return CP_OK;
 }
 

@@ -139,18 +139,19 @@ static cp_status join(int count, char *const *arguments) {
     return cp_agree_on_arguments(count, arguments);
 }
 
-static const cp_runner *place_of(int ranks) {
+static const cp_runner *runner_for(int ranks) {
     const bool apart = ranks > 1 && ranks == world->ranks;
     return apart ? &processes : &cp_runner_threads;
 }
 
 static cp_status engine_new(const cp_model *model,
-                            const cp_session_options *wanted, cp_engine **out) {
-    return cp_cores_engine_new(place_of(wanted->ranks), model, wanted, out);
+                            const cp_session_options *options,
+                            cp_engine **out) {
+    return cp_cores_engine_new(runner_for(options->ranks), model, options, out);
 }
 
 static cp_status attend(cp_attend_job *job) {
-    return cp_attend_run(place_of(job->ranks), job);
+    return cp_attend_run(runner_for(job->ranks), job);
 }
 
 const cp_runner *const cp_runner_mpi = &processes;

@@ -44,13 +44,13 @@ cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench) {
 }
 
 cp_status cp_meter_calibrate(const cp_backend *backend,
-                             const cp_calibration *wanted) {
+                             const cp_calibration *calibration) {
     const cp_runner *runner = cp_meter_cores(backend);
 #ifdef CP_HAVE_CUDA
     if (runner == NULL)
-        return cp_cuda_calibrate(backend, wanted);
+        return cp_cuda_calibrate(backend, calibration);
 #endif
-    return cp_calibrate_run(runner, wanted);
+    return cp_calibrate_run(runner, calibration);
 }
 
 bool cp_command_in_order(void) {

@@ -11,7 +11,7 @@
 typedef struct {
     const cp_bench *bench;
     cp_bench_part part;
-    cp_span asked, seen;
+    cp_span queries, keys;
     int64_t rows; /* of partials, where heads are rows; floats of a workspace */
     float *tensors[5];
 } attention_case;
@@ -67,7 +67,7 @@ static cp_status micro_open(attention_case *attention, cp_bench_case *out) {
 
 static cp_status attention_run(void *context, double *seconds) {
     const attention_case *attention = context;
-    cp_piece query = {attention->asked, 0}, key = {attention->seen, 0};
+    cp_piece query = {attention->queries, 0}, key = {attention->keys, 0};
     const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
     const cp_attention call = {.shape = &attention->bench->shape,
                                .query_pieces = &queries,
@@ -95,13 +95,13 @@ static cp_status attention_open(attention_case *attention, int64_t size,
     const int64_t narrow = shape->kv_heads * shape->head_dim;
     const int64_t sizes[] = {count * wide, size * narrow, size * narrow,
                              count * wide, count * shape->query_heads};
-    attention->seen = (cp_span){0, 0, size, 1};
-    attention->asked = (cp_span){0, start, count, 1};
+    attention->keys = (cp_span){0, 0, size, 1};
+    attention->queries = (cp_span){0, start, count, 1};
     out->run = attention_run;
     out->work =
         decode ? 8.0 * (double)(narrow * size)
                : 4.0 * (double)wide *
-                     (double)cp_span_pairs(attention->asked, attention->seen);
+                     (double)cp_span_pairs(attention->queries, attention->keys);
     return cp_measure_tensors(attention->bench->threads, 5, sizes,
                               attention->tensors);
 }
@@ -168,25 +168,25 @@ static cp_status row(const cp_bench *bench, const cp_bench_case *ceilings,
     attention_case attention = {.bench = bench, .part = kind->part};
     cp_bench_case all[3] = {ceilings[kind->part], ceilings[kind->of],
                             ceilings[CP_BENCH_MICRO]};
-    cp_bench_case *ours = &all[0];
+    cp_bench_case *bench_case = &all[0];
     int count = kind->part == kind->of ? 1 : 2;
     cp_status status = CP_OK;
     if (kind->open != NULL) {
-        snprintf(ours->what, sizeof(ours->what), "%s/%ld",
+        snprintf(bench_case->what, sizeof(bench_case->what), "%s/%ld",
                  cp_bench_names[kind->part], size);
-        ours->context = &attention;
+        bench_case->context = &attention;
         count += kind->of == CP_BENCH_FMA && all[2].run != NULL;
-        status = kind->open(&attention, size, ours);
+        status = kind->open(&attention, size, bench_case);
     }
-    ours->unit = all[1].unit;
-    ours->scale = all[1].scale;
+    bench_case->unit = all[1].unit;
+    bench_case->scale = all[1].scale;
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, count, all);
     if (status == CP_OK)
-        cp_measure_report(bench, ours, count > 1 ? &all[1] : NULL);
+        cp_measure_report(bench, bench_case, count > 1 ? &all[1] : NULL);
     if (status == CP_OK && count > 2) {
-        strcat(ours->what, "/micro");
-        cp_measure_report(bench, ours, &all[2]);
+        strcat(bench_case->what, "/micro");
+        cp_measure_report(bench, bench_case, &all[2]);
     }
     free(attention.tensors[0]);
     return status;

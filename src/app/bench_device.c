@@ -202,26 +202,27 @@ static cp_status copy_run(void *context, double *seconds) {
 }
 
 static cp_status enqueue_attention(const void *what, int turn) {
-    const device_case *subject = what;
-    cp_device_attention call = subject->call;
-    if (subject->part == CP_BENCH_DECODE) {
+    const device_case *attention = what;
+    cp_device_attention call = attention->call;
+    if (attention->part == CP_BENCH_DECODE) {
         const int64_t skip =
-            turn * key_bytes(subject->bench_memory, subject->size);
-        call.keys = subject->bench_memory->memory[KEYS] + skip;
-        call.values = subject->bench_memory->memory[VALUES] + skip;
+            turn * key_bytes(attention->bench_memory, attention->size);
+        call.keys = attention->bench_memory->memory[KEYS] + skip;
+        call.values = attention->bench_memory->memory[VALUES] + skip;
     }
-    const cudaStream_t stream = subject->bench_memory->queues.compute;
-    return cp_cuda(subject->by->prefill > 0
-                       ? cp_device_prefill(&call, subject->by->prefill, stream)
-                       : cp_device_attend(&call, stream),
-                   "an attention of %ld rows over %ld keys", subject->rows,
-                   subject->size);
+    const cudaStream_t stream = attention->bench_memory->queues.compute;
+    return cp_cuda(
+        attention->by->prefill > 0
+            ? cp_device_prefill(&call, attention->by->prefill, stream)
+            : cp_device_attend(&call, stream),
+        "an attention of %ld rows over %ld keys", attention->rows,
+        attention->size);
 }
 
-static int turns_of(const device_case *subject) {
+static int turns_of(const device_case *attention) {
     return (int)cp_min(MOST_TURNS,
-                       subject->bench_memory->bytes[KEYS] /
-                           key_bytes(subject->bench_memory, subject->size));
+                       attention->bench_memory->bytes[KEYS] /
+                           key_bytes(attention->bench_memory, attention->size));
 }
 
 static cp_status enqueue_turns(void *context) {
@@ -239,87 +240,90 @@ static cp_status launch_graph(const void *what, int turn) {
 
 /* A decode step takes no longer than its launch by the host, so all turns go
  * into one graph, as a model's steps do. */
-static cp_status decode_run(device_case *subject, double *seconds) {
+static cp_status decode_run(device_case *attention, double *seconds) {
     cp_graph *graph = NULL;
-    CP_TRY(enqueue_attention(subject, 0));
-    cp_status status = cp_graph_capture(&subject->bench_memory->queues, 1, NULL,
-                                        enqueue_turns, subject, &graph);
+    CP_TRY(enqueue_attention(attention, 0));
+    cp_status status = cp_graph_capture(&attention->bench_memory->queues, 1,
+                                        NULL, enqueue_turns, attention, &graph);
     if (status == CP_OK)
-        status = time_it(subject->bench_memory, launch_graph, &graph, seconds);
+        status =
+            time_it(attention->bench_memory, launch_graph, &graph, seconds);
     cp_graph_free(graph);
-    *seconds /= turns_of(subject);
+    *seconds /= turns_of(attention);
     return status;
 }
 
 static cp_status attention_run(void *context, double *seconds) {
-    device_case *subject = context;
-    return subject->part == CP_BENCH_DECODE
-               ? decode_run(subject, seconds)
-               : time_it(subject->bench_memory, enqueue_attention, subject,
+    device_case *attention = context;
+    return attention->part == CP_BENCH_DECODE
+               ? decode_run(attention, seconds)
+               : time_it(attention->bench_memory, enqueue_attention, attention,
                          seconds);
 }
 
-static cp_status send_lists(const device_case *subject) {
-    const device_bench *bench_memory = subject->bench_memory;
-    const cp_piece all = {{0, subject->start, subject->rows, 1}, 0};
-    const int64_t longest =
-        subject->by->prefill > 0
-            ? cp_device_prefill_tile(&subject->call.shape)
-            : cp_device_query_tile(subject->by->kernel, &subject->call.shape);
+static cp_status send_lists(const device_case *attention) {
+    const device_bench *bench_memory = attention->bench_memory;
+    const cp_piece all = {{0, attention->start, attention->rows, 1}, 0};
+    const int64_t longest = attention->by->prefill > 0
+                                ? cp_device_prefill_tile(&attention->call.shape)
+                                : cp_device_query_tile(attention->by->kernel,
+                                                       &attention->call.shape);
     bench_lists *lists = bench_memory->lists;
     *lists =
-        (bench_lists){.first = {0, 1}, .keys = {{0, 0, subject->size, 1}, 0}};
-    for (int64_t i = 0; i < subject->rows; i += longest)
+        (bench_lists){.first = {0, 1}, .keys = {{0, 0, attention->size, 1}, 0}};
+    for (int64_t i = 0; i < attention->rows; i += longest)
         lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
     return cp_bytes_copy(bench_memory->memory[LISTS], lists,
                          (char *)(lists->tiles + lists->count) - (char *)lists,
                          bench_memory->queues.compute, "tiles");
 }
 
-static cp_status device_case_open(device_case *subject, cp_bench_case *out) {
-    const device_bench *bench_memory = subject->bench_memory;
+static cp_status device_case_open(device_case *attention, cp_bench_case *out) {
+    const device_bench *bench_memory = attention->bench_memory;
     const cp_shape *shape = &bench_memory->bench->shape;
-    const bench_lists *there = (const bench_lists *)bench_memory->memory[LISTS];
-    const bool decode = subject->part == CP_BENCH_DECODE;
-    const cp_span seen = {0, 0, subject->size, 1};
-    subject->start = subject->part == CP_BENCH_CAUSAL ? 0
-                     : decode                         ? subject->size - 1
-                                                      : subject->size;
-    subject->rows = decode ? 1 : subject->size;
-    subject->call = (cp_device_attention){
-        .kernel = subject->by->kernel,
+    const bench_lists *lists = (const bench_lists *)bench_memory->memory[LISTS];
+    const bool decode = attention->part == CP_BENCH_DECODE;
+    const cp_span seen = {0, 0, attention->size, 1};
+    attention->start = attention->part == CP_BENCH_CAUSAL ? 0
+                       : decode                           ? attention->size - 1
+                                                          : attention->size;
+    attention->rows = decode ? 1 : attention->size;
+    attention->call = (cp_device_attention){
+        .kernel = attention->by->kernel,
         .shape = *shape,
         .element = bench_memory->element,
-        .keys_of = {&there->keys, there->first, 1, subject->size},
+        .keys_of = {&lists->keys, lists->first, 1, attention->size},
         .queries = bench_memory->memory[QUERIES],
         .keys = bench_memory->memory[KEYS],
         .values = bench_memory->memory[VALUES],
-        .key_rows = subject->size,
+        .key_rows = attention->size,
         .splits = 1,
         .unfinished = (float *)bench_memory->memory[UNFINISHED],
         .tickets = (int32_t *)bench_memory->memory[TICKETS],
-        .rows = subject->rows,
+        .rows = attention->rows,
         .output = (float *)bench_memory->memory[OUTPUT],
         .lse = (float *)bench_memory->memory[LSE],
     };
-    CP_TRY(send_lists(subject));
-    subject->call.queries_of = (cp_device_tiles){there->tiles, &there->count,
-                                                 bench_memory->lists->count};
-    if (subject->by->prefill == 0)
-        subject->call.splits = cp_device_splits(
-            &subject->call, bench_memory->blocks,
-            cp_device_most_splits(subject->by->kernel, shape,
-                                  bench_memory->blocks, subject->rows));
+    CP_TRY(send_lists(attention));
+    attention->call.queries_of = (cp_device_tiles){lists->tiles, &lists->count,
+                                                   bench_memory->lists->count};
+    if (attention->by->prefill == 0)
+        attention->call.splits = cp_device_splits(
+            &attention->call, bench_memory->blocks,
+            cp_device_most_splits(attention->by->kernel, shape,
+                                  bench_memory->blocks, attention->rows));
     *out = (cp_bench_case){
         .run = attention_run,
-        .context = subject,
-        .work = decode ? 2.0 * (double)key_bytes(bench_memory, subject->size)
-                       : 4.0 * (double)(shape->query_heads * shape->head_dim) *
-                             (double)cp_span_pairs(
-                                 (cp_span){0, subject->start, subject->rows, 1},
-                                 seen)};
+        .context = attention,
+        .work = decode
+                    ? 2.0 * (double)key_bytes(bench_memory, attention->size)
+                    : 4.0 * (double)(shape->query_heads * shape->head_dim) *
+                          (double)cp_span_pairs((cp_span){0, attention->start,
+                                                          attention->rows, 1},
+                                                seen)};
     snprintf(out->what, sizeof(out->what), "%s/%ld/%s",
-             cp_bench_names[subject->part], subject->size, subject->by->name);
+             cp_bench_names[attention->part], attention->size,
+             attention->by->name);
     return CP_OK;
 }
 
@@ -384,12 +388,12 @@ static void define(const device_bench *bench_memory, const char *query,
 
 /* ||got - right|| / ||right|| for the last row and head of an answer, by the
  * definition. memory holds `seen` keys and values of `row` bytes each. */
-static cp_status error_of(const device_case *subject, int64_t seen, int64_t row,
-                          char *memory, double *error) {
-    const device_bench *bench_memory = subject->bench_memory;
+static cp_status error_of(const device_case *attention, int64_t seen,
+                          int64_t row, char *memory, double *error) {
+    const device_bench *bench_memory = attention->bench_memory;
     const cp_shape *shape = &bench_memory->bench->shape;
     const int64_t dim = shape->head_dim, heads = shape->query_heads;
-    const int64_t last = (subject->rows - 1) * heads;
+    const int64_t last = (attention->rows - 1) * heads;
     double right[CP_HEAD_DIM_MAX], wrong = 0, all = 0;
     float got[CP_HEAD_DIM_MAX];
     char *keys = memory + seen * 8, *values = keys + seen * row;
@@ -398,8 +402,8 @@ static cp_status error_of(const device_case *subject, int64_t seen, int64_t row,
         {bench_memory->memory[KEYS], seen, shape->kv_heads, row, keys},
         {bench_memory->memory[VALUES], seen, shape->kv_heads, row, values},
         {bench_memory->memory[QUERIES] + last * row, 1, heads, row, query},
-        {subject->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
-    CP_TRY(enqueue_attention(subject, 0));
+        {attention->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
+    CP_TRY(enqueue_attention(attention, 0));
     for (int n = 0; n < 4; n++)
         CP_TRY(fetch(bench_memory, &parts[n]));
     define(bench_memory, query, seen, keys, values, (double *)(void *)memory,
@@ -413,15 +417,16 @@ static cp_status error_of(const device_case *subject, int64_t seen, int64_t row,
 }
 
 /* Fail if a kernel is wrong: its speed is then not reported. */
-static cp_status check(const device_case *subject, const char *what) {
-    const device_bench *bench_memory = subject->bench_memory;
-    const int64_t seen = cp_min(subject->start + subject->rows, subject->size);
+static cp_status check(const device_case *attention, const char *what) {
+    const device_bench *bench_memory = attention->bench_memory;
+    const int64_t seen =
+        cp_min(attention->start + attention->rows, attention->size);
     const int64_t row = bench_memory->bench->shape.head_dim *
                         cp_element_bytes(bench_memory->element);
     double error;
     char *memory;
     CP_TRY(cp_allocate(&memory, 2 * seen + 1, row + 8, "an answer"));
-    const cp_status status = error_of(subject, seen, row, memory, &error);
+    const cp_status status = error_of(attention, seen, row, memory, &error);
     free(memory);
     CP_TRY(status);
     return error <= 0.01

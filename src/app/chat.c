@@ -29,17 +29,18 @@ static cp_status text_join(cp_chat *chat, const char *question,
 
 /* How many tokens of a sequence are not yet in the session. */
 static int64_t fresh_of(const cp_chat *chat, int64_t sequence) {
-    return chat->conversations[sequence].said.count -
+    return chat->conversations[sequence].tokens.count -
            cp_session_length(chat->session, sequence);
 }
 
 static bool is_reading(const cp_chat *chat, int64_t sequence) {
-    return sequence < chat->open && cp_session_length(chat->session, sequence) <
-                                        chat->conversations[sequence].asked;
+    return sequence < chat->open &&
+           cp_session_length(chat->session, sequence) <
+               chat->conversations[sequence].answer_start;
 }
 
-static bool anyone(const cp_chat *chat,
-                   bool (*is)(const cp_chat *chat, int64_t sequence)) {
+static bool any_sequence(const cp_chat *chat,
+                         bool (*is)(const cp_chat *chat, int64_t sequence)) {
     for (int64_t s = 0; s < chat->sequences; s++)
         if (is(chat, s))
             return true;
@@ -54,33 +55,33 @@ static bool is_answering(const cp_chat *chat, int64_t sequence) {
 static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t capacity = cp_session_capacity(chat->session);
     const int64_t fresh = fresh_of(chat, sequence);
-    cp_conversation *who = &chat->conversations[sequence];
-    const int64_t left = capacity - who->said.count - 1;
+    cp_conversation *conversation = &chat->conversations[sequence];
+    const int64_t left = capacity - conversation->tokens.count - 1;
     if (left < 1)
         return cp_fail(CP_CAPACITY,
                        "%ld new tokens, %ld in the cache and an answer exceed "
                        "the %ld positions",
-                       fresh, who->before, capacity);
-    who->left = cp_min(chat->most, left);
-    who->asked = who->said.count;
-    who->ended = false;
-    who->last_token_time = 0;
-    who->answer.count = 0;
+                       fresh, conversation->turn_start, capacity);
+    conversation->left = cp_min(chat->most, left);
+    conversation->answer_start = conversation->tokens.count;
+    conversation->ended = false;
+    conversation->last_token_time = 0;
+    conversation->answer.count = 0;
     return CP_OK;
 }
 
 /* Add a question to a sequence: text -> ids. */
 static cp_status question_add(cp_chat *chat, const char *question,
                               int64_t sequence) {
-    cp_conversation *who = &chat->conversations[sequence];
-    const bool first = who->said.count == 0;
+    cp_conversation *conversation = &chat->conversations[sequence];
+    const bool first = conversation->tokens.count == 0;
     const bool joins = chat->unread && chat->document != NULL;
     int64_t bytes = (int64_t)strlen(question);
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
     CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
                             joins ? chat->document : question, bytes,
-                            &who->said));
+                            &conversation->tokens));
     return answer_begin(chat, sequence);
 }
 
@@ -88,15 +89,17 @@ static cp_status question_add(cp_chat *chat, const char *question,
  * for at least the last token, after which the answer is drawn. */
 static void shared_prefix_find(cp_chat *chat, int64_t sequence) {
     const cp_conversation *first = &chat->conversations[0];
-    cp_conversation *who = &chat->conversations[sequence];
-    const int64_t most = cp_min(first->said.count, who->said.count - 1);
-    who->shared_prefix = 0;
-    if (chat->document == NULL || who->before > 0 || first->before > 0)
+    cp_conversation *conversation = &chat->conversations[sequence];
+    const int64_t most =
+        cp_min(first->tokens.count, conversation->tokens.count - 1);
+    conversation->shared_prefix = 0;
+    if (chat->document == NULL || conversation->turn_start > 0 ||
+        first->turn_start > 0)
         return;
-    while (who->shared_prefix < most &&
-           who->said.items[who->shared_prefix] ==
-               first->said.items[who->shared_prefix])
-        who->shared_prefix++;
+    while (conversation->shared_prefix < most &&
+           conversation->tokens.items[conversation->shared_prefix] ==
+               first->tokens.items[conversation->shared_prefix])
+        conversation->shared_prefix++;
 }
 
 /* Take over the shared prefix if sequence 0 has read enough of it; otherwise
@@ -104,12 +107,12 @@ static void shared_prefix_find(cp_chat *chat, int64_t sequence) {
  * sequence then reads it again. */
 static cp_status shared_prefix_take(cp_chat *chat, int64_t sequence,
                                     cp_transcript_call *call, bool *waits) {
-    cp_conversation *who = &chat->conversations[sequence];
-    const int64_t shared_prefix = who->shared_prefix;
+    cp_conversation *conversation = &chat->conversations[sequence];
+    const int64_t shared_prefix = conversation->shared_prefix;
     *waits = shared_prefix > cp_session_length(chat->session, 0);
     if (shared_prefix == 0 || *waits)
         return CP_OK;
-    who->shared_prefix = 0;
+    conversation->shared_prefix = 0;
     const cp_status status =
         cp_transcript_fork(call, chat->session, sequence, shared_prefix);
     if (status == CP_OK)
@@ -120,29 +123,32 @@ static cp_status shared_prefix_take(cp_chat *chat, int64_t sequence,
 /* Add as much of a question to a call as the budget allows. */
 static cp_status piece_add(const cp_chat *chat, int64_t sequence,
                            int64_t *budget, cp_transcript_call *call) {
-    const cp_conversation *who = &chat->conversations[sequence];
+    const cp_conversation *conversation = &chat->conversations[sequence];
     const int64_t fresh = fresh_of(chat, sequence);
     const int64_t count = cp_min(fresh, *budget);
     *budget -= count;
     return cp_transcript_call_add(call, sequence,
-                                  who->said.items + who->said.count - fresh,
-                                  count, count == fresh, who->sampler);
+                                  conversation->tokens.items +
+                                      conversation->tokens.count - fresh,
+                                  count, count == fresh, conversation->sampler);
 }
 
 /* Add the last token of a conversation that is answering, followed by guesses
  * of the next; logits are read wherever another token may follow. */
 static cp_status token_add(const cp_chat *chat, int64_t sequence,
                            cp_transcript_call *call) {
-    const cp_conversation *who = &chat->conversations[sequence];
-    const bool more = !who->ended && who->left > 0 && !chat->stopping;
+    const cp_conversation *conversation = &chat->conversations[sequence];
+    const bool continues =
+        !conversation->ended && conversation->left > 0 && !chat->stopping;
     int32_t tokens[1 + CP_DRAFT_MOST];
     int64_t count = 1;
-    tokens[0] = who->said.items[who->said.count - 1];
-    if (more && call->decode)
-        count += cp_draft(who->said.items, who->said.count,
-                          cp_min(chat->draft, who->left - 1), tokens + 1);
+    tokens[0] = conversation->tokens.items[conversation->tokens.count - 1];
+    if (continues && call->decode)
+        count +=
+            cp_draft(conversation->tokens.items, conversation->tokens.count,
+                     cp_min(chat->draft, conversation->left - 1), tokens + 1);
     return cp_transcript_call_add(call, sequence, tokens, count,
-                                  more ? count : 0, who->sampler);
+                                  continues ? count : 0, conversation->sampler);
 }
 
 /* Add what each sequence has for the next call. While any sequence reads a
@@ -185,49 +191,51 @@ void cp_chat_show(cp_chat *chat, int64_t sequence) {
 }
 
 /* Record when a token came: the first ones, and the longest wait. */
-static void time_take(cp_chat *chat, cp_conversation *who) {
+static void time_take(cp_chat *chat, cp_conversation *conversation) {
     const double now = cp_clock();
     cp_cost *cost = &chat->cost;
-    if (who->last_token_time > 0)
-        cost->stall = fmax(cost->stall, now - who->last_token_time);
+    if (conversation->last_token_time > 0)
+        cost->stall = fmax(cost->stall, now - conversation->last_token_time);
     else
         cost->last_seconds = now - chat->start;
     if (cost->first_seconds == 0)
         cost->first_seconds = now - chat->start;
-    who->last_token_time = now;
+    conversation->last_token_time = now;
 }
 
 /* Append the template's own end of an answer, whatever token the model drew. */
-static cp_status answer_end(const cp_chat *chat, cp_conversation *who) {
+static cp_status answer_end(const cp_chat *chat,
+                            cp_conversation *conversation) {
     const int32_t end = chat->template.end;
-    return end >= 0 ? cp_ids_append(&who->said, end) : CP_OK;
+    return end >= 0 ? cp_ids_append(&conversation->tokens, end) : CP_OK;
 }
 
-static cp_status token_take(cp_chat *chat, cp_conversation *who,
+static cp_status token_take(cp_chat *chat, cp_conversation *conversation,
                             int32_t token) {
-    who->ended = cp_tokenizer_ends(chat->opened.tokenizer, token) ||
-                 token == chat->template.end;
-    cp_sampler_skip(&who->sampler);
-    time_take(chat, who);
-    if (who->ended)
-        return answer_end(chat, who);
-    who->left--;
+    conversation->ended = cp_tokenizer_ends(chat->opened.tokenizer, token) ||
+                          token == chat->template.end;
+    cp_sampler_skip(&conversation->sampler);
+    time_take(chat, conversation);
+    if (conversation->ended)
+        return answer_end(chat, conversation);
+    conversation->left--;
     chat->cost.tokens++;
     if (chat->live)
         tokens_show(chat, &token, 1);
-    CP_TRY(cp_ids_append(&who->said, token));
-    return cp_ids_append(&who->answer, token);
+    CP_TRY(cp_ids_append(&conversation->tokens, token));
+    return cp_ids_append(&conversation->answer, token);
 }
 
 /* Nothing more is drawn: the turn is over once its end has been fed too. */
-static cp_status turn_end(cp_chat *chat, cp_conversation *who) {
-    if (who->ended)
+static cp_status turn_end(cp_chat *chat, cp_conversation *conversation) {
+    if (conversation->ended)
         return CP_OK;
-    chat->cost.cuts[who->left > 0                    ? CP_CUT_BY_USER
-                    : who->answer.count < chat->most ? CP_CUT_BY_ROOM
-                                                     : CP_CUT_BY_MOST]++;
-    who->ended = true;
-    return answer_end(chat, who);
+    chat->cost
+        .cuts[conversation->left > 0                    ? CP_CUT_BY_USER
+              : conversation->answer.count < chat->most ? CP_CUT_BY_ROOM
+                                                        : CP_CUT_BY_MOST]++;
+    conversation->ended = true;
+    return answer_end(chat, conversation);
 }
 
 /* Take the tokens drawn for a sequence, from index read on, as long as each
@@ -237,12 +245,12 @@ static cp_status tokens_take(cp_chat *chat, cp_transcript_call *call,
     const cp_transcript_read *first = &call->read[read];
     const int64_t sequence = first->sequence, guesses = first->behind;
     const int32_t *guessed = call->ids.items + first->after + 1;
-    cp_conversation *who = &chat->conversations[sequence];
+    cp_conversation *conversation = &chat->conversations[sequence];
     int64_t right = 0;
-    CP_TRY(token_take(chat, who, first->drawn));
-    while (right < guesses && !who->ended &&
+    CP_TRY(token_take(chat, conversation, first->drawn));
+    while (right < guesses && !conversation->ended &&
            first[right].drawn == guessed[right])
-        CP_TRY(token_take(chat, who, first[++right].drawn));
+        CP_TRY(token_take(chat, conversation, first[++right].drawn));
     chat->cost.drafted += guesses;
     chat->cost.stayed += right;
     for (int64_t n = right + 1; n <= guesses; n++)
@@ -373,13 +381,13 @@ static cp_status over_forget(cp_chat *chat, cp_transcript_call *call,
                              bool *found) {
     bool shares = false;
     for (int64_t s = chat->sequences - 1; s >= 0; s--) {
-        cp_conversation *who = &chat->conversations[s];
-        shares |= who->shared_prefix > 0;
+        cp_conversation *conversation = &chat->conversations[s];
+        shares |= conversation->shared_prefix > 0;
         if (cp_session_length(chat->session, s) == 0 || fresh_of(chat, s) > 0 ||
             (s == 0 && shares))
             continue;
         CP_TRY(cp_transcript_clear(call, chat->session, s));
-        who->said.count = who->asked = 0;
+        conversation->tokens.count = conversation->answer_start = 0;
         *found = true;
     }
     return CP_OK;
@@ -388,11 +396,11 @@ static cp_status over_forget(cp_chat *chat, cp_transcript_call *call,
 /* Postpone a conversation, and those after it, until others are over. */
 static cp_status put_off(cp_chat *chat, cp_transcript_call *call,
                          int64_t sequence) {
-    cp_conversation *who = &chat->conversations[sequence];
+    cp_conversation *conversation = &chat->conversations[sequence];
     chat->cost.shared -= call->shared_prefix[sequence];
-    chat->cost.tokens -= who->answer.count;
+    chat->cost.tokens -= conversation->answer.count;
     CP_TRY(cp_transcript_clear(call, chat->session, sequence));
-    who->said.count = who->asked;
+    conversation->tokens.count = conversation->answer_start;
     sampler_start(chat, sequence);
     shared_prefix_find(chat, sequence);
     chat->open = sequence;
@@ -450,7 +458,7 @@ static cp_status call_make(cp_chat *chat, cp_transcript_call *call) {
  * conversation that is already answering; or, when all are read, a decode
  * step. */
 static cp_status call_next(cp_chat *chat) {
-    const bool decode = !anyone(chat, is_reading);
+    const bool decode = !any_sequence(chat, is_reading);
     const double start = cp_clock();
     cp_transcript_call *call;
     CP_TRY(cp_transcript_begin(&chat->transcript, decode, &call));
@@ -471,7 +479,7 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
     for (int64_t s = 1; s < chat->sequences && status == CP_OK; s++)
         shared_prefix_find(chat, s);
     chat->progress.doing = "reading";
-    while (status == CP_OK && anyone(chat, is_reading))
+    while (status == CP_OK && any_sequence(chat, is_reading))
         status = call_next(chat); /* text -> first tokens */
     cp_progress_end(&chat->progress);
     return status;
@@ -479,7 +487,7 @@ static cp_status read_all(cp_chat *chat, const char *const *questions) {
 
 static cp_status answer_all(cp_chat *chat) {
     cp_status status = CP_OK;
-    while (status == CP_OK && anyone(chat, is_answering)) {
+    while (status == CP_OK && any_sequence(chat, is_answering)) {
         status = cp_output_flush();
         if (status == CP_OK)
             status = call_next(chat); /* decode, sample -> text */
@@ -500,13 +508,15 @@ static cp_status turn_forget(cp_chat *chat, cp_status status) {
     char why[512];
     snprintf(why, sizeof(why), "%s", cp_message());
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_conversation *who = &chat->conversations[s];
-        if (cp_session_length(chat->session, s) > who->before &&
-            cp_session_truncate(chat->session, s, who->before) != CP_OK) {
+        cp_conversation *conversation = &chat->conversations[s];
+        if (cp_session_length(chat->session, s) > conversation->turn_start &&
+            cp_session_truncate(chat->session, s, conversation->turn_start) !=
+                CP_OK) {
             cp_session_truncate(chat->session, s, 0);
-            who->before = 0;
+            conversation->turn_start = 0;
         }
-        who->said.count = who->asked = who->before;
+        conversation->tokens.count = conversation->answer_start =
+            conversation->turn_start;
     }
     return cp_fail(status, "%s", why);
 }
@@ -517,7 +527,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     chat->start = cp_clock();
     chat->open = chat->sequences;
     for (int64_t s = 0; s < chat->sequences; s++)
-        chat->conversations[s].before = cp_session_length(chat->session, s);
+        chat->conversations[s].turn_start = cp_session_length(chat->session, s);
     cp_status status = read_all(chat, questions);
     const bool answered = status == CP_OK;
     if (answered)
@@ -542,7 +552,8 @@ cp_status cp_chat_open(cp_chat *chat) {
 cp_status cp_chat_clear(cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         CP_TRY(cp_session_truncate(chat->session, s, 0));
-        chat->conversations[s].said.count = chat->conversations[s].asked = 0;
+        chat->conversations[s].tokens.count =
+            chat->conversations[s].answer_start = 0;
     }
     cost_clear(&chat->cost);
     chat->unread = true;
@@ -550,21 +561,22 @@ cp_status cp_chat_clear(cp_chat *chat) {
 }
 
 /* A saved conversation with this model, for that many tokens. */
-static cp_status keep_new(const cp_chat *chat, int64_t tokens,
-                          cp_saved_conversation *saved) {
+static cp_status saved_new(const cp_chat *chat, int64_t tokens,
+                           cp_saved_conversation *saved) {
     return cp_saved_conversation_new(chat->opened.weights, chat->opened.file,
                                      basename(chat->opened.path),
                                      chat->sequences, tokens, saved);
 }
 
-static void keep_fill(const cp_chat *chat, cp_saved_conversation *saved) {
+static void saved_fill(const cp_chat *chat, cp_saved_conversation *saved) {
     int32_t *ids = saved->ids;
     for (int64_t s = 0; s < chat->sequences; s++) {
-        const cp_conversation *who = &chat->conversations[s];
-        saved->lengths[s] = who->said.count;
-        saved->chances[s] = who->sampler.state;
-        memcpy(ids, who->said.items, (size_t)who->said.count * 4);
-        ids += who->said.count;
+        const cp_conversation *conversation = &chat->conversations[s];
+        saved->lengths[s] = conversation->tokens.count;
+        saved->chances[s] = conversation->sampler.state;
+        memcpy(ids, conversation->tokens.items,
+               (size_t)conversation->tokens.count * 4);
+        ids += conversation->tokens.count;
     }
 }
 
@@ -574,13 +586,13 @@ cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes) {
     for (int64_t s = 0; s < chat->sequences; s++) {
         if (fresh_of(chat, s) > 0)
             return cp_refuse("%s: an answer is not finished", path);
-        tokens += chat->conversations[s].said.count;
+        tokens += chat->conversations[s].tokens.count;
     }
     if (tokens == 0)
         return cp_refuse("%s: nothing was said yet", path);
-    cp_status status = keep_new(chat, tokens, &saved);
+    cp_status status = saved_new(chat, tokens, &saved);
     if (status == CP_OK) {
-        keep_fill(chat, &saved);
+        saved_fill(chat, &saved);
         *bytes = cp_saved_conversation_bytes(&saved.head);
         status = cp_saved_conversation_write(path, &saved, chat->session);
     }
@@ -588,42 +600,43 @@ cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes) {
     return status;
 }
 
-static cp_status keep_take(cp_chat *chat, const cp_saved_conversation *saved) {
+static cp_status saved_take(cp_chat *chat, const cp_saved_conversation *saved) {
     const int32_t *ids = saved->ids;
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_ids *said = &chat->conversations[s].said;
-        CP_TRY(cp_grow(&said->items, &said->room, saved->lengths[s], 4,
-                       "what was said"));
+        cp_ids *tokens = &chat->conversations[s].tokens;
+        CP_TRY(cp_grow(&tokens->items, &tokens->room, saved->lengths[s], 4,
+                       "a conversation"));
     }
     cost_clear(&chat->cost); /* its plan belonged to another session */
     for (int64_t s = 0; s < chat->sequences; s++) {
-        cp_conversation *who = &chat->conversations[s];
-        who->said.count = who->asked = who->before = saved->lengths[s];
-        memcpy(who->said.items, ids, (size_t)saved->lengths[s] * 4);
-        who->sampler.state = saved->chances[s];
+        cp_conversation *conversation = &chat->conversations[s];
+        conversation->tokens.count = conversation->answer_start =
+            conversation->turn_start = saved->lengths[s];
+        memcpy(conversation->tokens.items, ids, (size_t)saved->lengths[s] * 4);
+        conversation->sampler.state = saved->chances[s];
         ids += saved->lengths[s];
     }
     return CP_OK;
 }
 
 cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens) {
-    cp_saved_conversation wanted, saved = {0};
-    cp_status status = keep_new(chat, 0, &wanted);
+    cp_saved_conversation expected, saved = {0};
+    cp_status status = saved_new(chat, 0, &expected);
     if (status == CP_OK)
         status =
-            cp_saved_conversation_load(path, &wanted, chat->session, &saved);
+            cp_saved_conversation_load(path, &expected, chat->session, &saved);
     if (status == CP_OK)
-        status = keep_take(chat, &saved);
+        status = saved_take(chat, &saved);
     *tokens = saved.head.tokens;
     cp_saved_conversation_free(&saved);
-    cp_saved_conversation_free(&wanted);
+    cp_saved_conversation_free(&expected);
     return status;
 }
 
 void cp_chat_close(cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences && chat->conversations != NULL;
          s++) {
-        free(chat->conversations[s].said.items);
+        free(chat->conversations[s].tokens.items);
         free(chat->conversations[s].answer.items);
     }
     free(chat->conversations);

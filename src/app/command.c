@@ -160,16 +160,16 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
         group->ranks, *ranks * tensor);
 }
 
-static const char *const places[] = {"threads", "mpi", "cuda", "cuda-fp32",
-                                     "cuda-fp8"};
-enum { PLACES = sizeof(places) / sizeof(places[0]) };
+static const char *const backend_names[] = {"threads", "mpi", "cuda",
+                                            "cuda-fp32", "cuda-fp8"};
+enum { BACKEND_NAMES = sizeof(backend_names) / sizeof(backend_names[0]) };
 
-cp_status cp_command_backend(int place, double timeout,
+cp_status cp_command_backend(int choice, double timeout,
                              const cp_backend **backend) {
-    *backend = cp_backend_find(places[place]);
+    *backend = cp_backend_find(backend_names[choice]);
     if (*backend == NULL)
-        return cp_refuse("--on %s: not built in%s", places[place],
-                         strncmp(places[place], "cuda", 4) == 0
+        return cp_refuse("--on %s: not built in%s", backend_names[choice],
+                         strncmp(backend_names[choice], "cuda", 4) == 0
                              ? " (make gpu makes build/gpu/longring)"
                              : "");
     if (!(timeout > 0))
@@ -275,7 +275,8 @@ static cp_status exact_check(cp_command_ring *ring) {
     if (ring->tensor > 1)
         return cp_refuse("--exact-order and --tensor exclude each other: NCCL "
                          "sums in its own order");
-    if (strncmp(places[ring->on], "cuda", 4) != 0 && !cp_command_in_order())
+    if (strncmp(backend_names[ring->on], "cuda", 4) != 0 &&
+        !cp_command_in_order())
         return cp_refuse(
             "--exact-order: on this processor BLIS sums in its own order");
     ring->placement.dealing = (cp_dealing){
@@ -303,7 +304,8 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     }
     CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
     if (ring->cores > 0 && cp_meter_cores(ring->backend) == NULL)
-        return cp_refuse("--cores has no meaning --on %s", places[ring->on]);
+        return cp_refuse("--cores has no meaning --on %s",
+                         backend_names[ring->on]);
     return cp_command_cores(&ring->cores);
 }
 
@@ -530,8 +532,8 @@ cp_status cp_page_make(cp_page_writer write, void *context, char **text) {
 }
 
 /* Read the rest of a file, and append a zero byte. */
-static cp_status rest_read(FILE *in, const char *name, char **text,
-                           int64_t *bytes) {
+static cp_status stream_read(FILE *in, const char *name, char **text,
+                             int64_t *bytes) {
     enum { BLOCK = 65536, MOST = 1 << 28 };
     int64_t room = 0, count = 1;
     for (*bytes = 0; count > 0; *bytes += count) {
@@ -561,8 +563,8 @@ cp_status cp_file_read(const char *path, char **text, int64_t *bytes) {
         if (in == NULL)
             status = cp_fail(CP_FILE, "%s: %s", path, strerror(errno));
         else
-            status = rest_read(in, path != NULL ? path : "standard input", text,
-                               bytes);
+            status = stream_read(in, path != NULL ? path : "standard input",
+                                 text, bytes);
         if (in != NULL && path != NULL)
             fclose(in);
         if (status == CP_OK && path != NULL && is_marked(*text))
@@ -577,7 +579,7 @@ void cp_command_lost(int64_t lost) {
                cp_group(lost).text, lost == 1 ? " is" : "s are");
 }
 
-cp_status cp_page_keep(const char *path, const char *text) {
+cp_status cp_page_write(const char *path, const char *text) {
     if (cp_process_group_leads() && path != NULL)
         return cp_save(path, text, (int64_t)strlen(text));
     if (cp_process_group_leads())
@@ -599,17 +601,17 @@ cp_status cp_command_array(const char *path, cp_npy *array) {
 
 cp_status cp_history_parse(const char *name, const char *text, cp_turn **turns,
                            int64_t *count) {
-    const char *const whole = text, *end = text + strcspn(text, ",");
+    const char *const history = text, *end = text + strcspn(text, ",");
     *count = 0;
     CP_TRY(cp_allocate(turns, end - text + 1, sizeof(cp_turn), name));
-    for (int place = 1; text <= end; place++) {
+    for (int number = 1; text <= end; number++) {
         cp_turn turn = {.decode = *text == 'd'};
         text += turn.decode;
         const int64_t length = (int64_t)strcspn(text, "+,");
         if (length == 0)
             return cp_refuse(
                 "--%s %.*s: turn %d has no count (500+d20+64 is a history)",
-                name, (int)(end - whole), whole, place);
+                name, (int)(end - history), history, number);
         CP_TRY(cp_count_parse(name, text, length, &turn.tokens));
         if (turn.tokens > INT32_MAX)
             return cp_refuse("--%s: a turn of %ld tokens", name, turn.tokens);
@@ -664,26 +666,26 @@ static int version(void) {
     for (int i = 0; cp_backends[i] != NULL; i++)
         printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
                cp_backends[i]->kernels, cp_backends[i]->communicator);
-    for (int i = 0; i < PLACES; i++)
-        if (cp_backend_find(places[i]) == NULL)
-            printf("on %s: not built in\n", places[i]);
+    for (int i = 0; i < BACKEND_NAMES; i++)
+        if (cp_backend_find(backend_names[i]) == NULL)
+            printf("on %s: not built in\n", backend_names[i]);
     return finished(CP_OK);
 }
 
 static int dispatch(int count, char *const *arguments) {
     const char *name = count > 1 ? arguments[1] : "--help";
     static char page[] = "--help", *const help[] = {page};
-    const bool asks = strcmp(name, "help") == 0;
-    if (asks && count > 2)
+    const bool is_help = strcmp(name, "help") == 0;
+    if (is_help && count > 2)
         name = arguments[2];
-    else if (asks || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+    else if (is_help || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return overview();
     if (strcmp(name, "--version") == 0)
         return version();
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(name, commands[i].name) == 0)
-            return commands[i].run(asks ? 1 : count - 2,
-                                   asks ? help : arguments + 2);
+            return commands[i].run(is_help ? 1 : count - 2,
+                                   is_help ? help : arguments + 2);
     const char *near = cp_nearest(name, (int64_t)strlen(name), COMMANDS,
                                   &commands->name, sizeof(*commands));
     if (near != NULL)

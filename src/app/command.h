@@ -181,7 +181,7 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor);
 
 /* The backend at that index of CP_COMMAND_PLACES; its ranks wait for each other
  * at most timeout seconds. */
-cp_status cp_command_backend(int place, double timeout,
+cp_status cp_command_backend(int choice, double timeout,
                              const cp_backend **backend);
 
 /* Set *shape to the heads that three counts give; without counts it stays. With
@@ -305,7 +305,7 @@ void cp_command_lost(int64_t lost);
  * page to the file at path, or print it if path is NULL. */
 typedef cp_status (*cp_page_writer)(void *context, FILE *out);
 cp_status cp_page_make(cp_page_writer write, void *context, char **text);
-cp_status cp_page_keep(const char *path, const char *text);
+cp_status cp_page_write(const char *path, const char *text);
 
 /* As cp_npy_read. */
 cp_status cp_command_array(const char *path, cp_npy *array);

@@ -322,7 +322,7 @@ static void partial_see(void *context, int rank, int64_t op,
 }
 
 static cp_status partials_clear(const char *directory) {
-    static const char ours[] =
+    static const char pattern[] =
         "rank+([0-9])-op+([0-9])-@(queries|keys|output|lse).npy";
     DIR *files = opendir(directory);
     cp_status status = CP_OK;
@@ -331,7 +331,7 @@ static cp_status partials_clear(const char *directory) {
     for (struct dirent *entry = readdir(files); entry != NULL;
          entry = readdir(files))
         if (status == CP_OK &&
-            fnmatch(ours, entry->d_name, FNM_EXTMATCH) == 0 &&
+            fnmatch(pattern, entry->d_name, FNM_EXTMATCH) == 0 &&
             unlinkat(dirfd(files), entry->d_name, 0) != 0)
             status = cp_fail(CP_FILE, "%s/%s: cannot remove an old file: %s",
                              directory, entry->d_name, strerror(errno));

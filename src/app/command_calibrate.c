@@ -19,14 +19,14 @@ typedef struct {
     /* Derived from the options. */
     const cp_backend *backend;
     cp_hardware hardware;
-    cp_calibration wanted;
+    cp_calibration calibration;
     cp_progress progress;
     int64_t rounds; /* completed */
 } calibrate_run;
 
 static void round_end(void *context) {
     calibrate_run *run = context;
-    cp_progress_show(&run->progress, ++run->rounds, run->wanted.rounds);
+    cp_progress_show(&run->progress, ++run->rounds, run->calibration.rounds);
 }
 
 /* Is it one word that a description can begin with? */
@@ -39,41 +39,42 @@ static bool is_name(const char *name) {
 
 static cp_status calibrate_check(void *context) {
     calibrate_run *run = context;
-    cp_calibration *wanted = &run->wanted;
+    cp_calibration *calibration = &run->calibration;
     const struct {
         const char *name, *otherwise;
         cp_counts *sizes;
     } lists[] = {
-        {"rows", "1,4,8,16,64,256,1024", &wanted->rows},
-        {"keys", "64,256,1024,4096,16Ki", &wanted->keys},
-        {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &wanted->bytes},
+        {"rows", "1,4,8,16,64,256,1024", &calibration->rows},
+        {"keys", "64,256,1024,4096,16Ki", &calibration->keys},
+        {"bytes", "64,16Ki,128Ki,1Mi,8Mi", &calibration->bytes},
     };
     if (!is_name(run->name))
         return cp_refuse(
             "--name \"%.60s\": expected one word of less than %d letters",
             run->name, CP_NAME_BYTES);
     strcpy(run->hardware.name, run->name);
-    CP_TRY(cp_command_ranks(&wanted->ranks, 1));
-    CP_TRY(cp_option_range("rounds", wanted->rounds, 1, CP_CALIBRATE_ROUNDS));
-    CP_TRY(cp_option_range("cores", wanted->cores, 1, CP_HOST_CORES));
+    CP_TRY(cp_command_ranks(&calibration->ranks, 1));
+    CP_TRY(
+        cp_option_range("rounds", calibration->rounds, 1, CP_CALIBRATE_ROUNDS));
+    CP_TRY(cp_option_range("cores", calibration->cores, 1, CP_HOST_CORES));
     for (int n = 0; n < 3; n++)
         if (lists[n].sizes->count == 0)
             CP_TRY(cp_counts_parse(lists[n].name, lists[n].otherwise,
                                    lists[n].sizes));
-    CP_TRY(cp_command_heads(&run->heads, false, &wanted->shape));
-    CP_TRY(cp_calibration_check(wanted));
+    CP_TRY(cp_command_heads(&run->heads, false, &calibration->shape));
+    CP_TRY(cp_calibration_check(calibration));
     return cp_command_backend(run->on, run->timeout, &run->backend);
 }
 
 /* Write the description below a header that says how it was measured. */
 static cp_status description_write(void *context, FILE *out) {
     const calibrate_run *run = context;
-    const cp_calibration *wanted = &run->wanted;
+    const cp_calibration *calibration = &run->calibration;
     cp_host_sign(out);
     fprintf(out, "# longring calibrate, %ld rank%s on %s, heads %ld,%ld,%ld\n",
-            wanted->ranks, cp_plural(wanted->ranks), run->backend->name,
-            wanted->shape.query_heads, wanted->shape.kv_heads,
-            wanted->shape.head_dim);
+            calibration->ranks, cp_plural(calibration->ranks),
+            run->backend->name, calibration->shape.query_heads,
+            calibration->shape.kv_heads, calibration->shape.head_dim);
     fprintf(out, "# BLIS kernel: %s\n", cp_command_kernel());
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
@@ -86,35 +87,36 @@ static cp_status calibrate_work(void *context) {
     run->progress = (cp_progress){.shown = isatty(STDERR_FILENO) &&
                                            cp_process_group_leads(),
                                   .doing = "measuring"};
-    run->wanted.between = round_end;
-    run->wanted.context = run;
+    run->calibration.between = round_end;
+    run->calibration.context = run;
     cp_progress_show(&run->progress, 0, 1);
-    const cp_status measured = cp_meter_calibrate(run->backend, &run->wanted);
+    const cp_status measured =
+        cp_meter_calibrate(run->backend, &run->calibration);
     cp_progress_end(&run->progress);
     CP_TRY(measured);
     CP_TRY(cp_page_make(description_write, run, &text));
     cp_status status = cp_hardware_read("what was measured", text, &again);
     if (status == CP_OK)
-        status = cp_page_keep(run->out, text);
+        status = cp_page_write(run->out, text);
     free(text);
     return status;
 }
 
 int cp_command_calibrate(int count, char *const *arguments) {
     const bool joined = cp_process_group_own()->broadcast != NULL;
-    calibrate_run run = {.wanted = {.shape = {9, 3, 64},
-                                    .hardware = &run.hardware,
-                                    .ranks = -1,
-                                    .cores = joined
-                                                 ? sysconf(_SC_NPROCESSORS_ONLN)
-                                                 : cp_host_cores(),
-                                    .rounds = 5},
-                         .name = "here",
-                         .timeout = CP_COMMAND_TIMEOUT};
+    calibrate_run run = {
+        .calibration = {.shape = {9, 3, 64},
+                        .hardware = &run.hardware,
+                        .ranks = -1,
+                        .cores = joined ? sysconf(_SC_NPROCESSORS_ONLN)
+                                        : cp_host_cores(),
+                        .rounds = 5},
+        .name = "here",
+        .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
         {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
          "where the ranks run (default threads)"},
-        {"ranks", CP_COUNT, &run.wanted.ranks, "N",
+        {"ranks", CP_COUNT, &run.calibration.ranks, "N",
          "how many ranks work at the same time (default 4)"},
         {"out", CP_OUTPUT, &run.out, "FILE",
          "where the description goes (default: standard output)"},
@@ -122,15 +124,15 @@ int cp_command_calibrate(int count, char *const *arguments) {
          "name of the machine (default here)"},
         {"heads", CP_COUNTS, &run.heads, "H,KV,D",
          "query heads, key and value heads, head dimension (default 9,3,64)"},
-        {"rows", CP_COUNTS, &run.wanted.rows, "R,R,...",
+        {"rows", CP_COUNTS, &run.calibration.rows, "R,R,...",
          "queries of a block (default 1,4,8,16,64,256,1024)"},
-        {"keys", CP_COUNTS, &run.wanted.keys, "K,K,...",
+        {"keys", CP_COUNTS, &run.calibration.keys, "K,K,...",
          "keys of a block (default 64,256,1024,4096,16Ki)"},
-        {"bytes", CP_COUNTS, &run.wanted.bytes, "B,B,...",
+        {"bytes", CP_COUNTS, &run.calibration.bytes, "B,B,...",
          "sizes of messages (default 64,16Ki,128Ki,1Mi,8Mi)"},
-        {"cores", CP_COUNT, &run.wanted.cores, "N",
+        {"cores", CP_COUNT, &run.calibration.cores, "N",
          "cores that the ranks share (default: all of this machine)"},
-        {"rounds", CP_COUNT, &run.wanted.rounds, "N",
+        {"rounds", CP_COUNT, &run.calibration.rounds, "N",
          "rounds, in each of which everything is measured in turn (default 5)"},
         {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
          "how long a process waits for another (default 60)"},

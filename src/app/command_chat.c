@@ -15,7 +15,7 @@
 
 typedef struct {
     const char *file, *trace, *batch, *load, *save, *system, *date;
-    cp_words asks;
+    cp_words questions;
     int64_t capacity, rows, seed;
     double temperature;
     cp_command_ring ring;
@@ -51,9 +51,9 @@ static cp_status date_set(const char *date, struct tm *now) {
         return cp_process_group_broadcast(CP_OK, now, sizeof(*now), NULL, NULL);
     }
     const char *end = strptime(date, "%Y-%m-%d", now);
-    const struct tm wanted = *now;
+    const struct tm day = *now;
     if (end != NULL && *end == '\0' && timegm(now) != -1 &&
-        now->tm_mday == wanted.tm_mday)
+        now->tm_mday == day.tm_mday)
         return CP_OK;
     return cp_refuse("--date %s: not a day; expected YYYY-MM-DD", date);
 }
@@ -64,7 +64,7 @@ static cp_status chat_check(void *context) {
     struct tm now;
     if (run->date != NULL)
         CP_TRY(date_set(run->date, &now));
-    if (run->batch != NULL && run->asks.count > 0)
+    if (run->batch != NULL && run->questions.count > 0)
         return cp_refuse("--batch and --ask exclude each other");
     if (run->load != NULL && run->system != NULL)
         return cp_refuse("--load and --system exclude each other: a saved "
@@ -72,11 +72,11 @@ static cp_status chat_check(void *context) {
     if (run->batch != NULL && (run->load != NULL || run->save != NULL))
         return cp_refuse("--batch excludes --save and --load, which take only "
                          "one conversation");
-    if (run->load != NULL && run->chat.transcript.keeps)
+    if (run->load != NULL && run->chat.transcript.keeps_all)
         return cp_refuse("--compare and --load exclude each other: a loaded "
                          "conversation cannot be repeated");
-    for (int64_t i = 0; i < run->asks.count; i++)
-        if (cp_is_blank(run->asks.items[i]))
+    for (int64_t i = 0; i < run->questions.count; i++)
+        if (cp_is_blank(run->questions.items[i]))
             return cp_refuse("--ask: question %ld is empty", i + 1);
     if (run->chat.draft > CP_DRAFT_MOST)
         return cp_refuse("--draft %ld: expected at most %d tokens",
@@ -86,7 +86,7 @@ static cp_status chat_check(void *context) {
                          run->chat.most);
     if (run->rows != 0)
         CP_TRY(cp_option_range("rows", run->rows, 64, INT32_MAX));
-    if (run->chat.transcript.keeps && ring->tensor > 1)
+    if (run->chat.transcript.keeps_all && ring->tensor > 1)
         return cp_refuse("--compare has no meaning with --tensor %ld: one rank "
                          "cannot run alone to compare with",
                          ring->tensor);
@@ -99,21 +99,21 @@ static cp_status chat_check(void *context) {
 static cp_status batch_open(chat_run *run) {
     int64_t bytes;
     CP_TRY(cp_file_read(run->batch, &run->batch_text, &bytes));
-    char *rest = run->batch_text;
-    if ((int64_t)strlen(rest) < bytes)
+    char *cursor = run->batch_text;
+    if ((int64_t)strlen(cursor) < bytes)
         return cp_refuse("%s: byte %ld is zero; questions are text", run->batch,
-                         strlen(rest) + 1);
-    while (rest != NULL && *rest != '\0') {
-        char *line = strsep(&rest, "\n");
+                         strlen(cursor) + 1);
+    while (cursor != NULL && *cursor != '\0') {
+        char *line = strsep(&cursor, "\n");
         line[strcspn(line, "\r")] = '\0';
         if (cp_is_blank(line))
             return cp_refuse("%s: line %ld is empty", run->batch,
-                             (run->asks.count + 1));
-        CP_TRY(cp_words_append(&run->asks, line));
+                             (run->questions.count + 1));
+        CP_TRY(cp_words_append(&run->questions, line));
     }
-    if (run->asks.count == 0)
+    if (run->questions.count == 0)
         return cp_refuse("%s: 0 questions", run->batch);
-    run->chat.sequences = run->asks.count;
+    run->chat.sequences = run->questions.count;
     return CP_OK;
 }
 
@@ -127,7 +127,7 @@ static cp_status session_open(chat_run *run, int64_t ranks,
         .cores = (int)run->ring.cores,
         .sequences = chat->sequences,
         .capacity = run->capacity,
-        .rows = chat->transcript.keeps && chat->transcript.count > 0
+        .rows = chat->transcript.keeps_all && chat->transcript.count > 0
                     ? 0
                     : run->rows,
         .variant = ranks > 1 ? variant : CP_AUTO,
@@ -161,7 +161,7 @@ static cp_status load_instead(chat_run *run, const char *path) {
     cp_session *before = run->chat.session;
     run->chat.session = NULL;
     cp_status status =
-        run->chat.transcript.keeps
+        run->chat.transcript.keeps_all
             ? cp_refuse("/load: not with --compare, which cannot repeat a "
                         "loaded conversation")
             : session_open(run, run->ring.ranks, run->ring.variant);
@@ -219,20 +219,20 @@ static cp_status run_open(chat_run *run) {
 }
 
 /* Ask one question after the other, or each in its own conversation. */
-static cp_status asks_answer(chat_run *run) {
+static cp_status questions_answer(chat_run *run) {
     cp_chat *chat = &run->chat;
     if (!chat->live)
-        CP_TRY(cp_chat_ask(chat, run->asks.items));
-    for (int64_t i = 0; i < run->asks.count; i++) {
+        CP_TRY(cp_chat_ask(chat, run->questions.items));
+    for (int64_t i = 0; i < run->questions.count; i++) {
         printf("\n> ");
-        cp_write_wrapped(stdout, 2, 2, run->asks.items[i]);
+        cp_write_wrapped(stdout, 2, 2, run->questions.items[i]);
         putchar('\n');
         CP_TRY(cp_output_flush());
         if (!chat->live)
             cp_chat_show(chat, i);
         else
-            CP_TRY(cp_chat_ask(chat, &run->asks.items[i]));
-        if (chat->live || i + 1 == run->asks.count)
+            CP_TRY(cp_chat_ask(chat, &run->questions.items[i]));
+        if (chat->live || i + 1 == run->questions.count)
             cp_chat_cost_page(chat);
     }
     return CP_OK;
@@ -296,7 +296,7 @@ static cp_status document_set(chat_run *run, const char *path) {
 }
 
 static cp_status conversation_clear(chat_run *run) {
-    if (run->chat.transcript.keeps)
+    if (run->chat.transcript.keeps_all)
         return cp_refuse(
             "/clear: not with --compare, which repeats one whole conversation");
     CP_TRY(cp_chat_clear(&run->chat));
@@ -356,9 +356,9 @@ static ssize_t plain_read(bool prompts, input_line *line) {
     return getline(&line->text, &line->size, stdin);
 }
 
-/* The reporting process reads the next line for all processes; *more becomes
- * false at the end of the input. Fails if the line cannot be shared. */
-static cp_status line_read(chat_run *run, input_line *line, bool *more) {
+/* The reporting process reads the next line for all processes; *has_line
+ * becomes false at the end of the input. Fails if the line cannot be shared. */
+static cp_status line_read(chat_run *run, input_line *line, bool *has_line) {
     const bool prompts = run->prompts;
     ssize_t read = -1;
     cp_status status, shared;
@@ -380,14 +380,15 @@ static cp_status line_read(chat_run *run, input_line *line, bool *more) {
         if (prompts)
             fputs("\n(Ctrl-C again, or /quit, quits)", stdout);
     }
-    *more = read >= 0;
+    *has_line = read >= 0;
     line->length = cp_max(read, 0);
     while (line->length > 0 && (line->text[line->length - 1] == '\n' ||
                                 line->text[line->length - 1] == '\r'))
         line->text[--line->length] = '\0';
     do
-        shared = cp_process_group_broadcast(
-            status, more, sizeof(*more), (void **)&line->text, &line->length);
+        shared =
+            cp_process_group_broadcast(status, has_line, sizeof(*has_line),
+                                       (void **)&line->text, &line->length);
     while (shared != CP_OK && cp_chat_recover(&run->chat, &shared));
     return shared;
 }
@@ -450,25 +451,25 @@ static cp_status line_take(chat_run *run, int64_t n, const input_line *line) {
 
 static cp_status converse(chat_run *run) {
     input_line line = {0};
-    cp_status status, told = CP_OK;
+    cp_status status, failure = CP_OK;
     run->chat.interruptible = true;
     for (int64_t n = 1;; n++) {
-        bool more = false;
+        bool has_line = false;
         status = cp_output_flush();
         if (status == CP_OK)
-            status = line_read(run, &line, &more);
-        if (status != CP_OK || !more || strcmp(line.text, "/quit") == 0)
+            status = line_read(run, &line, &has_line);
+        if (status != CP_OK || !has_line || strcmp(line.text, "/quit") == 0)
             break;
         if (line.length == (int64_t)strspn(line.text, " \t"))
             continue;
         const cp_status answered = line_take(run, n, &line);
-        told = told == CP_OK ? answered : told;
+        failure = failure == CP_OK ? answered : failure;
     }
     if (run->prompts && (feof(stdin) || run->edits))
         putchar('\n');
     free(line.text);
     CP_TRY(cp_output_flush());
-    return told == CP_OK ? status : cp_fail(told, "%s", "");
+    return failure == CP_OK ? status : cp_fail(failure, "%s", "");
 }
 
 /* Make all calls again, over this many ranks, by that variant. */
@@ -571,7 +572,7 @@ static cp_status tail_show(chat_run *run) {
         printf("\nTrace: %s (ui.perfetto.dev shows it)\n", run->trace);
         cp_command_lost(lost);
     }
-    if (run->chat.transcript.keeps)
+    if (run->chat.transcript.keeps_all)
         CP_TRY(compare(run));
     if (getrusage(RUSAGE_SELF, &usage) == 0)
         printf("\nPeak memory %s MB.\n",
@@ -582,7 +583,7 @@ static cp_status tail_show(chat_run *run) {
 static cp_status chat_work(void *context) {
     chat_run *run = context;
     cp_chat *chat = &run->chat;
-    const bool given = run->asks.count > 0 || run->batch != NULL;
+    const bool given = run->questions.count > 0 || run->batch != NULL;
     if (run->batch == NULL)
         chat->budget = 0; /* no answer waits for it */
     const bool terminal = isatty(STDOUT_FILENO);
@@ -603,7 +604,7 @@ static cp_status chat_work(void *context) {
     CP_TRY(head_show(run));
     if (run->load != NULL)
         CP_TRY(load(run, run->load));
-    CP_TRY(given ? asks_answer(run) : converse(run));
+    CP_TRY(given ? questions_answer(run) : converse(run));
     return tail_show(run);
 }
 
@@ -619,7 +620,7 @@ int cp_command_chat(int count, char *const *arguments) {
         {"file", CP_INPUT, &run.file, "TEXT",
          "a document to put before the first question; its bytes are unchanged "
          "(CRs, too), except that a byte order mark is left out"},
-        {"ask", CP_WORDS, &run.asks, "QUESTION",
+        {"ask", CP_WORDS, &run.questions, "QUESTION",
          "ask this; repeat it for several turns"},
         {"batch", CP_INPUT, &run.batch, "FILE",
          "one question per line, each its own conversation, decoded together"},
@@ -631,7 +632,7 @@ int cp_command_chat(int count, char *const *arguments) {
          "continue a saved conversation, over any number of ranks"},
         {"save", CP_OUTPUT, &run.save, "FILE",
          "afterwards save the conversation to a file"},
-        {"compare", CP_FLAG, &run.chat.transcript.keeps, NULL,
+        {"compare", CP_FLAG, &run.chat.transcript.keeps_all, NULL,
          "afterwards repeat all on one rank, and report whether every token "
          "agrees; with variant auto, also by both rings, for the regret"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

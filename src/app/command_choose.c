@@ -16,7 +16,7 @@ typedef struct {
     /* Derived from the options. */
     cp_setting setting;
     cp_load load;
-    cp_verdict says[CP_RULES];
+    cp_verdict verdicts[CP_RULES];
     int64_t turns[CP_RULES]; /* new tokens of one sequence: pass-KV from here */
     cp_forecast pass_kv, pass_q, alone;
     int64_t together; /* the shortest prompt that the ring reads faster */
@@ -63,16 +63,16 @@ static cp_status choose_check(void *context) {
 }
 
 /* The empirical rule does not cover batches. */
-static bool is_asked(const choose_run *run, const cp_rule *rule) {
+static bool rule_applies(const choose_run *run, const cp_rule *rule) {
     return run->load.sequences == 1 || rule->kind != CP_RULE_EMPIRICAL;
 }
 
 static cp_status rules_ask(choose_run *run) {
     for (int r = 0; r < CP_RULES; r++) {
         const cp_rule *rule = &cp_rules[r];
-        if (!is_asked(run, rule))
+        if (!rule_applies(run, rule))
             continue;
-        CP_TRY(cp_rule_ask(rule, &run->setting, &run->load, &run->says[r]));
+        CP_TRY(cp_rule_ask(rule, &run->setting, &run->load, &run->verdicts[r]));
         if (run->load.sequences == 1)
             CP_TRY(cp_rule_least(rule, &run->setting, (int64_t)run->load.keys,
                                  &run->turns[r]));
@@ -138,10 +138,10 @@ static void thresholds_print(const cp_setting *setting) {
 
 /* One line: a rule, its choice, where that changes (for one sequence), and
  * why. */
-static void row_print(bool single, const char *name, cp_variant says,
+static void row_print(bool single, const char *name, cp_variant variant,
                       const char *turns, const char *because) {
     const int column = single ? 46 : 32;
-    printf("  %-19s %-7s", name, cp_variant_name(says));
+    printf("  %-19s %-7s", name, cp_variant_name(variant));
     if (single)
         printf(" %13s", turns);
     printf("   ");
@@ -155,12 +155,12 @@ static void verdicts_print(const choose_run *run) {
     printf("\n  rule                says    %s   because\n",
            single ? "   turns at T" : "");
     for (int r = 0; r < CP_RULES; r++)
-        if (is_asked(run, &cp_rules[r]))
-            row_print(single, cp_rules[r].name, run->says[r].variant,
+        if (rule_applies(run, &cp_rules[r]))
+            row_print(single, cp_rules[r].name, run->verdicts[r].variant,
                       run->turns[r] > run->load.keys
                           ? "never"
                           : cp_group(run->turns[r]).text,
-                      run->says[r].because);
+                      run->verdicts[r].because);
     const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
     snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", kv, q);
     row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
@@ -181,7 +181,7 @@ static void csv_print(const choose_run *run) {
     printf("rule,variant,tie,turns_at,context\n");
     for (int r = 0; r < CP_RULES; r++)
         printf("%s,%s,%d,%ld,%ld\n", cp_rules[r].name,
-               cp_variant_name(run->says[r].variant), run->says[r].tie,
+               cp_variant_name(run->verdicts[r].variant), run->verdicts[r].tie,
                run->turns[r], (int64_t)run->load.keys);
 }
 

@@ -18,13 +18,14 @@ typedef struct {
     int32_t *words; /* the ids, in the same memory */
     cp_turn *turns; /* of --history */
     int64_t turn_count;
-    cp_counts wanted; /* no items: the last ones */
+    cp_counts requested_rows; /* no items: the last ones */
     cp_opened opened;
     int64_t vocabulary;
     cp_session *session;
-    float *rows, *kept; /* a few rows of logits; the requested ones */
-    double sum;         /* negative log-likelihoods */
-    int32_t next;       /* likeliest id after the last one */
+    float *rows,
+        *requested_logits; /* a few rows of logits; the requested ones */
+    double sum;            /* negative log-likelihoods */
+    int32_t next;          /* likeliest id after the last one */
     cp_progress progress;
 } logits_run;
 
@@ -38,7 +39,8 @@ static cp_status logits_check(void *context) {
                                 &run->turn_count));
     if (strcmp(run->positions, "last") != 0 &&
         strcmp(run->positions, "all") != 0)
-        CP_TRY(cp_counts_parse("positions", run->positions, &run->wanted));
+        CP_TRY(
+            cp_counts_parse("positions", run->positions, &run->requested_rows));
     return cp_command_ring_check(&run->ring);
 }
 
@@ -57,12 +59,13 @@ static cp_status ids_load(logits_run *run) {
     if (run->history != NULL && walked != run->ids.count)
         return cp_refuse("--history %s: %ld tokens; %s has %ld", run->history,
                          walked, run->tokens, run->ids.count);
-    for (int64_t i = 0; i < run->wanted.count; i++)
-        if (run->wanted.items[i] >= run->ids.count)
+    for (int64_t i = 0; i < run->requested_rows.count; i++)
+        if (run->requested_rows.items[i] >= run->ids.count)
             return cp_refuse("--positions %ld: %s has %ld tokens, from 0",
-                             run->wanted.items[i], run->tokens, run->ids.count);
-    if (run->wanted.items == NULL)
-        run->wanted.count =
+                             run->requested_rows.items[i], run->tokens,
+                             run->ids.count);
+    if (run->requested_rows.items == NULL)
+        run->requested_rows.count =
             strcmp(run->positions, "all") == 0 ? run->ids.count : 1;
     return CP_OK;
 }
@@ -101,7 +104,8 @@ static cp_status session_open(logits_run *run) {
     CP_TRY(cp_allocate(&run->rows, ROWS_AT_ONCE, row, "logits"));
     return run->out == NULL
                ? CP_OK
-               : cp_allocate(&run->kept, run->wanted.count, row, "logits");
+               : cp_allocate(&run->requested_logits, run->requested_rows.count,
+                             row, "logits");
 }
 
 static double surprise(const float *logits, int64_t count, int32_t id) {
@@ -114,15 +118,17 @@ static double surprise(const float *logits, int64_t count, int32_t id) {
 }
 
 static void row_take(logits_run *run, int64_t position, const float *row) {
-    const int64_t vocabulary = run->vocabulary, *named = run->wanted.items;
-    const int64_t first = run->ids.count - run->wanted.count;
+    const int64_t vocabulary = run->vocabulary,
+                  *named = run->requested_rows.items;
+    const int64_t first = run->ids.count - run->requested_rows.count;
     if (position + 1 < run->ids.count)
         run->sum += surprise(row, vocabulary, run->words[position + 1]);
     else
         run->next = cp_sample_greedy(row, vocabulary);
-    for (int64_t i = 0; run->kept != NULL && i < run->wanted.count; i++)
+    for (int64_t i = 0;
+         run->requested_logits != NULL && i < run->requested_rows.count; i++)
         if ((named != NULL ? named[i] : first + i) == position)
-            memcpy(run->kept + i * vocabulary, row,
+            memcpy(run->requested_logits + i * vocabulary, row,
                    (size_t)vocabulary * sizeof(float));
 }
 
@@ -185,10 +191,11 @@ static cp_status logits_work(void *context) {
         CP_TRY(turn_walk(run, (cp_turn){false, run->ids.count}, 0));
     for (int64_t i = 0; i < run->turn_count; first += run->turns[i++].tokens)
         CP_TRY(turn_walk(run, run->turns[i], first));
-    const int64_t shape[2] = {run->wanted.count, run->vocabulary};
+    const int64_t shape[2] = {run->requested_rows.count, run->vocabulary};
     const bool silent = cp_is_output(run->out);
     if (run->out != NULL && cp_process_group_leads())
-        CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape, run->kept));
+        CP_TRY(cp_npy_write(run->out, CP_NPY_FLOAT32, 2, shape,
+                            run->requested_logits));
     if (silent)
         return CP_OK;
     if (run->ids.count > 1)
@@ -227,8 +234,8 @@ int cp_command_logits(int count, char *const *arguments) {
     cp_opened_close(&run.opened);
     cp_npy_free(&run.ids);
     free(run.rows);
-    free(run.kept);
+    free(run.requested_logits);
     free(run.turns);
-    free(run.wanted.items);
+    free(run.requested_rows.items);
     return result;
 }

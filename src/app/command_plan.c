@@ -112,9 +112,9 @@ static cp_status cache_fill(plan_run *run) {
 static cp_status plan_spoil(const plan_run *run) {
     cp_program *program = run->plan->programs;
     unsigned rank = 0, n;
-    char more;
+    char suffix;
     if (run->drop != NULL &&
-        (sscanf(run->drop, "%u:%u%c", &rank, &n, &more) != 2 ||
+        (sscanf(run->drop, "%u:%u%c", &rank, &n, &suffix) != 2 ||
          rank >= run->ranks || n >= program[rank].count))
         return cp_refuse("--drop %s: no such operation (--draw csv lists them)",
                          run->drop);
@@ -471,7 +471,7 @@ static cp_status plan_work(void *context) {
     plan_run *run = context;
     CP_TRY(plan_build(run));
     CP_TRY(cp_page_make(plan_write, run, &run->page));
-    return cp_page_keep(run->out, run->page);
+    return cp_page_write(run->out, run->page);
 }
 
 int cp_command_plan(int count, char *const *arguments) {

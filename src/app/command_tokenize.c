@@ -31,9 +31,9 @@ static cp_status text_to_ids(tokenize_run *run) {
 
 static cp_status ids_read(tokenize_run *run) {
     static const char *const space = " \t\r\n";
-    char *rest = run->text, *end;
-    for (char *word = strtok_r(rest, space, &rest); word != NULL;
-         word = strtok_r(rest, space, &rest)) {
+    char *cursor = run->text, *end;
+    for (char *word = strtok_r(cursor, space, &cursor); word != NULL;
+         word = strtok_r(cursor, space, &cursor)) {
         errno = 0;
         const long id = strtol(word, &end, 10);
         if (*end != '\0' || errno != 0 || id < 0 || id > INT32_MAX)

@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     const cp_device_runner *runner;
-    const cp_calibration *wanted;
+    const cp_calibration *calibration;
     const cp_timed_work *timed; /* the current case */
     cp_numbers numbers;
     cp_element element;
@@ -45,25 +45,26 @@ typedef struct {
 } device_timing;
 
 static cp_status choose_kernel(device_timing *timing, int64_t rows) {
-    return cp_cuda(cp_device_choose(&timing->wanted->shape, timing->element,
-                                    rows, &timing->kernel),
+    return cp_cuda(cp_device_choose(&timing->calibration->shape,
+                                    timing->element, rows, &timing->kernel),
                    "choosing a kernel");
 }
 
 /* The lists have at most one tile for each query. */
 static cp_status measure_memory(device_timing *timing) {
-    const cp_calibration *wanted = timing->wanted;
-    const cp_shape *shape = &wanted->shape;
-    const int64_t rows = cp_largest(&wanted->rows);
-    const int64_t keys = cp_largest(&wanted->keys);
+    const cp_calibration *calibration = timing->calibration;
+    const cp_shape *shape = &calibration->shape;
+    const int64_t rows = cp_largest(&calibration->rows);
+    const int64_t keys = cp_largest(&calibration->keys);
     const int64_t wider = CP_CALIBRATE_WIDER * timing->width;
     const int64_t element = cp_element_bytes(timing->element);
     int64_t left = 0; /* rows of partials, over all splits */
-    for (int64_t n = 0; n < wanted->rows.count; n++) {
-        const int64_t some = wanted->rows.items[n];
-        CP_TRY(choose_kernel(timing, some));
-        left = cp_max(left, some * cp_device_most_splits(timing->kernel, shape,
-                                                         timing->blocks, some));
+    for (int64_t n = 0; n < calibration->rows.count; n++) {
+        const int64_t row_count = calibration->rows.items[n];
+        CP_TRY(choose_kernel(timing, row_count));
+        left = cp_max(
+            left, row_count * cp_device_most_splits(timing->kernel, shape,
+                                                    timing->blocks, row_count));
     }
     timing->bytes[QUERIES] = rows * timing->width * element;
     timing->bytes[KEYS] = keys * shape->kv_heads * shape->head_dim * element;
@@ -71,7 +72,7 @@ static cp_status measure_memory(device_timing *timing) {
     timing->bytes[WEIGHTS] =
         wider * timing->width * cp_number_bytes(timing->numbers);
     timing->bytes[SCALES] = cp_max(rows, wider) * 4;
-    timing->bytes[FROM] = cp_largest(&wanted->bytes) + wanted->ranks;
+    timing->bytes[FROM] = cp_largest(&calibration->bytes) + calibration->ranks;
     timing->bytes[TO] = timing->bytes[FROM];
     timing->bytes[LISTS] =
         (int64_t)sizeof(timing_lists) + rows * (int64_t)sizeof(cp_piece);
@@ -137,7 +138,7 @@ static cp_status send_lists(const device_timing *timing) {
     const int64_t rows = timing->timed->rows, keys = timing->timed->keys;
     const cp_piece all = {{0, keys, rows, 1}, 0};
     const int64_t longest =
-        cp_device_query_tile(timing->kernel, &timing->wanted->shape);
+        cp_device_query_tile(timing->kernel, &timing->calibration->shape);
     timing_lists *lists = timing->lists;
     if (keys == 0)
         return CP_OK;
@@ -155,14 +156,14 @@ static cp_status send_lists(const device_timing *timing) {
 static cp_status attend(const device_timing *timing,
                         const device_workspace *space) {
     const cp_timed_work *timed = timing->timed;
-    const cp_shape *shape = &timing->wanted->shape;
-    const timing_lists *there = (const timing_lists *)space->memory[LISTS];
+    const cp_shape *shape = &timing->calibration->shape;
+    const timing_lists *lists = (const timing_lists *)space->memory[LISTS];
     cp_device_attention call = {
         .kernel = timing->kernel,
         .shape = *shape,
         .element = timing->element,
-        .queries_of = {there->tiles, &there->count, timing->lists->count},
-        .keys_of = {&there->keys, there->first, 1, timed->keys},
+        .queries_of = {lists->tiles, &lists->count, timing->lists->count},
+        .keys_of = {&lists->keys, lists->first, 1, timed->keys},
         .queries = space->memory[QUERIES],
         .keys = space->memory[KEYS],
         .values = space->memory[VALUES],
@@ -202,7 +203,7 @@ static cp_status multiply(const device_timing *timing,
  * buffer into part n of the other. */
 static cp_status trade(const device_timing *timing, int rank) {
     const cp_timed_work *timed = timing->timed;
-    const int ranks = (int)timing->wanted->ranks;
+    const int ranks = (int)timing->calibration->ranks;
     const int count = timed->kind == CP_TIME_ALL_TO_ALL ? ranks - 1 : 1;
     const int64_t each = cp_ceil_divide(timed->bytes, count);
     const cp_link *link = timing->runner->link;
@@ -270,7 +271,7 @@ static cp_status enqueue(const device_timing *timing, int64_t times) {
     return CP_OK;
 }
 
-static cudaError_t ask_event(const void *event) {
+static cudaError_t query_event(const void *event) {
     return cudaEventQuery(*(const cudaEvent_t *)event);
 }
 
@@ -282,8 +283,8 @@ static cp_status await_all(const device_timing *timing, double *times) {
         const device_workspace *space = &timing->workspaces[r];
         float milliseconds = 0;
         bool late;
-        CP_TRY(cp_await(ask_event, &space->over, timing->runner->link, timeout,
-                        &late));
+        CP_TRY(cp_await(query_event, &space->over, timing->runner->link,
+                        timeout, &late));
         if (late)
             return cp_fail(CP_BROKEN,
                            "calibration: a case timed out after %g s", timeout);
@@ -305,7 +306,7 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     const cp_process_group *group = timing->runner->group;
     const cp_link *link = timing->runner->link;
     const double work =
-        cp_calibration_work(timing->wanted, timed->rows, timed->keys);
+        cp_calibration_work(timing->calibration, timed->rows, timed->keys);
     const double guess = 1e-5 + (double)timed->bytes / 1e11 + work / 1e13;
     const int64_t often = (int64_t)fmin(fmax(0.002 / guess, 1), 16);
     double times[CP_CALIBRATE_RANKS];
@@ -321,29 +322,29 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     CP_TRY(cp_agree_to_start(group, status));
     if (group != NULL)
         CP_TRY(group->all_gather(times, sizeof(double)));
-    for (int r = 0; r < timing->wanted->ranks; r++)
+    for (int r = 0; r < timing->calibration->ranks; r++)
         *seconds = fmax(*seconds, times[r] / (double)often);
     return CP_OK;
 }
 
 cp_status cp_device_calibrate(const cp_device_runner *runner,
                               cp_numbers numbers,
-                              const cp_calibration *wanted) {
+                              const cp_calibration *calibration) {
     const bool shared = runner->only == CP_NO_RANK;
     device_timing timing = {
         .runner = runner,
-        .wanted = wanted,
+        .calibration = calibration,
         .numbers = numbers,
         .element = numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16,
-        .width = cp_calibration_width(wanted),
+        .width = cp_calibration_width(calibration),
         .first = shared ? 0 : runner->only,
-        .end = shared ? (int)wanted->ranks : runner->only + 1};
+        .end = shared ? (int)calibration->ranks : runner->only + 1};
     /* Ranks that share a GPU share one core. */
     cp_timing_backend timed = {
         .time = time_work,
         .context = &timing,
         .cores = shared ? 1 : 0,
-        .speed = shared ? 1.0 / (double)wanted->ranks : 1,
+        .speed = shared ? 1.0 / (double)calibration->ranks : 1,
         .element_bytes = cp_element_bytes(timing.element)};
     size_t left = 0, total = 0;
     int devices;
@@ -358,7 +359,7 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
         status = workspace_set(&timing, &timing.workspaces[r]);
     status = cp_agree_to_start(runner->group, status);
     if (status == CP_OK)
-        status = cp_calibrate(&timed, wanted);
+        status = cp_calibrate(&timed, calibration);
     for (int r = timing.first; r < timing.end; r++)
         workspace_clear(&timing.workspaces[r]);
     free(timing.lists);
@@ -366,10 +367,11 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
 }
 
 cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *wanted) {
+                            const cp_calibration *calibration) {
     const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
                                : backend == &cp_backend_cuda_fp8
                                    ? CP_NUMBERS_F8
                                    : CP_NUMBERS_BF16;
-    return cp_device_calibrate(cp_cuda_runner(wanted->ranks), numbers, wanted);
+    return cp_device_calibrate(cp_cuda_runner(calibration->ranks), numbers,
+                               calibration);
 }

@@ -8,14 +8,15 @@
 #include "cuda/model/device_engine.h"
 #include "cuda/kernels/multiply.h"
 
-/* Measure the ranks on GPUs at place, with matrices of these numbers; keys and
- * values are fp32 with fp32 matrices, and bf16 otherwise. Fills in the
- * description of wanted, which must have been checked. Every process of the
- * group calls it with the same arguments. Fails with CP_MEMORY, naming the
+/* Measure the ranks on a runner's GPUs, with matrices of these numbers; keys
+ * and values are fp32 with fp32 matrices, and bf16 otherwise. Fills in the
+ * description of calibration, which must have been checked. Every process of
+ * the group calls it with the same arguments. Fails with CP_MEMORY, naming the
  * bytes; with CP_INVALID if such matrices cannot be multiplied; and with
  * CP_BROKEN as CUDA and the link do. */
 cp_status cp_device_calibrate(const cp_device_runner *runner,
-                              cp_numbers numbers, const cp_calibration *wanted);
+                              cp_numbers numbers,
+                              const cp_calibration *calibration);
 
 /* Fill device memory with numbers of both signs, valid in any format: a GPU
  * that multiplies zeros runs cooler, and so faster. */

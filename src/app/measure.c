@@ -39,16 +39,17 @@ static cp_spread spread_of(int rounds, const double *values,
     return (cp_spread){median, sorted[0], sorted[rounds - 1]};
 }
 
-void cp_measure_report(const cp_bench *bench, const cp_bench_case *ours,
+void cp_measure_report(const cp_bench *bench, const cp_bench_case *bench_case,
                        const cp_bench_case *base) {
-    const double rate = spread_of(bench->rounds, ours->rates, NULL).median;
+    const double rate =
+        spread_of(bench->rounds, bench_case->rates, NULL).median;
     cp_bench_row row = {
-        .value = rate / ours->scale, .unit = ours->unit, .of = ""};
-    memcpy(row.what, ours->what, sizeof(row.what));
+        .value = rate / bench_case->scale, .unit = bench_case->unit, .of = ""};
+    memcpy(row.what, bench_case->what, sizeof(row.what));
     if (base != NULL) {
         row.of = base->what;
-        row.milliseconds = 1e3 * ours->work / rate;
-        row.fraction = spread_of(bench->rounds, ours->rates, base->rates);
+        row.milliseconds = 1e3 * bench_case->work / rate;
+        row.fraction = spread_of(bench->rounds, bench_case->rates, base->rates);
     }
     bench->row(bench->context, &row);
 }
@@ -106,8 +107,8 @@ static double multiply_adds_of_a_thread(double least) {
     /* Use the results, so that the loop is not optimized away. */
     for (int c = 1; c < CHAINS; c++)
         sum[0] += sum[c];
-    volatile float keep = sum[0][0];
-    (void)keep;
+    volatile float sink = sum[0][0];
+    (void)sink;
     return (double)(LANES * CHAINS * steps) / seconds;
 }
 
@@ -154,8 +155,8 @@ static cp_status read_run(void *context, double *seconds) {
     reduction(+ : total)
     for (int t = 0; t < reading->threads; t++)
         total += sum_of(reading->numbers + t * part, part);
-    volatile float keep = total;
-    (void)keep;
+    volatile float sink = total;
+    (void)sink;
     return CP_OK;
 }
 
@@ -202,12 +203,12 @@ static double busy_seconds(void) {
 
 /* What a rank measured, in seconds: core time, and time from start to end. */
 typedef struct {
-    double busy, whole;
-} sight;
+    double busy, elapsed;
+} time_sample;
 
 static cp_status rank_time(cp_comm *comm, void *context) {
     cp_common_work *common = context;
-    sight seen[CP_MEASURE_RANKS], *sample = &seen[comm->rank];
+    time_sample seen[CP_MEASURE_RANKS], *sample = &seen[comm->rank];
     if (common->prepare != NULL)
         CP_TRY(common->prepare(comm, common->context));
     CP_TRY(cp_comm_barrier(comm));
@@ -215,10 +216,10 @@ static cp_status rank_time(cp_comm *comm, void *context) {
     CP_TRY(common->work(comm, common->context));
     sample->busy = busy_seconds() - busy;
     CP_TRY(cp_comm_barrier(comm));
-    sample->whole = fmax(cp_clock() - start, 1e-9);
-    CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(sight)));
-    for (int r = 0; r < comm->ranks && comm->rank == common->teller; r++) {
-        common->seconds = fmax(common->seconds, seen[r].whole);
+    sample->elapsed = fmax(cp_clock() - start, 1e-9);
+    CP_TRY(cp_comm_all_gather_in_place(comm, seen, sizeof(time_sample)));
+    for (int r = 0; r < comm->ranks && comm->rank == common->reporter; r++) {
+        common->seconds = fmax(common->seconds, seen[r].elapsed);
         common->busy[r] += seen[r].busy;
     }
     return CP_OK;
@@ -226,7 +227,7 @@ static cp_status rank_time(cp_comm *comm, void *context) {
 
 cp_status cp_measure_ranks(const cp_runner *runner, int ranks,
                            cp_common_work *common) {
-    common->teller = (int)cp_max(0, runner->only);
+    common->reporter = (int)cp_max(0, runner->only);
     common->seconds = 0;
     return runner->run(ranks, rank_time, common);
 }

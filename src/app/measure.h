@@ -22,9 +22,9 @@ typedef struct {
  * rounds, in each of which all run in turn. Fails as a candidate does. */
 cp_status cp_measure_rounds(int rounds, int count, cp_bench_case *entries);
 
-/* Report a row: the rates of ours, and their ratios to those of base, which may
- * be NULL. */
-void cp_measure_report(const cp_bench *bench, const cp_bench_case *ours,
+/* Report a row: the rates of bench_case, and their ratios to those of base,
+ * which may be NULL. */
+void cp_measure_report(const cp_bench *bench, const cp_bench_case *bench_case,
                        const cp_bench_case *base);
 
 /* The ceiling of multiply-adds, as a candidate; *threads must outlive it. */
@@ -65,7 +65,7 @@ typedef struct {
     void *context;
     double *busy;   /* [ranks] the core time of each rank's thread is added */
     double seconds; /* out: time of the rank that began first */
-    int teller;     /* out: the rank that measured it */
+    int reporter;   /* out: the rank that measured it */
 } cp_common_work;
 
 /* Run it; all processes get the same result. At most CP_MEASURE_RANKS ranks.

@@ -11,20 +11,20 @@
 /* Where the ranks run if the backend computes on cores; NULL for GPUs. */
 const cp_runner *cp_meter_cores(const cp_backend *backend);
 
-/* What the ranks at place share, for a calibration; its time function is not
+/* What a runner's ranks share, for a calibration; its time function is not
  * set. */
 cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
-                                     const cp_calibration *wanted);
+                                     const cp_calibration *calibration);
 
 /* Measure ranks on cores as a checked calibration asks, and fill in its
  * description. Fails as the ranks do, or with CP_MEMORY. */
 cp_status cp_calibrate_run(const cp_runner *runner,
-                           const cp_calibration *wanted);
+                           const cp_calibration *calibration);
 
 /* The same for any backend's ranks; also fails as cp_device_calibrate
  * (device_calibrate.h) does. */
 cp_status cp_meter_calibrate(const cp_backend *backend,
-                             const cp_calibration *wanted);
+                             const cp_calibration *calibration);
 
 /* Measure what bench asks for on that backend: attention and rings on cores, or
  * attention on a GPU. Fails as what is measured does, and with CP_BROKEN if a
@@ -33,7 +33,7 @@ cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench);
 
 /* The same for ranks on GPUs. */
 cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *wanted);
+                            const cp_calibration *calibration);
 cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench);
 
 #endif

@@ -37,7 +37,7 @@ static const char *with_it(int lost) {
 }
 
 /* Drop all but one of the ranks that were lost at once, the last one first. */
-static cp_status lose_more(cp_chat *chat, int *lost) {
+static cp_status drop_lost_ranks(cp_chat *chat, int *lost) {
     char line[200];
     for (int next; cp_process_group_own()->shrink(&next); *lost = next) {
         figures_drop(&chat->cost, *lost);
@@ -52,16 +52,16 @@ static cp_status lose_more(cp_chat *chat, int *lost) {
 
 static cp_status repair(cp_chat *chat, int lost) {
     cp_repair_report report;
-    const int32_t **said;
+    const int32_t **tokens;
     char line[200];
-    CP_TRY(lose_more(chat, &lost));
+    CP_TRY(drop_lost_ranks(chat, &lost));
     const int ranks = cp_process_group_own()->ranks;
-    CP_TRY(cp_allocate(&said, chat->sequences, sizeof(*said), "tokens"));
+    CP_TRY(cp_allocate(&tokens, chat->sequences, sizeof(*tokens), "tokens"));
     for (int64_t s = 0; s < chat->sequences; s++)
-        said[s] = chat->conversations[s].said.items;
+        tokens[s] = chat->conversations[s].tokens.items;
     const cp_status status =
-        cp_session_repair(chat->session, lost, said, &report);
-    free(said);
+        cp_session_repair(chat->session, lost, tokens, &report);
+    free(tokens);
     CP_TRY(status);
     snprintf(
         line, sizeof(line),

@@ -19,7 +19,7 @@ enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
 
 typedef struct {
     const cp_runner *runner;
-    const cp_calibration *wanted;
+    const cp_calibration *calibration;
     int threads;  /* threads of each rank */
     double cores; /* cores that all ranks, with a thread each, can keep busy */
     float *memory[CP_CALIBRATE_RANKS][TENSORS]; /* of this process's ranks */
@@ -42,7 +42,7 @@ static cp_status attend(const timing_case *timing_case, cp_comm *comm,
     cp_piece query = {{0, seen, rows, 1}, 0};
     cp_piece key = {{0, 0, seen, 1}, 0};
     const cp_attention call = {
-        .shape = &timing_case->wanted->shape,
+        .shape = &timing_case->calibration->shape,
         .query_pieces = &(cp_pieces){&query, 1, 1},
         .queries = memory[QUERIES],
         .key_pieces = &(cp_pieces){&key, 1, 1},
@@ -77,7 +77,7 @@ static cp_status peak(timing_case *timing_case, cp_comm *comm) {
     double seconds;
     CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        timing_case->peak = cp_calibration_work(timing_case->wanted,
+        timing_case->peak = cp_calibration_work(timing_case->calibration,
                                                 timing_case->timed->rows, 0) *
                             seconds / ceiling.work;
     return CP_OK;
@@ -135,7 +135,7 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     double best = INFINITY;
     bool alone = false;
     const double work =
-        cp_calibration_work(timing_case->wanted, timed->rows, timed->keys);
+        cp_calibration_work(timing_case->calibration, timed->rows, timed->keys);
     const double guess = 2e-6 + (double)timed->bytes / 5e9 + work / 3e10;
     timing_case->timed = timed;
     timing_case->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
@@ -143,8 +143,8 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
         double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
         cp_common_work common = {NULL, rank_main, timing_case, .busy = busy};
         CP_TRY(cp_measure_ranks(timing_case->runner,
-                                (int)timing_case->wanted->ranks, &common));
-        for (int r = 0; r < timing_case->wanted->ranks; r++)
+                                (int)timing_case->calibration->ranks, &common));
+        for (int r = 0; r < timing_case->calibration->ranks; r++)
             sum += busy[r];
         alone = sum >= 0.95 * timing_case->cores * common.seconds;
         best = fmin(best, common.seconds / (double)timing_case->times);
@@ -154,27 +154,28 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
 }
 
 static cp_status stage_set(timing_case *timing_case) {
-    const cp_calibration *wanted = timing_case->wanted;
-    const int64_t rows = cp_largest(&wanted->rows);
-    const int64_t width = cp_calibration_width(wanted);
+    const cp_calibration *calibration = timing_case->calibration;
+    const int64_t rows = cp_largest(&calibration->rows);
+    const int64_t width = cp_calibration_width(calibration);
     const int64_t wider = CP_CALIBRATE_WIDER * width, layer = width * wider;
-    const int64_t keys = cp_largest(&wanted->keys) * wanted->shape.kv_heads *
-                         wanted->shape.head_dim;
+    const int64_t keys = cp_largest(&calibration->keys) *
+                         calibration->shape.kv_heads *
+                         calibration->shape.head_dim;
     /* A buffer can be cut into parts for all other ranks of an all-to-all. */
     const int64_t buffer =
-        cp_ceil_divide(cp_largest(&wanted->bytes) + wanted->ranks, 4);
+        cp_ceil_divide(cp_largest(&calibration->bytes) + calibration->ranks, 4);
     const int64_t sizes[TENSORS] = {
         rows * width,
         keys,
         keys,
         rows * wider,
-        rows * wanted->shape.query_heads,
+        rows * calibration->shape.query_heads,
         cp_linear_scratch(rows, width, timing_case->threads),
         buffer,
         buffer};
     float *weights;
     int64_t bytes;
-    for (int r = 0; r < wanted->ranks; r++)
+    for (int r = 0; r < calibration->ranks; r++)
         if (timing_case->runner->only == CP_NO_RANK ||
             timing_case->runner->only == r)
             CP_TRY(
@@ -189,12 +190,14 @@ static cp_status stage_set(timing_case *timing_case) {
 }
 
 cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
-                                     const cp_calibration *wanted) {
-    const double ranks = (double)wanted->ranks, cores = (double)wanted->cores;
-    const int threads =
-        cp_runner_cores(runner, (int)wanted->cores, (int)wanted->ranks);
-    const bool shared = runner->local == 0 || runner->local == wanted->ranks;
-    return (cp_timing_backend){.cores = shared ? (int)wanted->cores : 0,
+                                     const cp_calibration *calibration) {
+    const double ranks = (double)calibration->ranks,
+                 cores = (double)calibration->cores;
+    const int threads = cp_runner_cores(runner, (int)calibration->cores,
+                                        (int)calibration->ranks);
+    const bool shared =
+        runner->local == 0 || runner->local == calibration->ranks;
+    return (cp_timing_backend){.cores = shared ? (int)calibration->cores : 0,
                                .speed =
                                    shared ? fmin(threads, cores / ranks) : 1,
                                .memory = (double)sysconf(_SC_PHYS_PAGES) *
@@ -203,21 +206,21 @@ cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
 }
 
 cp_status cp_calibrate_run(const cp_runner *runner,
-                           const cp_calibration *wanted) {
-    cp_timing_backend timing = cp_timing_on_cores(runner, wanted);
+                           const cp_calibration *calibration) {
+    cp_timing_backend timing = cp_timing_on_cores(runner, calibration);
     timing_case timing_case = {
         .runner = runner,
-        .wanted = wanted,
+        .calibration = calibration,
         .peak = 1,
-        .threads =
-            cp_runner_cores(runner, (int)wanted->cores, (int)wanted->ranks),
-        .cores = fmin(1, timing.speed) * (double)wanted->ranks};
+        .threads = cp_runner_cores(runner, (int)calibration->cores,
+                                   (int)calibration->ranks),
+        .cores = fmin(1, timing.speed) * (double)calibration->ranks};
     timing.time = time_work;
     timing.context = &timing_case;
     cp_status status = stage_set(&timing_case);
     if (status == CP_OK)
-        status = cp_calibrate(&timing, wanted);
-    for (int64_t r = 0; r < wanted->ranks; r++)
+        status = cp_calibrate(&timing, calibration);
+    for (int64_t r = 0; r < calibration->ranks; r++)
         free(timing_case.memory[r][0]);
     free(timing_case.tiles);
     return status;

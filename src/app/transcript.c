@@ -17,7 +17,7 @@ void cp_transcript_drop(cp_transcript *transcript) {
 cp_status cp_transcript_begin(cp_transcript *transcript, bool decode,
                               cp_transcript_call **call) {
     cp_transcript_call last = {.decode = decode};
-    if (!transcript->keeps && transcript->count > 0)
+    if (!transcript->keeps_all && transcript->count > 0)
         cp_transcript_drop(transcript);
     CP_TRY(cp_grow(&transcript->calls, &transcript->room, transcript->count + 1,
                    sizeof(cp_transcript_call), "a transcript's calls"));
@@ -77,7 +77,8 @@ cp_status cp_transcript_run(const cp_transcript *transcript,
     CP_TRY((call->decode ? cp_session_verify : cp_session_prefill)(
         session, call->lengths, call->ids.items, report));
     call->variant = report->variant;
-    return transcript->keeps ? logits_read(transcript, call, session) : CP_OK;
+    return transcript->keeps_all ? logits_read(transcript, call, session)
+                                 : CP_OK;
 }
 
 /* Draw from the logits at index read, if the transcript keeps them. */
@@ -100,11 +101,11 @@ cp_status cp_transcript_draw(const cp_transcript *transcript,
     for (int64_t i = 0; i < count; i++) {
         samplers[i] = call->read[i].sampler;
         after[i] = call->read[i].after;
-        if (transcript->keeps)
+        if (transcript->keeps_all)
             drawn[i] = draw_again(transcript, call, i);
     }
     const cp_status status =
-        transcript->keeps || count == 0
+        transcript->keeps_all || count == 0
             ? CP_OK
             : cp_session_draw(session, count, after, samplers, drawn);
     for (int64_t i = 0; i < count && status == CP_OK; i++)

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     int64_t vocabulary, sequences; /* of the sessions */
-    bool keeps; /* keeps all calls, with logits; otherwise only the
+    bool keeps_all; /* keeps all calls, with logits; otherwise only the
                             last */
     cp_transcript_call *calls; /* owned */
     int64_t count, room;
