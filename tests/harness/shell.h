@@ -32,7 +32,7 @@ int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* The test fails unless the line's exit status is 0, standard error is empty,
  * and the output contains wanted. */
-void accepted(const char *line, const char *wanted);
+void accepted(const char *line, const char *expected);
 
 /* The test fails unless the line ends with that status and prints exactly one
  * line, from the program, on standard error (or where that was redirected), and
