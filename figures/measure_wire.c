@@ -82,11 +82,11 @@ static void row(const char *name, const sent_tensors *tensors,
     free(output);
 }
 
-/* Have the model read tokens over ranks, then say what it says, or what said
- * has; returns how many of these it would have said. */
-static int speak(const cp_model *model, int ranks, cp_variant variant,
-                 cp_wire wire, const int32_t *tokens, bool first,
-                 int32_t *generated) {
+/* Have the model read tokens over ranks, then generate tokens, or feed
+ * those in generated; returns how many of these it would have generated. */
+static int generate(const cp_model *model, int ranks, cp_variant variant,
+                    cp_wire wire, const int32_t *tokens, bool first,
+                    int32_t *generated) {
     const cp_session_options options = {.ranks = ranks,
                                         .sequences = 1,
                                         .capacity = TOKENS + GENERATED,
@@ -127,8 +127,8 @@ static void rows(const char *model_name, const sent_tensors *tensors,
             row(name, tensors, variants[v], (cp_wire)w, exact);
             if (model != NULL)
                 printf(",%d,%d",
-                       speak(model, RANKS, variants[v], (cp_wire)w, tokens,
-                             v + w == 0, generated),
+                       generate(model, RANKS, variants[v], (cp_wire)w, tokens,
+                                v + w == 0, generated),
                        GENERATED);
             else
                 printf(",,");
@@ -168,7 +168,7 @@ int main(int count, char **arguments) {
         need(cp_refuse("%s: %ld tokens; %d are read", arguments[2], ids.count,
                        TOKENS));
     layers_until = 15;
-    speak(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, generated);
+    generate(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, generated);
     layers_until = -1;
     sent_tensors random = tensors_new(kept.shape);
     fill(random.queries,

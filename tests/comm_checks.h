@@ -301,7 +301,7 @@ static cp_status wait_for_failure(cp_comm *comm, void *context) {
     const bool right =
         end == RETURN_EARLY ? status != CP_OK : status == CP_ABORTED;
     if (!right || strstr(cp_message(), words) == NULL) {
-        fprintf(stderr, "%s: rank %d has heard %d, '%s'\n", scene->name,
+        fprintf(stderr, "%s: rank %d got status %d, '%s'\n", scene->name,
                 comm->rank, status, status == CP_OK ? "" : cp_message());
         comm_faults++;
     }
@@ -356,12 +356,12 @@ static cp_status snatch(cp_comm *comm, void *context) {
     return status;
 }
 
-#define WRONG_CALL(n, said)                                                    \
-    { "wrong call", 2, 2, barrier_after_error, n, CP_INVALID, .words = said }
-#define TIMED_OUT(way, said)                                                   \
+#define WRONG_CALL(n, text)                                                    \
+    { "wrong call", 2, 2, barrier_after_error, n, CP_INVALID, .words = text }
+#define TIMED_OUT(way, text)                                                   \
     {                                                                          \
         "timed out", 2, 2, dawdle, way, CP_BROKEN,                             \
-            .words = said, .timeout = 0.3, .heavy = true                       \
+            .words = text, .timeout = 0.3, .heavy = true                       \
     }
 
 static const comm_scene comm_scenes[] = {

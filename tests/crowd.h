@@ -60,7 +60,7 @@ static inline void *member_main(void *given) {
 }
 
 /* Run count threads until all have ended. Each structure, `bytes` long, begins
- * with its seat. */
+ * with a crowd_member. */
 static inline void run_crowd(void *all, size_t bytes, int count,
                              cp_status (*lives)(crowd_member *)) {
     pthread_t threads[CROWD];

@@ -213,7 +213,7 @@ TEST(bad_use_is_refused) {
 static const cp_shape heads = {4, 2, 32};
 static const int64_t tokens = 1024;
 
-static void row_keep(void *context, const cp_bench_row *row) {
+static void row_store(void *context, const cp_bench_row *row) {
     double **seconds = context;
     *(*seconds)++ = row->milliseconds / 1e3;
 }
@@ -228,7 +228,7 @@ static void measure_rings(double seconds[2]) {
                             .rounds = 9,
                             .kernel = cp_attend_fast,
                             .runner = &cp_runner_threads,
-                            .row = row_keep,
+                            .row = row_store,
                             .context = &seconds};
     must(cp_bench_ring(&bench));
 }

@@ -127,7 +127,7 @@ TEST(text_is_shown_whole) {
         }
 }
 
-TEST(guesses_repeat_what_was_said_before) {
+TEST(guesses_repeat_earlier_tokens) {
     const struct {
         const char *text, *guess; /* a letter is a token */
     } cases[] = {

@@ -266,8 +266,8 @@ static void ledger_check(const ledger *book) {
             for (int64_t p = 0; p < POSITIONS; p++)
                 if (book->pair_counts[row][p] !=
                     (p <= book->call->cached[s] + t))
-                    ck_abort_msg("row %ld pair_counts position %ld %d times",
-                                 row, p, book->pair_counts[row][p]);
+                    ck_abort_msg("row %ld met position %ld %d times", row, p,
+                                 book->pair_counts[row][p]);
     const double *merged = &book->merged[0][0][0];
     for (int64_t i = 0; i < ROWS * HEADS * DIM; i++)
         hold(fabs(merged[i] - book->expected->output[i]) <= 2e-6);

@@ -1,7 +1,7 @@
 /* Caches that move to more ranks or fewer, and conversations that continue
  * there, or from a file. */
 #define _GNU_SOURCE
-#include "moving.h"
+#include "migration_cases.h"
 
 #include "model/elastic.h"
 #include "predict/draw.h"

@@ -93,7 +93,7 @@ TEST(a_kernel_that_is_asked_for_is_taken) {
 #ifdef BLIS_CONFIG_GENERIC
     const arch_t arch = BLIS_ARCH_GENERIC;
 #else
-    const arch_t asked = bli_arch_query_id(); /* the one that is built */
+    const arch_t arch = bli_arch_query_id(); /* the one that is built */
 #endif
     char number[16];
     snprintf(number, sizeof(number), "%d", (int)arch);

@@ -620,8 +620,7 @@ LOOP(ranks_in_processes_give_the_same_logits, 0,
         const double off = distance(expected, all[r].logits, numbers);
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
         ck_assert_int_eq(all[r].call_collectives, 2);
-        ck_assert_int_eq(all[r].draw_collectives,
-                         2 * 1); /* draw_collectives twice */
+        ck_assert_int_eq(all[r].draw_collectives, 2 * 1); /* drawn twice */
         ck_assert_mem_eq(all[r].logits, all[0].logits,
                          (size_t)numbers * sizeof(float));
     }
@@ -692,7 +691,7 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
     end_file();
 }
 
-LOOP(ranks_that_disagree_are_told, 0, stand_in_pretends()) {
+LOOP(ranks_that_disagree_fail, 0, stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     model_process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1);

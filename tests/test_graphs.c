@@ -239,7 +239,8 @@ static cp_status send_to_itself(void *unused) {
     (void)unused;
     CP_TRY(cp_bytes_copy(echo.from, echo.sent, LONG, stream, "what is sent"));
     CP_TRY(link->trade(link->context, halves, 2, stream));
-    return cp_bytes_copy(echo.received, echo.to, LONG, stream, "what is heard");
+    return cp_bytes_copy(echo.received, echo.to, LONG, stream,
+                         "what is received");
 }
 
 LOOP_FOR(120, a_rank_receives_from_itself, 0, 2) {

@@ -394,7 +394,7 @@ TEST(bad_products_are_refused) {
     end_products();
 }
 
-LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
+LOOP(failures_of_the_device_are_reported, 0, stand_in_pretends()) {
     begin(1);
     for (int n = 1; n < 3; n++) {
         stand_in_fail_allocation(n);

@@ -304,7 +304,7 @@ TEST(a_hole_that_is_filled_twice_is_named) {
     damaged(fill_twice, "is held by rank 0 and by rank 1");
 }
 
-TEST(rows_of_everybodys_holes_are_checked) {
+TEST(rows_of_all_holes_are_checked) {
     damaged(move_every_row, "expected row");
 }
 

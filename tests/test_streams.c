@@ -774,7 +774,7 @@ static cp_status trade_and_spoil(void *context, const cp_message_half *halves,
     return cp_cuda(cudaMemsetAsync(label + 8, 7, 8, stream), "spoiling");
 }
 
-LOOP(ranks_that_disagree_about_a_batch_are_told, 0, 2) {
+LOOP(ranks_that_disagree_about_a_batch_fail, 0, 2) {
     begin_open(1);
     talk t = {.shape = {2, 1, 8}, .ranks = 3, .sequences = 3, .room = 50};
     open_talk(&t);

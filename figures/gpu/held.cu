@@ -148,20 +148,20 @@ typedef struct {
     int64_t *to;
 } clock_call;
 
-/* Each multiprocessor's cycles, and nanoseconds: [place][2]. */
+/* Each multiprocessor's cycles, and nanoseconds: [processor][2]. */
 CP_KERNEL(read_clocks, clock_call) {
 #ifdef __CUDACC__
-    unsigned place;
+    unsigned processor;
     int64_t now;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(place));
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     const int64_t cycles = clock64();
 #else
-    const unsigned block = blockIdx.x;
+    const unsigned processor = blockIdx.x;
     const int64_t now = (int64_t)(1e9 * cp_clock()), cycles = now;
 #endif
-    a.to[2 * block] = cycles;
-    a.to[2 * block + 1] = now;
+    a.to[2 * processor] = cycles;
+    a.to[2 * processor + 1] = now;
 }
 
 SEEN int held_clocks(int64_t *to, int blocks, cudaStream_t stream) {

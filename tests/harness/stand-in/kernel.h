@@ -88,7 +88,7 @@ void stand_in_converge(const char *file, int line);
 
 /* Makes this block's stores visible before an atomic that announces them. */
 #define __threadfence() stand_in_fence()
-#define atomicAdd(to, more) stand_in_add(to, more)
+#define atomicAdd(to, addend) stand_in_add(to, addend)
 
 void stand_in_fence(void);
 int stand_in_add(int *to, int addend);

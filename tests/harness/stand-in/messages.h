@@ -68,8 +68,7 @@ typedef struct {
 } news;
 bool peers_join(const char *root, int rank, int size);
 void peers_leave(void);
-const char *
-peers_next_root(void); /* an address where they may meet again; or NULL */
+const char *peers_next_root(void); /* where they may meet again; or NULL */
 void peers_send(const news *what, const void *bytes);
 bool peers_come(int rank);
 bool peers_peek(int rank, news *what, char **bytes);

@@ -129,7 +129,7 @@ bool peers_come(int rank) {
 }
 
 /* Read the next news of a rank, and its bytes, which the caller frees; the same
- * news is read again until peers_heard. */
+ * news is read again until peers_consume. */
 bool peers_peek(int rank, news *what, char **bytes) {
     const peer *one = &job.all[rank];
     if (one->file < 0 || rank == job.rank ||

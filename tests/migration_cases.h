@@ -1,7 +1,7 @@
 /* Caches with a past, and rows with stamps, to be moved to other ranks. For
  * suites that walk migrations. */
-#ifndef TESTS_MOVING_H
-#define TESTS_MOVING_H
+#ifndef TESTS_MIGRATION_CASES_H
+#define TESTS_MIGRATION_CASES_H
 
 #include "expect.h"
 
