@@ -21,7 +21,7 @@ void positions_of(const batch *how, int rank, int32_t *positions) {
 }
 
 void scatter_rows(const batch *how, int rank, const float *packed, float *shard,
-                int64_t dim) {
+                  int64_t dim) {
     /* Copy each token to its row, and clear the padding. */
 }
 

@@ -37,7 +37,7 @@ void positions_of(const batch *how, int rank, int32_t *positions);
 /* Fill the shard [shard_rows][dim] of a rank from packed [tokens][dim].
  * Padding becomes 0: kernels load it, and 0 * NaN is NaN. */
 void scatter_rows(const batch *how, int rank, const float *packed, float *shard,
-                int64_t dim);
+                  int64_t dim);
 
 /* The inverse: packed [tokens][dim] from the shards of all ranks, shards
  * [ranks] of [shard_rows][dim]. Padding rows are ignored. */

@@ -13,7 +13,7 @@ int pass_q_origin(int rank, int hop, int ranks) {
 }
 
 int64_t pass_q_bytes(int ranks, int64_t rows, const cp_shape *shape,
-                    int64_t element_bytes) {
+                     int64_t element_bytes) {
     /* Count the bytes that a rank sends. */
     return -1;
 }

@@ -16,7 +16,7 @@ int pass_q_origin(int rank, int hop, int ranks);
  * ranks hops: [rows][query_heads] of head_dim numbers and an LSE, each of
  * CP_PARTIAL_BYTES. One rank sends nothing. */
 int64_t pass_q_bytes(int ranks, int64_t rows, const cp_shape *shape,
-                    int64_t element_bytes);
+                     int64_t element_bytes);
 
 /* Build the plan, with exchanges only, no collective. It adds one slot for
  * queries and two for partials, whatever plan->spare is; with one rank it may
