@@ -68,14 +68,14 @@ static int by_value(const void *a, const void *b) {
 /* The least, the median, the 95th in a hundred and the most of each column. */
 static void spread(double all[][COLUMNS], int count, const char *zeros) {
     static const char *const names[] = {"least", "median", "95th", "most"};
-    const int places[] = {0, count / 2, count * 95 / 100, count - 1};
+    const int indices[] = {0, count / 2, count * 95 / 100, count - 1};
     double found[4][COLUMNS], sorted[128];
     for (int c = 0; c < COLUMNS; c++) {
         for (int n = 0; n < count; n++)
             sorted[n] = all[n][c];
         qsort(sorted, (size_t)count, sizeof(double), by_value);
         for (int n = 0; n < 4; n++)
-            found[n][c] = sorted[places[n]];
+            found[n][c] = sorted[indices[n]];
     }
     for (int n = 0; n < 4; n++) {
         printf("%s,%s", names[n], zeros);

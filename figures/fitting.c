@@ -11,8 +11,8 @@ typedef struct {
     const paper_numbers *paper;
     cp_hardware *hardware;
     cp_description description;
-    int count;                /* of constants */
-    double *place[CONSTANTS]; /* where they lie in hardware */
+    int count;                   /* of constants */
+    double *constant[CONSTANTS]; /* where they lie in hardware */
     int rows;
     double residual[PAPER_ROWS], moved[PAPER_ROWS];
     double slope[CONSTANTS][PAPER_ROWS];
@@ -37,10 +37,10 @@ static double residuals(const fit *fit, double *residual) {
 static void slopes(fit *fit) {
     const double little = 1e-3;
     for (int c = 0; c < fit->count; c++) {
-        const double kept = *fit->place[c];
-        *fit->place[c] = kept * exp(little);
+        const double kept = *fit->constant[c];
+        *fit->constant[c] = kept * exp(little);
         residuals(fit, fit->moved);
-        *fit->place[c] = kept;
+        *fit->constant[c] = kept;
         for (int n = 0; n < fit->rows; n++)
             fit->slope[c][n] = (fit->moved[n] - fit->residual[n]) / little;
     }
@@ -72,7 +72,7 @@ static void direction(const fit *fit, double damping, double *x) {
 static void move(const fit *fit, const double *from, const double *x) {
     cp_hardware *hardware = fit->hardware;
     for (int c = 0; c < fit->count; c++)
-        *fit->place[c] = from[c] * exp(fmax(-1, fmin(1, x[c])));
+        *fit->constant[c] = from[c] * exp(fmax(-1, fmin(1, x[c])));
     hardware->linear_fraction = fmin(1, hardware->linear_fraction);
     hardware->decode_key_fraction = fmin(1, hardware->decode_key_fraction);
     hardware->decode_weight_fraction =
@@ -83,7 +83,7 @@ static void move(const fit *fit, const double *from, const double *x) {
 static bool step(fit *fit, double *damping, double *sum) {
     double x[CONSTANTS], from[CONSTANTS];
     for (int c = 0; c < fit->count; c++)
-        from[c] = *fit->place[c];
+        from[c] = *fit->constant[c];
     slopes(fit);
     while (*damping < 1e8) {
         direction(fit, *damping, x);
@@ -98,7 +98,7 @@ static bool step(fit *fit, double *damping, double *sum) {
         }
     }
     for (int c = 0; c < fit->count; c++)
-        *fit->place[c] = from[c];
+        *fit->constant[c] = from[c];
     return false;
 }
 
@@ -108,18 +108,18 @@ static bool step(fit *fit, double *damping, double *sum) {
 static void begin(const fit *fit) {
     cp_hardware *hardware = fit->hardware;
     for (int c = 0; c < fit->count; c++)
-        *fit->place[c] = 1e-4;
+        *fit->constant[c] = 1e-4;
     for (int n = 0; n < fit->description.count; n++) {
         const cp_field *field = &fit->description.fields[n];
-        double *place = (void *)((char *)hardware + field->offset);
+        double *constant = (void *)((char *)hardware + field->offset);
         if (hardware->origins[n].source != CP_SOURCE_FITTED)
             continue;
         if (field->kind == CP_FIELD_FRACTION)
-            *place = 0.5;
-        if (place == &hardware->attention_rate)
-            *place = hardware->attention_alone / 2;
-        if (place == &hardware->link_rate)
-            *place = hardware->link_peak / 2;
+            *constant = 0.5;
+        if (constant == &hardware->attention_rate)
+            *constant = hardware->attention_alone / 2;
+        if (constant == &hardware->link_rate)
+            *constant = hardware->link_peak / 2;
     }
 }
 
@@ -133,7 +133,7 @@ static void constants_find(fit *fit) {
             field->kind == CP_FIELD_SURFACE || field->kind == CP_FIELD_COUNT)
             need(cp_fail(CP_INVALID, "%s: %s: cannot be fitted", name,
                          field->name));
-        fit->place[fit->count++] =
+        fit->constant[fit->count++] =
             (void *)((char *)fit->hardware + field->offset);
     }
     for (int i = 0; i < fit->paper->count; i++)
@@ -166,7 +166,7 @@ fit_report fit_constants(const paper_numbers *paper, cp_hardware *hardware) {
 static void fitted_line(const cp_description *description, int n,
                         const char *text, size_t length, FILE *out) {
     const cp_field *field = &description->fields[n];
-    const double *place =
+    const double *constant =
         (const void *)((const char *)description->values + field->offset);
     const size_t name = strcspn(text, " \t");
     const size_t gap = strspn(text + name, " \t");
@@ -174,7 +174,7 @@ static void fitted_line(const cp_description *description, int n,
     const size_t after = strspn(text + name + gap + value, " \t");
     char number[32];
     snprintf(number, sizeof(number), "%.6g",
-             *place / cp_unit_scale(field->unit));
+             *constant / cp_unit_scale(field->unit));
     const int wide = (int)(value + after) - 1;
     fprintf(out, "%.*s%-*s %.*s", (int)(name + gap), text, wide, number,
             (int)(length - name - gap - value - after),

@@ -28,24 +28,25 @@ static int cut(char *line, char *cells[CELLS]) {
     return count;
 }
 
-static bool place_columns(char *cells[CELLS], int count, int place[COLUMNS]) {
+static bool find_columns(char *cells[CELLS], int count, int cell_of[COLUMNS]) {
     for (int c = 0; c < COLUMNS; c++) {
-        place[c] = -1;
+        cell_of[c] = -1;
         for (int cell = 0; cell < count; cell++)
             if (strcmp(cells[cell], names[c]) == 0)
-                place[c] = cell;
-        if (place[c] < 0 && c != RANKS)
+                cell_of[c] = cell;
+        if (cell_of[c] < 0 && c != RANKS)
             return false;
     }
     return true;
 }
 
-static bool take_row(char *cells[CELLS], const int place[COLUMNS], trial *out) {
+static bool take_row(char *cells[CELLS], const int cell_of[COLUMNS],
+                     trial *out) {
     double values[COLUMNS] = {0};
     for (int c = 0; c < COLUMNS; c++) {
         char *end = "";
-        if (place[c] >= 0)
-            values[c] = strtod(cells[place[c]], &end);
+        if (cell_of[c] >= 0)
+            values[c] = strtod(cells[cell_of[c]], &end);
         if (*end != '\0' || !isfinite(values[c]) || values[c] < 0 ||
             values[c] > INT32_MAX ||
             (values[c] == 0 && c < RANKS && c != CACHED))
@@ -58,7 +59,7 @@ static bool take_row(char *cells[CELLS], const int place[COLUMNS], trial *out) {
 
 void trials_read(const char *path, int64_t ranks, trials *out) {
     char line[400], *cells[CELLS];
-    int place[COLUMNS], columns = 0;
+    int cell_of[COLUMNS], columns = 0;
     FILE *in = fopen(path, "r");
     out->count = 0;
     if (in == NULL)
@@ -68,7 +69,7 @@ void trials_read(const char *path, int64_t ranks, trials *out) {
         if (line[0] == '#')
             continue;
         const int count = cut(line, cells);
-        if (columns == 0 && !place_columns(cells, count, place))
+        if (columns == 0 && !find_columns(cells, count, cell_of))
             need(cp_fail(CP_INVALID,
                          "%s:%d: columns new, cached, pass_kv and "
                          "pass_q are needed",
@@ -76,7 +77,7 @@ void trials_read(const char *path, int64_t ranks, trials *out) {
         else if (columns == 0)
             columns = count;
         else if (count != columns || out->count == MOST_TRIALS ||
-                 !take_row(cells, place, next))
+                 !take_row(cells, cell_of, next))
             need(cp_fail(CP_INVALID, "%s:%d: not a call, or one too many", path,
                          n));
         else

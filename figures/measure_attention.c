@@ -39,8 +39,8 @@ static double peak_once(void) {
     const double seconds = now() - start;
     for (int c = 1; c < CHAINS; c++)
         sum[0] += sum[c];
-    volatile float keep = sum[0][0];
-    (void)keep;
+    volatile float sink = sum[0][0];
+    (void)sink;
     return 2.0 * LANES * CHAINS * (double)steps / seconds * 1e-9;
 }
 

@@ -81,7 +81,7 @@ static void calibrate(timed_turn *turn, int rounds, cp_hardware *hardware) {
                               "attention_rate 1 TFLOP/s assumed\n"
                               "link_rate 1 GB/s assumed\n"
                               "link_latency 1 us assumed\n";
-    const cp_calibration wanted = {
+    const cp_calibration request = {
         .shape = shape,
         .ranks = turn->calls[0].ring.ranks,
         .cores = cp_host_cores(),
@@ -93,7 +93,7 @@ static void calibrate(timed_turn *turn, int rounds, cp_hardware *hardware) {
         .between = measure_all,
         .context = turn};
     need(cp_hardware_read("blank", blank, hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &request));
 }
 
 /* The size of its error, in percent. */

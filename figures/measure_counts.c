@@ -41,8 +41,8 @@ static void balance_of(cp_placement placement, int ranks, int64_t tokens,
     for (int hop = 0; hop < ranks; hop++) {
         double slowest = 0;
         for (int k = 0; k < ranks; k++) {
-            const double here = table[k * ranks + (k - hop + ranks) % ranks];
-            slowest = here > slowest ? here : slowest;
+            const double pairs = table[k * ranks + (k - hop + ranks) % ranks];
+            slowest = pairs > slowest ? pairs : slowest;
         }
         hops += slowest;
     }

@@ -68,9 +68,9 @@ static void write_tokens(const cp_pieces *pieces, seed seed, int64_t width,
 static cp_status rank_remember(cp_comm *comm, void *context) {
     const million_talk *talk = context;
     const cp_pieces *rows = &talk->layout->appended[comm->rank].pieces;
-    const int64_t place = comm->rank * talk->cache->room * DIM;
-    write_tokens(rows, KEYS, DIM, talk->keys + place);
-    write_tokens(rows, VALUES, DIM, talk->values + place);
+    const int64_t offset = comm->rank * talk->cache->room * DIM;
+    write_tokens(rows, KEYS, DIM, talk->keys + offset);
+    write_tokens(rows, VALUES, DIM, talk->values + offset);
     return CP_OK;
 }
 
@@ -94,9 +94,9 @@ static cp_status rank_prepare(cp_comm *comm, void *context) {
 
 static cp_status rank_walk(cp_comm *comm, void *context) {
     const million_talk *talk = context;
-    const int64_t place = comm->rank * talk->cache->room * DIM;
-    return cp_walk(talk->walkers[comm->rank], comm, talk->keys + place,
-                   talk->values + place);
+    const int64_t offset = comm->rank * talk->cache->room * DIM;
+    return cp_walk(talk->walkers[comm->rank], comm, talk->keys + offset,
+                   talk->values + offset);
 }
 
 /* The last tokens of pieces that a rank has computed, the latest first, while
@@ -134,7 +134,7 @@ static int64_t slot_bytes(const cp_plan *plan, int rank) {
  * are most. */
 static double call(million_talk *talk, cp_variant variant, int64_t tokens,
                    int64_t most) {
-    const int64_t before = talk->count, wanted = most - before;
+    const int64_t before = talk->count, remaining = most - before;
     const cp_walk_options options = {
         .kernel = cp_attend_fast,
         .threads = cp_runner_cores(&cp_runner_threads, 0, talk->ranks)};
@@ -148,7 +148,7 @@ static double call(million_talk *talk, cp_variant variant, int64_t tokens,
     need(cp_measure_ranks(&cp_runner_threads, talk->ranks, &walk));
     for (int r = 0; r < talk->ranks; r++) {
         take_samples(talk, r,
-                     before + cp_ceil_divide(wanted * (r + 1), talk->ranks));
+                     before + cp_ceil_divide(remaining * (r + 1), talk->ranks));
         bytes += slot_bytes(talk->plan, r);
         cp_walker_free(talk->walkers[r]);
     }
@@ -159,7 +159,7 @@ static double call(million_talk *talk, cp_variant variant, int64_t tokens,
     return walk.seconds;
 }
 
-static void tell_busy(million_talk *talk, const char *what) {
+static void report_busy(million_talk *talk, const char *what) {
     char rank[32];
     for (int r = 0; r < talk->ranks; r++) {
         snprintf(rank, sizeof(rank), "/rank/%d", r);
@@ -171,7 +171,7 @@ static void tell_busy(million_talk *talk, const char *what) {
 static void follow_up(million_talk *talk, int64_t tokens) {
     fact("follow-up", "", call(talk, CP_PASS_Q, tokens, ROWS_SAMPLED),
          "seconds");
-    tell_busy(talk, "follow-up");
+    report_busy(talk, "follow-up");
 }
 
 static void decode(million_talk *talk, int64_t steps) {
@@ -185,7 +185,7 @@ static void decode(million_talk *talk, int64_t steps) {
     }
     fact("decode", "/step", 1e3 * total / (double)steps, "ms");
     fact("decode", "/fastest", 1e3 * least, "ms");
-    tell_busy(talk, "decode");
+    report_busy(talk, "decode");
 }
 
 /* In bytes; key is VmHWM, the most there ever was, or VmRSS, what there is. */
@@ -195,7 +195,7 @@ static double memory_of(const char *key) {
     return 1024 * strtod(kilobytes, NULL);
 }
 
-static void tell_memory(const million_talk *talk, double before) {
+static void report_memory(const million_talk *talk, double before) {
     const cp_cache *cache = talk->cache;
     const double row = 2.0 * sizeof(float) * DIM;
     const double planned =
@@ -259,7 +259,7 @@ static void converse(million_talk *talk, int64_t keys, int64_t tokens,
     follow_up(talk, tokens);
     const int64_t followed = talk->count;
     decode(talk, steps);
-    tell_memory(talk, before);
+    report_memory(talk, before);
     ask_oracle(talk);
     judge(talk, "follow-up", 0, followed);
     judge(talk, "decode", followed, talk->count);

@@ -20,7 +20,7 @@ typedef struct {
     int64_t tokens, bytes;
     int repeats;
     /* The fastest repeat, in seconds. */
-    double whole, first, wait, hop; /* first: attention, beside which it is */
+    double total, first, wait, hop; /* first: attention, beside which it is */
     double attending, waiting;      /* of this one */
 } mpi_measurement;
 
@@ -79,8 +79,8 @@ static cp_status walk_often(cp_comm *comm, mpi_measurement *measured,
         if (status == CP_OK)
             status = cp_walk(walker, comm, cp_store_keys(store, comm->rank, 0),
                              cp_store_values(store, comm->rank, 0));
-        if (i == 0 || cp_clock() - start < measured->whole) {
-            measured->whole = cp_clock() - start;
+        if (i == 0 || cp_clock() - start < measured->total) {
+            measured->total = cp_clock() - start;
             measured->first = measured->attending;
             measured->wait = measured->waiting;
         }
@@ -140,7 +140,7 @@ int main(int count, char **arguments) {
                        measured.tokens, progresses ? "poked" : "not",
                        (double)measured.bytes * 1e-6, measured.hop * 1e3,
                        measured.first * 1e3, measured.wait * 1e3,
-                       measured.whole * 1e3);
+                       measured.total * 1e3);
             fflush(stdout);
             bool is_reporter;
             if (cp_mpi_close(comm, 0, &is_reporter) != 0)

@@ -46,8 +46,8 @@ typedef struct {
 
 static double attend_once(const page_tensors *t, const cp_layout *layout,
                           int64_t queries) {
-    cp_piece asked = {{0, KEYS - queries, queries, 1}, 0};
-    const cp_pieces query_pieces = {&asked, 1, 1};
+    cp_piece query = {{0, KEYS - queries, queries, 1}, 0};
+    const cp_pieces query_pieces = {&query, 1, 1};
     const cp_attention call = {.shape = &t->shape,
                                .query_pieces = &query_pieces,
                                .queries = t->queries,

@@ -18,7 +18,7 @@ static const cp_shape shape = {HEADS, 1, DIM};
 static const cp_piece all_queries = {{0, KEYS, QUERIES, 1}, 0};
 static float queries[COUNT], keys[KEYS * DIM], values[KEYS * DIM];
 static float part[COUNT], part_lse[CELLS];
-static float running[COUNT], running_lse[CELLS], running_rest[CELLS];
+static float merged[COUNT], merged_lse[CELLS], merged_remainder[CELLS];
 static double truth[COUNT], truth_lse[CELLS], exact[COUNT], exact_lse[CELLS];
 
 /* To the nearest bf16, ties to even. */
@@ -40,14 +40,14 @@ static void round_all(float *numbers, int count) {
 /* Equation 4 for two, in fp32 throughout. */
 static void merge_in_floats(void) {
     for (int i = 0; i < CELLS; i++) {
-        const float larger = fmaxf(running_lse[i], part_lse[i]);
-        const float running_weight = expf(running_lse[i] - larger);
+        const float larger = fmaxf(merged_lse[i], part_lse[i]);
+        const float merged_weight = expf(merged_lse[i] - larger);
         const float part_weight = expf(part_lse[i] - larger);
-        const float sum = running_weight + part_weight;
+        const float sum = merged_weight + part_weight;
         for (int d = i * DIM; d < (i + 1) * DIM; d++)
-            running[d] =
-                running_weight / sum * running[d] + part_weight / sum * part[d];
-        running_lse[i] = larger + logf(sum);
+            merged[d] =
+                merged_weight / sum * merged[d] + part_weight / sum * part[d];
+        merged_lse[i] = larger + logf(sum);
     }
 }
 
@@ -55,22 +55,22 @@ static void merge_in_floats(void) {
 static void merge_exact(void) {
     for (int i = 0; i < CELLS; i++) {
         const double full_lse =
-            (double)running_lse[i] + (double)running_rest[i];
+            (double)merged_lse[i] + (double)merged_remainder[i];
         const double larger = fmax(full_lse, exact_lse[i]);
-        const double running_weight = exp(full_lse - larger);
+        const double merged_weight = exp(full_lse - larger);
         const double part_weight = exp(exact_lse[i] - larger);
-        const double sum = running_weight + part_weight,
+        const double sum = merged_weight + part_weight,
                      both = larger + log(sum);
         for (int d = i * DIM; d < (i + 1) * DIM; d++)
-            running[d] = (float)(running_weight / sum * (double)running[d] +
-                                 part_weight / sum * (double)part[d]);
-        running_lse[i] = (float)both;
-        running_rest[i] = (float)(both - (double)running_lse[i]);
+            merged[d] = (float)(merged_weight / sum * (double)merged[d] +
+                                part_weight / sum * (double)part[d]);
+        merged_lse[i] = (float)both;
+        merged_remainder[i] = (float)(both - (double)merged_lse[i]);
     }
 }
 
 enum way {
-    OURS,
+    AS_BUILT,
     LSE_FP32, /* no account of the running LSE's rest */
     LSE_EXACT,
     FLOATS,
@@ -80,14 +80,14 @@ enum way {
     WAYS
 };
 
-static cp_partial running_answer(enum way way) {
+static cp_partial merged_answer(enum way way) {
     const bool account = way != LSE_FP32 && way != FLOATS;
-    return (cp_partial){QUERIES, HEADS,       DIM,
-                        running, running_lse, account ? running_rest : NULL};
+    return (cp_partial){QUERIES, HEADS,      DIM,
+                        merged,  merged_lse, account ? merged_remainder : NULL};
 }
 
 static void merge(enum way way) {
-    cp_partial all = running_answer(way);
+    cp_partial all = merged_answer(way);
     const cp_partial add = {QUERIES, HEADS, DIM, part, part_lse, NULL};
     if (way == SENT_BF16 || way == KEPT_BF16 || way == LSE_BF16)
         round_all(part, COUNT);
@@ -100,7 +100,7 @@ static void merge(enum way way) {
     else
         cp_partial_merge(&all, &add);
     if (way == KEPT_BF16)
-        round_all(running, COUNT);
+        round_all(merged, COUNT);
 }
 
 static void attend(enum way way, int64_t first, int64_t count) {
@@ -123,13 +123,13 @@ static void attend(enum way way, int64_t first, int64_t count) {
 
 /* The error of O, relative to its norm, after merging n blocks of keys. */
 static double error_of(enum way way, int64_t n) {
-    cp_partial all = running_answer(way);
+    cp_partial all = merged_answer(way);
     cp_partial_clear(&all);
     for (int64_t i = 0; i < n; i++) {
         attend(way, KEYS * i / n, KEYS * (i + 1) / n - KEYS * i / n);
         merge(way);
     }
-    return relative_error(running, truth, COUNT);
+    return relative_error(merged, truth, COUNT);
 }
 
 /* Uniform, with variance 1: scores then have variance 1 as well. */

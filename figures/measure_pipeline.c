@@ -181,7 +181,7 @@ static void piece_run(measured_pipe *pipe, cp_comm *comm, int64_t turn,
     need(cp_comm_wait(comm));
 }
 
-static void settle(cp_comm *comm, int64_t turns, int64_t under_way) {
+static void drain(cp_comm *comm, int64_t turns, int64_t under_way) {
     for (int64_t n = 0; n < cp_min(turns, under_way) && comm->rank == 0; n++)
         need(cp_comm_wait(comm));
     need(cp_comm_barrier(comm));
@@ -198,7 +198,7 @@ static cp_status pipe_rank(cp_comm *comm, void *context) {
         for (int64_t past = 0; past < pipe->length; past += pipe->piece)
             piece_run(pipe, comm, turn++, 2, s, past,
                       cp_min(pipe->piece, pipe->length - past));
-    settle(comm, turn, 2);
+    drain(comm, turn, 2);
     if (comm->rank == 0)
         pipe->prompt = cp_clock() - start;
     pipe->at[comm->rank].prompt_busy = pipe->at[comm->rank].busy;
@@ -206,7 +206,7 @@ static cp_status pipe_rank(cp_comm *comm, void *context) {
     for (turn = 0; turn < pipe->steps * pipe->sequences; turn++)
         piece_run(pipe, comm, turn, pipe->sequences, turn % pipe->sequences,
                   pipe->length + turn / pipe->sequences, 1);
-    settle(comm, turn, pipe->sequences);
+    drain(comm, turn, pipe->sequences);
     if (comm->rank == 0)
         pipe->step = (cp_clock() - start) / (double)cp_max(pipe->steps, 1);
     return CP_OK;
@@ -270,17 +270,17 @@ static cp_model_sizes sizes;
 static void calibrate(void) {
     static int64_t rows[] = {1, 16, 64, 256, 1024}, keys[] = {256, 1024, 2048},
                    bytes[] = {64, 16384, 262144, 1048576, 4194304};
-    const cp_calibration wanted = {.shape = facts->shape,
-                                   .ranks = STAGES,
-                                   .cores = cp_host_cores(),
-                                   .rounds = 5,
-                                   .rows = {rows, 5},
-                                   .keys = {keys, 3},
-                                   .bytes = {bytes, 5},
-                                   .hardware = &hardware};
+    const cp_calibration request = {.shape = facts->shape,
+                                    .ranks = STAGES,
+                                    .cores = cp_host_cores(),
+                                    .rounds = 5,
+                                    .rows = {rows, 5},
+                                    .keys = {keys, 3},
+                                    .bytes = {bytes, 5},
+                                    .hardware = &hardware};
     need(cp_model_sizes_read("smollm2-135m", NULL, &sizes));
     need(cp_hardware_read("laptop", NULL, &hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &request));
 }
 
 static cp_forecast foresee(const measured_pipe *pipe, bool step, bool ring) {
@@ -345,18 +345,18 @@ static double idle(const measured_pipe *pipe, bool step) {
 /* Prompts, or steps after them: the fastest of some runs each, in turn. */
 static void compare(measured_pipe *pipe, const int64_t *pieces, int count,
                     int repeats) {
-    float *const here = numbers(1, facts->vocabulary);
-    float *const there = numbers(1, facts->vocabulary);
+    float *const pipe_logits = numbers(1, facts->vocabulary);
+    float *const ring_logits = numbers(1, facts->vocabulary);
     double best = INFINITY, bests[8], bubbles[8];
     const bool step = pipe->steps > 0;
     for (int r = 0; r < repeats; r++) {
         double prompt, each;
-        ring_run(pipe, &prompt, &each, there);
+        ring_run(pipe, &prompt, &each, ring_logits);
         best = fmin(best, step ? each : prompt);
         for (int p = 0; p < count; p++) {
             pipe->piece = pieces[p];
-            pipe_run(pipe, here);
-            same(here, there);
+            pipe_run(pipe, pipe_logits);
+            same(pipe_logits, ring_logits);
             const double seconds = step ? pipe->step : pipe->prompt;
             if (r == 0 || seconds < bests[p]) {
                 bests[p] = seconds;
@@ -370,8 +370,8 @@ static void compare(measured_pipe *pipe, const int64_t *pieces, int count,
         row(step ? "pipeline-step" : "pipeline", pipe, step, false, bests[p],
             bubbles[p]);
     }
-    free(here);
-    free(there);
+    free(pipe_logits);
+    free(ring_logits);
 }
 
 static cp_status weigh(void *context, cp_weight first, int64_t layer, int count,

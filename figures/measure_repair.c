@@ -15,28 +15,28 @@ enum { RANKS = 4, LENGTHS = 4 };
 
 static cp_model *model;
 
-static cp_session *converse(int ranks, int64_t tokens, const int32_t *said,
+static cp_session *converse(int ranks, int64_t tokens, const int32_t *ids,
                             double *seconds) {
     const cp_session_options options = {
         .ranks = ranks, .sequences = 1, .capacity = tokens, .least = 1};
     cp_turn_report report;
     cp_session *session;
     need(cp_session_open(model, &options, &session));
-    need(cp_session_prefill(session, &tokens, said, &report));
+    need(cp_session_prefill(session, &tokens, ids, &report));
     *seconds = report.seconds;
     return session;
 }
 
-static void measure(int64_t tokens, const int32_t *said, int repeats) {
+static void measure(int64_t tokens, const int32_t *ids, int repeats) {
     double repair = INFINITY, again = INFINITY;
     cp_repair_report report = {0};
     for (int n = 0; n < repeats; n++) {
         double seconds;
-        cp_session *session = converse(RANKS, tokens, said, &seconds);
-        need(cp_session_repair(session, 1, &said, &report));
+        cp_session *session = converse(RANKS, tokens, ids, &seconds);
+        need(cp_session_repair(session, 1, &ids, &report));
         repair = fmin(repair, report.seconds);
         cp_session_close(session);
-        cp_session_close(converse(RANKS - 1, tokens, said, &seconds));
+        cp_session_close(converse(RANKS - 1, tokens, ids, &seconds));
         again = fmin(again, seconds);
     }
     printf("%ld,%ld,%.0f,%.0f,%.2f\n", tokens, report.tokens, 1000 * repair,
@@ -49,7 +49,7 @@ int main(int count, char **arguments) {
     const int repeats = count > 2 ? atoi(arguments[2]) : 3;
     uint64_t random = 1;
     cp_gguf *file;
-    int32_t *said;
+    int32_t *ids;
     if (count < 2) {
         fputs("usage: measure_repair MODEL [repeats]\n", stderr);
         return 2;
@@ -57,14 +57,14 @@ int main(int count, char **arguments) {
     need(cp_gguf_open(arguments[1], &file));
     need(cp_model_open(&cp_backend_threads, file, &model));
     cp_gguf_close(file);
-    need(cp_allocate(&said, lengths[LENGTHS - 1], sizeof(*said), "tokens"));
+    need(cp_allocate(&ids, lengths[LENGTHS - 1], sizeof(*ids), "tokens"));
     for (int64_t n = 0; n < lengths[LENGTHS - 1]; n++)
-        said[n] =
+        ids[n] =
             (int32_t)(cp_random(&random) % (uint64_t)model->facts.vocabulary);
     puts("tokens,lost,repair_ms,again_ms,ratio");
     for (int n = 0; n < LENGTHS; n++)
-        measure(lengths[n], said, repeats);
-    free(said);
+        measure(lengths[n], ids, repeats);
+    free(ids);
     cp_model_close(model);
     return 0;
 }

@@ -91,16 +91,16 @@ static const char model_text[] =
 static void calibrate(cp_hardware *hardware) {
     static int64_t rows[] = {1, 64, 256, 1024}, keys[] = {256, 1024, 2048},
                    bytes[] = {64, 16384, 262144, 1048576, 4194304};
-    const cp_calibration wanted = {.shape = {8, 2, 64},
-                                   .ranks = RANKS,
-                                   .cores = cp_host_cores(),
-                                   .rounds = 9,
-                                   .rows = {rows, 4},
-                                   .keys = {keys, 3},
-                                   .bytes = {bytes, 5},
-                                   .hardware = hardware};
+    const cp_calibration request = {.shape = {8, 2, 64},
+                                    .ranks = RANKS,
+                                    .cores = cp_host_cores(),
+                                    .rounds = 9,
+                                    .rows = {rows, 4},
+                                    .keys = {keys, 3},
+                                    .bytes = {bytes, 5},
+                                    .hardware = hardware};
     need(cp_hardware_read("laptop", NULL, hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &wanted));
+    need(cp_calibrate_run(&cp_runner_threads, &request));
 }
 
 static void simulate(void) {

@@ -23,7 +23,7 @@
 #include "reference/attend/fast.c"
 #undef cp_attend_fast
 
-enum { RANKS = 4, TOKENS = 600, FRESH = 150, SAID = 32 };
+enum { RANKS = 4, TOKENS = 600, FRESH = 150, GENERATED = 32 };
 
 typedef struct {
     cp_shape shape;
@@ -82,14 +82,14 @@ static void row(const char *name, const sent_tensors *tensors,
     free(output);
 }
 
-/* Have the model read tokens over ranks, then say what it says, or what said
- * has; returns how many of these it would have said. */
-static int speak(const cp_model *model, int ranks, cp_variant variant,
-                 cp_wire wire, const int32_t *tokens, bool first,
-                 int32_t *said) {
+/* Have the model read tokens over ranks, then generate tokens, or feed
+ * those in generated; returns how many of these it would have generated. */
+static int generate(const cp_model *model, int ranks, cp_variant variant,
+                    cp_wire wire, const int32_t *tokens, bool first,
+                    int32_t *generated) {
     const cp_session_options options = {.ranks = ranks,
                                         .sequences = 1,
-                                        .capacity = TOKENS + SAID,
+                                        .capacity = TOKENS + GENERATED,
                                         .variant = variant,
                                         .wire = wire};
     const int64_t length = TOKENS, after = 0, sequence = 0;
@@ -99,37 +99,37 @@ static int speak(const cp_model *model, int ranks, cp_variant variant,
     int same = 0;
     need(cp_session_open(model, &options, &session));
     need(cp_session_prefill(session, &length, tokens, NULL));
-    for (int n = 0; n < SAID; n++) {
+    for (int n = 0; n < GENERATED; n++) {
         int32_t likely;
         need(cp_session_draw(session, 1, &last, &greedy, &likely));
         if (first)
-            said[n] = likely;
-        same += said[n] == likely;
-        need(cp_session_decode(session, 1, &sequence, &said[n], NULL));
+            generated[n] = likely;
+        same += generated[n] == likely;
+        need(cp_session_decode(session, 1, &sequence, &generated[n], NULL));
         last = after;
     }
     cp_session_close(session);
     return same;
 }
 
-static void rows(const char *whose, const sent_tensors *tensors,
+static void rows(const char *model_name, const sent_tensors *tensors,
                  const cp_model *model, const int32_t *tokens) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q};
     static const char *const wires[] = {"fp32", "bf16", "fp8", "int8"};
     float *exact =
         numbers(tensors->shape.query_heads, tensors->shape.head_dim + 1);
-    int32_t said[SAID];
+    int32_t generated[GENERATED];
     for (int v = 0; v < 2; v++)
         for (int w = 0; w < CP_WIRES; w++) {
             char name[64];
-            snprintf(name, sizeof(name), "%s-%s-%s", whose,
+            snprintf(name, sizeof(name), "%s-%s-%s", model_name,
                      cp_variant_name(variants[v]), wires[w]);
             row(name, tensors, variants[v], (cp_wire)w, exact);
             if (model != NULL)
                 printf(",%d,%d",
-                       speak(model, RANKS, variants[v], (cp_wire)w, tokens,
-                             v + w == 0, said),
-                       SAID);
+                       generate(model, RANKS, variants[v], (cp_wire)w, tokens,
+                                v + w == 0, generated),
+                       GENERATED);
             else
                 printf(",,");
             printf("\n");
@@ -154,7 +154,7 @@ int main(int count, char **arguments) {
     cp_model *model = NULL;
     cp_ids ids = {0};
     int64_t bytes;
-    int32_t said[SAID];
+    int32_t generated[GENERATED];
     if (count != 3) {
         fprintf(stderr, "measure_wire MODEL.gguf TEXT\n");
         return 2;
@@ -168,7 +168,7 @@ int main(int count, char **arguments) {
         need(cp_refuse("%s: %ld tokens; %d are read", arguments[2], ids.count,
                        TOKENS));
     layers_until = 15;
-    speak(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, said);
+    generate(model, 1, CP_PASS_KV, CP_WIRE_FP32, ids.items, true, generated);
     layers_until = -1;
     sent_tensors random = tensors_new(kept.shape);
     fill(random.queries,

@@ -18,10 +18,10 @@ static void predictions(void) {
     printf("id,table,quantity,unit,role,paper,ours,error\n");
     for (int n = 0; n < paper.count; n++) {
         const paper_row *row = &paper.rows[n];
-        const double ours = paper_predict(&paper, row, &paper.gtt);
+        const double predicted = paper_predict(&paper, row, &paper.gtt);
         printf("%s,%s,%s,%s,%s,%.7g,%.7g,%.2f\n", row->id, row->table,
                row->quantity, row->unit, row_role_name(row->role), row->value,
-               ours, 100 * (ours / row->value - 1));
+               predicted, 100 * (predicted / row->value - 1));
     }
 }
 
@@ -73,7 +73,7 @@ static void errors(void) {
  * where it only gives a line. */
 typedef struct {
     const char *series;
-    double x, paper, ours;
+    double x, paper, predicted;
     const char *role;
 } point;
 
@@ -95,10 +95,10 @@ static void point_print(point point) {
         snprintf(known, sizeof(known), "%.6g", point.paper);
     if (!isnan(point.paper) && !formula)
         snprintf(error, sizeof(error), "%.2f",
-                 100 * (point.ours / point.paper - 1));
+                 100 * (point.predicted / point.paper - 1));
     printf("%s,%.10g,%s,%.6g,%s,%.6g,%.6g,%s,%d\n", point.series, point.x,
-           known, point.ours, error, point.ours / (1 + band),
-           point.ours * (1 + band), point.role, lines);
+           known, point.predicted, error, point.predicted / (1 + band),
+           point.predicted * (1 + band), point.role, lines);
 }
 
 static double seconds_of(const paper_row *call, const cp_hardware *hardware) {

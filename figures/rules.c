@@ -113,13 +113,13 @@ static score rule_score(const cp_rule *rule, const cp_setting *setting) {
     score result = {0};
     for (int i = 0; i < calls.count; i++) {
         const trial *trial = &calls.items[i];
-        cp_setting here = *setting;
+        cp_setting trial_setting = *setting;
         cp_load load;
         cp_verdict verdict;
         if (trial->ranks > 0)
-            here.ranks = (int)trial->ranks;
+            trial_setting.ranks = (int)trial->ranks;
         need(cp_load_of(1, &trial->fresh, &trial->cached, &load));
-        need(cp_rule_ask(rule, &here, &load, &verdict));
+        need(cp_rule_ask(rule, &trial_setting, &load, &verdict));
         score_add(&result, trial, verdict.variant);
     }
     return result;

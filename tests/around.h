@@ -41,9 +41,9 @@ static inline void move_rows(const cp_plan *plan, int rank, int64_t width,
         const cp_piece piece = pieces->items[n];
         for (int64_t i = 0; i < piece.span.count; i++) {
             const int64_t position = piece.span.start + i * piece.span.step;
-            float *there = all_rows + position * width;
-            float *here = rank_rows + (piece.row + i) * width;
-            memcpy(back ? there : here, back ? here : there,
+            float *full_row = all_rows + position * width;
+            float *rank_row = rank_rows + (piece.row + i) * width;
+            memcpy(back ? full_row : rank_row, back ? rank_row : full_row,
                    (size_t)width * sizeof(float));
         }
     }

@@ -94,9 +94,9 @@ static cp_status expect_blocks(const cp_comm *comm, int64_t blocks[][3],
                                bool gathered) {
     for (int r = 0; r < comm->ranks; r++)
         for (int i = 0; i < 3; i++) {
-            const int place = gathered ? r : comm->rank;
+            const int receiver = gathered ? r : comm->rank;
             const int64_t expected =
-                r == comm->rank ? -1 : 10000 * r + 10 * place + i;
+                r == comm->rank ? -1 : 10000 * r + 10 * receiver + i;
             REQUIRE(blocks[r][i] == expected, "%s: %ld from rank %d, not %ld",
                     gathered ? "all-gather" : "all-to-all", blocks[r][i], r,
                     expected);
@@ -199,7 +199,7 @@ static cp_status talk_to_oneself(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-static cp_status meet_in_time(cp_comm *comm, void *context) {
+static cp_status barrier_in_time(cp_comm *comm, void *context) {
     double entered[16], entry_time;
     void *receive[16];
     (void)context;
@@ -239,7 +239,7 @@ static cp_status call_wrongly(cp_comm *comm, int which) {
     }
 }
 
-static cp_status meet_after_error(cp_comm *comm, void *context) {
+static cp_status barrier_after_error(cp_comm *comm, void *context) {
     if (comm->rank == 0)
         return cp_comm_barrier(comm);
     const cp_status status = call_wrongly(comm, comm_argument(context));
@@ -255,7 +255,7 @@ static cp_status leave_unwaited(cp_comm *comm, void *context) {
     return CP_OK;
 }
 
-enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, MEET, WAYS };
+enum { RECEIVE, SEND, ALL_TO_ALL, ALL_GATHER, BARRIER, WAYS };
 enum { ABORT, RETURN_ERROR, RETURN_EARLY };
 
 /* Wait for rank 1, with messages larger than any transport buffers. */
@@ -285,7 +285,7 @@ static cp_status wait_for_one(cp_comm *comm, int way) {
 }
 
 /* Rank 1 fails, and the others, which wait for it, learn that. */
-static cp_status wait_and_hear(cp_comm *comm, void *context) {
+static cp_status wait_for_failure(cp_comm *comm, void *context) {
     const comm_scene *scene = context;
     const int end = scene->argument / WAYS;
     if (comm->rank == 1) {
@@ -301,7 +301,7 @@ static cp_status wait_and_hear(cp_comm *comm, void *context) {
     const bool right =
         end == RETURN_EARLY ? status != CP_OK : status == CP_ABORTED;
     if (!right || strstr(cp_message(), words) == NULL) {
-        fprintf(stderr, "%s: rank %d has heard %d, '%s'\n", scene->name,
+        fprintf(stderr, "%s: rank %d got status %d, '%s'\n", scene->name,
                 comm->rank, status, status == CP_OK ? "" : cp_message());
         comm_faults++;
     }
@@ -356,18 +356,18 @@ static cp_status snatch(cp_comm *comm, void *context) {
     return status;
 }
 
-#define WRONG_CALL(n, said)                                                    \
-    { "wrong call", 2, 2, meet_after_error, n, CP_INVALID, .words = said }
-#define TIMED_OUT(way, said)                                                   \
+#define WRONG_CALL(n, text)                                                    \
+    { "wrong call", 2, 2, barrier_after_error, n, CP_INVALID, .words = text }
+#define TIMED_OUT(way, text)                                                   \
     {                                                                          \
         "timed out", 2, 2, dawdle, way, CP_BROKEN,                             \
-            .words = said, .timeout = 0.3, .heavy = true                       \
+            .words = text, .timeout = 0.3, .heavy = true                       \
     }
 
 static const comm_scene comm_scenes[] = {
     {"rotate", 1, 16, .function = rotate},
     {"collectives", 1, 16, .function = gather_all},
-    {"barrier", 1, 16, .function = meet_in_time, .heavy = true},
+    {"barrier", 1, 16, .function = barrier_in_time, .heavy = true},
     {"in order", 2, 2, .function = send_in_order},
     {"wait alone", 2, 2, .function = wait_alone},
     {"all sizes", 1, 3, .function = exchange_sizes, .heavy = true},
@@ -379,21 +379,21 @@ static const comm_scene comm_scenes[] = {
     WRONG_CALL(4, "rank 1: 8 bytes to rank 0 overlap 1 from rank 0"),
     WRONG_CALL(5, "rank 1: cannot send to rank 0: 8 bytes at "),
     WRONG_CALL(6, "rank 1: cannot send to rank 0: 8 bytes at "),
-    {"no exchange", 2, 2, meet_after_error, 7, CP_BROKEN,
+    {"no exchange", 2, 2, barrier_after_error, 7, CP_BROKEN,
      .words = "rank 1: waits, but has no exchange outstanding"},
     {"unwaited", 2, 2, leave_unwaited, 0, CP_BROKEN,
      .words = "rank 1: returned, but never waited for an exchange"},
-    {"aborted", 2, 16, wait_and_hear, ABORT *WAYS, CP_FILE,
+    {"aborted", 2, 16, wait_for_failure, ABORT *WAYS, CP_FILE,
      .words = "rank 1: enough", .times = WAYS},
-    {"failed", 2, 16, wait_and_hear, RETURN_ERROR *WAYS, CP_FILE,
+    {"failed", 2, 16, wait_for_failure, RETURN_ERROR *WAYS, CP_FILE,
      .words = "rank 1: no such file", .times = WAYS},
-    {"left", 2, 16, wait_and_hear, RETURN_EARLY *WAYS, CP_BROKEN,
+    {"left", 2, 16, wait_for_failure, RETURN_EARLY *WAYS, CP_BROKEN,
      .words = "but rank 1 has left", .times = WAYS},
     TIMED_OUT(RECEIVE, "rank 0: waits in an exchange for 8 bytes from rank 1"),
     TIMED_OUT(SEND, "rank 0: waits in an exchange for rank 1 to take 1048576 "),
     TIMED_OUT(ALL_TO_ALL,
               "rank 0: waits in an all-to-all for 8 bytes from rank "),
-    TIMED_OUT(MEET,
+    TIMED_OUT(BARRIER,
               "rank 0: waits in a barrier for rank 1; timed out after 0.3 s"),
     {"disagree", 2, 2, disagree, 0, CP_BROKEN,
      .words = "to rank 1 in an exchange, which expects 80 bytes", .times = 4},

@@ -25,13 +25,13 @@ typedef struct {
 static pthread_barrier_t meeting;
 static void *boards[CROWD];
 static _Thread_local crowd_member *myself;
-static _Thread_local int64_t met; /* number of collectives so far */
+static _Thread_local int64_t collectives; /* number of collectives so far */
 
 /* Read an item from the boards of the first ranks, `ranks` of them. */
 static inline cp_status read_boards(void *items, int64_t bytes, int ranks) {
     const int rank = myself->group.rank;
     boards[rank] = items;
-    met++;
+    collectives++;
     pthread_barrier_wait(&meeting);
     for (int r = 0; r < ranks; r++)
         if (r != rank)
@@ -52,7 +52,7 @@ static inline cp_status all_gather(void *items, int64_t bytes) {
 /* What every thread runs: a function of the suite. */
 static cp_status (*live)(crowd_member *member);
 
-static inline void *take_seat(void *given) {
+static inline void *member_main(void *given) {
     myself = given;
     myself->status = live(myself);
     snprintf(myself->message, sizeof(myself->message), "%s", cp_message());
@@ -60,7 +60,7 @@ static inline void *take_seat(void *given) {
 }
 
 /* Run count threads until all have ended. Each structure, `bytes` long, begins
- * with its seat. */
+ * with a crowd_member. */
 static inline void run_crowd(void *all, size_t bytes, int count,
                              cp_status (*lives)(crowd_member *)) {
     pthread_t threads[CROWD];
@@ -77,7 +77,7 @@ static inline void run_crowd(void *all, size_t bytes, int count,
         if (one->group.all_gather == NULL)
             one->group.all_gather = all_gather;
         one->id = id;
-        pthread_create(&threads[r], NULL, take_seat, one);
+        pthread_create(&threads[r], NULL, member_main, one);
     }
     for (int r = 0; r < count; r++)
         pthread_join(threads[r], NULL);

@@ -16,25 +16,25 @@
     ck_assert_msg(strstr(stand_in_report(), text) != NULL, "no \"%s\" in: %s", \
                   text, stand_in_report())
 
-typedef enum { ON_HOST, ON_DEVICE, PINNED, STREAM, EVENT } kept_kind;
+typedef enum { ON_HOST, ON_DEVICE, PINNED, STREAM, EVENT } resource_kind;
 
-enum { MOST_KEPT = 256 };
+enum { MOST_RESOURCES = 256 };
 static struct {
-    kept_kind kind;
+    resource_kind kind;
     void *what;
-} kept[MOST_KEPT];
-static int kept_count;
+} resources[MOST_RESOURCES];
+static int resource_count;
 
-static inline void *keep(kept_kind kind, void *what) {
+static inline void *free_later(resource_kind kind, void *what) {
     ck_assert_ptr_nonnull(what);
-    ck_assert_int_lt(kept_count, MOST_KEPT);
-    kept[kept_count].kind = kind;
-    return kept[kept_count++].what = what;
+    ck_assert_int_lt(resource_count, MOST_RESOURCES);
+    resources[resource_count].kind = kind;
+    return resources[resource_count++].what = what;
 }
 
 /* Memory that starts as NaN, one byte more than requested. */
 static inline void *on_host(int64_t bytes) {
-    return memset(keep(ON_HOST, malloc((size_t)bytes + 1)), 0xFF,
+    return memset(free_later(ON_HOST, malloc((size_t)bytes + 1)), 0xFF,
                   (size_t)bytes + 1);
 }
 
@@ -43,13 +43,13 @@ static inline void *on_device(int64_t bytes) {
     must(cudaMalloc(&memory, (size_t)bytes + 1));
     must(cudaMemset(memory, 0xFF, (size_t)bytes + 1));
     must(cudaStreamSynchronize(NULL));
-    return keep(ON_DEVICE, memory);
+    return free_later(ON_DEVICE, memory);
 }
 
 static inline void *pinned(int64_t bytes) {
     void *memory = NULL;
     must(cudaMallocHost(&memory, (size_t)bytes));
-    return keep(PINNED, memory);
+    return free_later(PINNED, memory);
 }
 
 /* cudaMemcpy from memory that is not pinned may return before the bytes have
@@ -74,21 +74,21 @@ static inline void *fetch(const void *from, int64_t bytes) {
 static inline cudaStream_t new_stream(void) {
     cudaStream_t stream;
     must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return keep(STREAM, stream);
+    return free_later(STREAM, stream);
 }
 
 static inline cudaEvent_t new_event(void) {
     cudaEvent_t event;
     must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return keep(EVENT, event);
+    return free_later(EVENT, event);
 }
 
 /* Release what was recorded, newest first. */
 static inline void release(void) {
     cudaDeviceSynchronize();
-    while (kept_count > 0) {
-        void *what = kept[--kept_count].what;
-        const kept_kind kind = kept[kept_count].kind;
+    while (resource_count > 0) {
+        void *what = resources[--resource_count].what;
+        const resource_kind kind = resources[resource_count].kind;
         if (kind == ON_HOST)
             free(what);
         else if (kind == ON_DEVICE)

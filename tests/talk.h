@@ -198,14 +198,14 @@ static inline cp_status pin_inputs(talk *t, int rank) {
 static inline void write_inputs(const talk *t, int rank) {
     const cp_use begins = cp_plan_begins(t->plan, rank);
     for (int what = QUERY; what < WHATS; what++) {
-        const bool asked = what == QUERY;
-        const cp_block *block = what == INDEX_KEY
-                                    ? &t->layout->keys[rank]
-                                    : block_of(t, asked ? begins.origin : rank);
+        const bool is_query = what == QUERY;
+        const cp_block *block =
+            what == INDEX_KEY ? &t->layout->keys[rank]
+                              : block_of(t, is_query ? begins.origin : rank);
         if (!has(t, what))
             continue;
         encode_rows(t, rows_of_inputs(t, what), &block->pieces, what,
-                    asked ? &begins : NULL, t->inputs[rank][what]);
+                    is_query ? &begins : NULL, t->inputs[rank][what]);
     }
 }
 
@@ -334,14 +334,14 @@ static inline void choose(const talk *t, cp_span token, cp_piece keys,
 }
 
 /* Ask the oracle for each query alone, over the keys that it chooses. */
-static inline void ask_for_each(const talk *t, const cp_pieces *asked,
+static inline void ask_for_each(const talk *t, const cp_pieces *query_pieces,
                                 const float *queries, const cp_pieces *all,
                                 const float *keys, const float *values,
                                 double *output, double *lse) {
     const int64_t heads = t->shape.query_heads;
-    for (int64_t n = 0; n < asked->count; n++)
-        for (int64_t i = 0; i < asked->items[n].span.count; i++) {
-            cp_piece one = cp_piece_part(asked->items[n], i, 1);
+    for (int64_t n = 0; n < query_pieces->count; n++)
+        for (int64_t i = 0; i < query_pieces->items[n].span.count; i++) {
+            cp_piece one = cp_piece_part(query_pieces->items[n], i, 1);
             cp_pieces query = {&one, 1, 1}, chosen = {0};
             const int64_t row = one.row;
             int64_t found = 0;

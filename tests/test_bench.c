@@ -27,7 +27,7 @@ static cp_status scripted_run(void *context, double *seconds) {
 
 static cp_bench_row reported;
 
-static void row_keep(void *context, const cp_bench_row *row) {
+static void row_store(void *context, const cp_bench_row *row) {
     (void)context;
     reported = *row;
 }
@@ -37,7 +37,7 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     cp_bench_case entries[] = {
         {"a", "things", 2, 8, scripted_run, &a, false, {0}},
         {"b", "things", 1, 8, scripted_run, &b, true, {0}}};
-    cp_bench bench = {.rounds = 3, .row = row_keep};
+    cp_bench bench = {.rounds = 3, .row = row_store};
     must(cp_measure_rounds(3, 2, entries));
     ck_assert_str_eq(order, "aababab");
     cp_measure_report(&bench, &entries[0], &entries[1]);

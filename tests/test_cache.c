@@ -8,13 +8,13 @@ static cp_cache *cache;
 
 /* Turns of a sequence, alone or with others, chosen as hard cases. */
 static int64_t turn_of(int kind, int ranks, int n, uint64_t *random) {
-    const int64_t some = (int64_t)(harness_random(random) % 1000);
+    const int64_t length = (int64_t)(harness_random(random) % 1000);
     const int64_t turns[] = {1,
                              ranks + 1,
                              2 * ranks + 1,
                              ranks + (INT64_C(1) << n % 5),
-                             1 + some % (5 * ranks),
-                             some % 9 == 0 ? some : 1 + some % 3};
+                             1 + length % (5 * ranks),
+                             length % 9 == 0 ? length : 1 + length % 3};
     return turns[kind];
 }
 

@@ -61,8 +61,8 @@ static cp_status time_nothing(void *context, const cp_timed_work *timed,
 static int64_t rows[] = {1, 16, 256}, keys[] = {32, 128, 512},
                bytes[] = {64, 4096, 262144};
 
-static cp_calibration asked(cp_shape shape, int ranks, int64_t cores,
-                            int64_t rounds, cp_hardware *hardware) {
+static cp_calibration request_of(cp_shape shape, int ranks, int64_t cores,
+                                 int64_t rounds, cp_hardware *hardware) {
     return (cp_calibration){.shape = shape,
                             .ranks = ranks,
                             .cores = cores,
@@ -80,23 +80,24 @@ static void count_round(void *context) {
 static void calibrated(int ranks, int cores, int local, cp_hardware *hardware) {
     const cp_runner runner = {NULL, NULL, CP_NO_RANK, local, NULL};
     int rounds = 0;
-    cp_calibration wanted =
-        asked((cp_shape){4, 2, 16}, ranks, cores, 3, hardware);
-    wanted.between = count_round;
-    wanted.context = &rounds;
+    cp_calibration request =
+        request_of((cp_shape){4, 2, 16}, ranks, cores, 3, hardware);
+    request.between = count_round;
+    request.context = &rounds;
     truth.runs = 0;
     truth.of_a_round = 3 + 9 + 3 + (ranks > 1 ? 3 + 3 + 1 : 3);
     *hardware = (cp_hardware){.name = "made-up"};
-    must(cp_calibration_check(&wanted));
-    cp_timing_backend made_up = cp_timing_on_cores(&runner, &wanted);
+    must(cp_calibration_check(&request));
+    cp_timing_backend made_up = cp_timing_on_cores(&runner, &request);
     made_up.time = time_nothing;
-    must(cp_calibrate(&made_up, &wanted));
+    must(cp_calibrate(&made_up, &request));
     ck_assert_int_eq(truth.runs, 4 * truth.of_a_round);
     ck_assert_int_eq(rounds, 3);
 }
 
-static void near(double value, double wanted) {
-    ck_assert_msg(fabs(value / wanted - 1) < 1e-3, "%g, not %g", value, wanted);
+static void near(double value, double expected) {
+    ck_assert_msg(fabs(value / expected - 1) < 1e-3, "%g, not %g", value,
+                  expected);
 }
 
 static const struct {
@@ -212,7 +213,7 @@ TEST(bad_use_is_refused) {
 static const cp_shape heads = {4, 2, 32};
 static const int64_t tokens = 1024;
 
-static void row_keep(void *context, const cp_bench_row *row) {
+static void row_store(void *context, const cp_bench_row *row) {
     double **seconds = context;
     *(*seconds)++ = row->milliseconds / 1e3;
 }
@@ -227,7 +228,7 @@ static void measure_rings(double seconds[2]) {
                             .rounds = 9,
                             .kernel = cp_attend_fast,
                             .runner = &cp_runner_threads,
-                            .row = row_keep,
+                            .row = row_store,
                             .context = &seconds};
     must(cp_bench_ring(&bench));
 }
@@ -258,8 +259,9 @@ TEST(a_ring_takes_about_the_simulated_time) {
     for (int attempt = 0; attempt < 8 && !agree; attempt++) {
         cp_hardware h;
         must(cp_hardware_read("laptop", NULL, &h));
-        const cp_calibration wanted = asked(heads, 2, cp_host_cores(), 1, &h);
-        must(cp_calibrate_run(&cp_runner_threads, &wanted));
+        const cp_calibration request =
+            request_of(heads, 2, cp_host_cores(), 1, &h);
+        must(cp_calibrate_run(&cp_runner_threads, &request));
         measure_rings(measured);
         agree = true;
         for (int n = 0; n < 2 && agree; n++) {

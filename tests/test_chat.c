@@ -89,7 +89,8 @@ TEST(only_a_true_transcript_agrees) {
 }
 
 /* What a screen of that width shows of a text that arrives in pieces. */
-static void shown(const char *text, int width, int piece, const char *wanted) {
+static void shown(const char *text, int width, int piece,
+                  const char *expected) {
     char *result;
     size_t size;
     cp_screen screen = {.out = open_memstream(&result, &size), .width = width};
@@ -98,8 +99,8 @@ static void shown(const char *text, int width, int piece, const char *wanted) {
         cp_screen_write(&screen, text + at, cp_min(piece, length - at));
     cp_screen_end(&screen);
     fclose(screen.out);
-    ck_assert_msg(strcmp(result, wanted) == 0, "'%s', not '%s'", result,
-                  wanted);
+    ck_assert_msg(strcmp(result, expected) == 0, "'%s', not '%s'", result,
+                  expected);
     free(result);
 }
 
@@ -126,9 +127,9 @@ TEST(text_is_shown_whole) {
         }
 }
 
-TEST(guesses_repeat_what_was_said_before) {
+TEST(guesses_repeat_earlier_tokens) {
     const struct {
-        const char *said, *guess; /* a letter is a token */
+        const char *text, *guess; /* a letter is a token */
     } cases[] = {
         {"abcdeXabc", "deXabc"},
         {"abcXbcYabc", "XbcYab"},
@@ -144,15 +145,15 @@ TEST(guesses_repeat_what_was_said_before) {
         {"zpqrsXypqrsYzpqrs", "YzpqrsY"},
     };
     for (int i = 0; i < COUNT_OF(cases); i++) {
-        int32_t said[32], guess[6];
-        const int64_t count = (int64_t)strlen(cases[i].said);
-        const int64_t wanted = cp_min(6, (int64_t)strlen(cases[i].guess));
+        int32_t tokens[32], guess[6];
+        const int64_t count = (int64_t)strlen(cases[i].text);
+        const int64_t expected = cp_min(6, (int64_t)strlen(cases[i].guess));
         for (int64_t n = 0; n < count; n++)
-            said[n] = cases[i].said[n];
-        for (int64_t most = wanted > 0 ? 0 : 6; most <= 6; most++) {
-            const int64_t got = cp_draft(said, count, most, guess);
-            ck_assert_int_eq(got, wanted > 0 ? most : 0);
-            for (int64_t n = 0; n < cp_min(got, wanted); n++)
+            tokens[n] = cases[i].text[n];
+        for (int64_t most = expected > 0 ? 0 : 6; most <= 6; most++) {
+            const int64_t got = cp_draft(tokens, count, most, guess);
+            ck_assert_int_eq(got, expected > 0 ? most : 0);
+            for (int64_t n = 0; n < cp_min(got, expected); n++)
                 ck_assert_int_eq(guess[n], cases[i].guess[n]);
         }
     }

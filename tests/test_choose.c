@@ -117,7 +117,7 @@ TEST(test_batch) {
 }
 
 TEST(test_refusals) {
-    const int64_t none = 0, less = -1, some = 5, most = INT64_MAX;
+    const int64_t none = 0, less = -1, few = 5, most = INT64_MAX;
     const int64_t many[3] = {most, most, most};
     const cp_machine slow = {"slow", 5, 0, 2, false};
     const cp_shape odd = {128, 7, 128};
@@ -128,8 +128,8 @@ TEST(test_refusals) {
     ck_assert_int_ne(cp_choose(&peak, s, 4, 3, many, many, &c), CP_OK);
     ck_assert_int_ne(cp_choose(&peak, s, 4, 1, &most, &none, &c), CP_OK);
     ck_assert_ptr_nonnull(strstr(cp_message(), "do not fit 128 bits"));
-    ck_assert_int_ne(cp_choose(&slow, s, 4, 1, &some, &none, &c), CP_OK);
-    ck_assert_int_ne(cp_choose(&peak, &odd, 4, 1, &some, &none, &c), CP_OK);
+    ck_assert_int_ne(cp_choose(&slow, s, 4, 1, &few, &none, &c), CP_OK);
+    ck_assert_int_ne(cp_choose(&peak, &odd, 4, 1, &few, &none, &c), CP_OK);
 }
 
 static const char *choose(const char *arguments) {
@@ -138,8 +138,8 @@ static const char *choose(const char *arguments) {
     return line;
 }
 
-static void prints(const char *arguments, const char *wanted) {
-    accepted(choose(arguments), wanted);
+static void prints(const char *arguments, const char *expected) {
+    accepted(choose(arguments), expected);
 }
 
 TEST(the_command_prints_verdicts) {

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-LOOP(scene_is_as_told, 0, scenes_read("tests/scenes/*.txt")) {
+LOOP(scene_is_as_expected, 0, scenes_read("tests/scenes/*.txt")) {
     before_every_line("QKV=\"--q $D/q.npy --k $D/k.npy --v $D/v.npy\";");
     scene_play(_i);
 }
@@ -42,7 +42,7 @@ static float *random_tensor(const char *name, int64_t rows, int64_t heads,
 static const attend_case prefills = {
     {40, 1, 23}, {56, 0, 30}, "20+d6+30,0,d4+26"};
 static const attend_case steps = {{1, 1, 1}, {57, 3, 0}, "50+d7,1+d2,0"};
-static const attend_case some = {{1, 0, 11}, {57, 3, 8}, "50+d7,1+d2,d3+5"};
+static const attend_case mixed = {{1, 0, 11}, {57, 3, 8}, "50+d7,1+d2,d3+5"};
 
 typedef struct {
     int64_t rows;
@@ -56,10 +56,10 @@ static expectation expect(const attend_case *the_case) {
     uint64_t seed = 7;
     for (int64_t s = 0; s < SEQUENCES; s++) {
         const int64_t T = the_case->new_tokens[s], P = the_case->cached[s];
-        const cp_piece asked = {{s, P, T, 1}, rows};
+        const cp_piece query = {{s, P, T, 1}, rows};
         const cp_piece held = {{s, 0, P + T, 1}, key_rows};
         if (T > 0)
-            must(cp_pieces_append(&queries, asked));
+            must(cp_pieces_append(&queries, query));
         must(cp_pieces_append(&keys, held));
         rows += T;
         key_rows += P + T;
@@ -69,32 +69,33 @@ static expectation expect(const attend_case *the_case) {
     float *q = random_tensor("q.npy", rows, HEADS, DIM, &seed);
     float *k = random_tensor("k.npy", key_rows, KV_HEADS, DIM, &seed);
     float *v = random_tensor("v.npy", key_rows, KV_HEADS, value_dim, &seed);
-    expectation wanted = {rows, room_for(rows * HEADS * value_dim, 8),
-                          room_for(rows * HEADS, 8)};
+    expectation expected = {rows, room_for(rows * HEADS * value_dim, 8),
+                            room_for(rows * HEADS, 8)};
     must(cp_oracle(&shape, &queries, q, &keys, k, shape.latent ? k : v,
-                   wanted.output, wanted.lse));
+                   expected.output, expected.lse));
     cp_pieces_free(&queries);
     cp_pieces_free(&keys);
-    return wanted;
+    return expected;
 }
 
-static void compare_files(const expectation *wanted) {
+static void compare_files(const expectation *expected) {
     cp_npy out, lse;
     double apart = 0, size = 0;
     must(cp_npy_read(in("o.npy"), &out));
     must(cp_npy_read(in("lse.npy"), &lse));
-    ck_assert_int_eq(out.count, wanted->rows * HEADS * cp_value_dim(&shape));
-    ck_assert_int_eq(lse.count, wanted->rows * HEADS);
+    ck_assert_int_eq(out.count, expected->rows * HEADS * cp_value_dim(&shape));
+    ck_assert_int_eq(lse.count, expected->rows * HEADS);
     ck_assert(out.dims == 3 && lse.dims == 2);
     for (int64_t i = 0; i < out.count; i++) {
-        const double error = (double)((float *)out.data)[i] - wanted->output[i];
+        const double error =
+            (double)((float *)out.data)[i] - expected->output[i];
         apart += error * error;
-        size += wanted->output[i] * wanted->output[i];
+        size += expected->output[i] * expected->output[i];
     }
     ck_assert_msg(apart <= 1e-12 * size, "output of %s is off by %g", output,
                   sqrt(apart / size));
     for (int64_t i = 0; i < lse.count; i++)
-        hold(fabs((double)((float *)lse.data)[i] - wanted->lse[i]) <= 5e-6);
+        hold(fabs((double)((float *)lse.data)[i] - expected->lse[i]) <= 5e-6);
     cp_npy_free(&out);
     cp_npy_free(&lse);
 }
@@ -102,7 +103,7 @@ static void compare_files(const expectation *wanted) {
 static void attend_everywhere(const attend_case *the_case,
                               const char *variant) {
     const int ranks[] = {1, 2, 3, 5, 16};
-    const expectation wanted = expect(the_case);
+    const expectation expected = expect(the_case);
     for (int i = 0; i < COUNT_OF(ranks); i++) {
         runs("$L attend --q $D/q.npy --k $D/k.npy %s --lengths "
              "%ld,%ld,%ld --history %s --variant %s --ranks %d --out $D/o.npy "
@@ -110,7 +111,7 @@ static void attend_everywhere(const attend_case *the_case,
              shape.latent ? "--value-dim 20" : "--v $D/v.npy",
              the_case->new_tokens[0], the_case->new_tokens[1],
              the_case->new_tokens[2], the_case->history, variant, ranks[i]);
-        compare_files(&wanted);
+        compare_files(&expected);
     }
 }
 
@@ -158,17 +159,17 @@ static cp_pieces best_of(const float *query, const float *weights,
 
 static expectation expect_chosen(const attend_case *the_case) {
     uint64_t seed = 8;
-    expectation wanted = expect(the_case);
-    const int64_t all = wanted.rows + 86;
+    expectation expected = expect(the_case);
+    const int64_t all = expected.rows + 86;
     cp_npy q, k, v;
     must(cp_npy_read(in("q.npy"), &q));
     must(cp_npy_read(in("k.npy"), &k));
     must(cp_npy_read(in("v.npy"), &v));
-    const float *iq =
-        whole_numbers("iq.npy", 3, wanted.rows, INDEX_HEADS, INDEX_DIM, &seed);
+    const float *iq = whole_numbers("iq.npy", 3, expected.rows, INDEX_HEADS,
+                                    INDEX_DIM, &seed);
     const float *ik = whole_numbers("ik.npy", 2, all, INDEX_DIM, 0, &seed);
     const float *iw =
-        whole_numbers("iw.npy", 2, wanted.rows, INDEX_HEADS, 0, &seed);
+        whole_numbers("iw.npy", 2, expected.rows, INDEX_HEADS, 0, &seed);
     int64_t row = 0, first = 0;
     for (int64_t s = 0; s < SEQUENCES; s++) {
         const int64_t past = the_case->cached[s];
@@ -181,8 +182,8 @@ static expectation expect_chosen(const attend_case *the_case) {
             must(cp_oracle(&shape, &query, (float *)q.data + row * HEADS * DIM,
                            &best, (float *)k.data + first * KV_HEADS * DIM,
                            (float *)v.data + first * KV_HEADS * DIM,
-                           wanted.output + row * HEADS * DIM,
-                           wanted.lse + row * HEADS));
+                           expected.output + row * HEADS * DIM,
+                           expected.lse + row * HEADS));
             cp_pieces_free(&best);
         }
         first += past + the_case->new_tokens[s];
@@ -190,56 +191,56 @@ static expectation expect_chosen(const attend_case *the_case) {
     cp_npy_free(&q);
     cp_npy_free(&k);
     cp_npy_free(&v);
-    return wanted;
+    return expected;
 }
 
 LOOP(attend_keeps_to_chosen_keys, 0, 4) {
     static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
                                            "auto"};
-    const expectation wanted = expect_chosen(&prefills);
+    const expectation expected = expect_chosen(&prefills);
     for (int ranks = 1; ranks <= 4; ranks += 3) {
         runs("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
              "40,1,23 --history %s --ranks %d --variant %s --out $D/o.npy "
              "--lse $D/lse.npy --indexer $D/iq.npy,$D/ik.npy,$D/iw.npy "
              "--top-k %d",
              prefills.history, ranks, variants[_i], TOP_K);
-        compare_files(&wanted);
+        compare_files(&expected);
     }
 }
 
 enum { ROWS = 64, POSITIONS = 100 };
 
 typedef struct {
-    const attend_case *asked;
-    const expectation *wanted;
-    int met[ROWS][POSITIONS];
+    const attend_case *call;
+    const expectation *expected;
+    int pair_counts[ROWS][POSITIONS];
     double merged[ROWS][HEADS][DIM];
 } ledger;
 
 /* The row of a token among the new tokens. */
-static int64_t row_of(const attend_case *asked, const int64_t *label) {
-    int64_t row = label[1] - asked->cached[label[0]];
+static int64_t row_of(const attend_case *call, const int64_t *label) {
+    int64_t row = label[1] - call->cached[label[0]];
     for (int64_t s = 0; s < label[0]; s++)
-        row += asked->new_tokens[s];
+        row += call->new_tokens[s];
     ck_assert(row >= 0 && row < ROWS);
     return row;
 }
 
 static void partial_add(ledger *book, const cp_npy *files, int64_t i) {
     const int64_t *query = (const int64_t *)files[0].data + 2 * i;
-    const int64_t row = row_of(book->asked, query);
+    const int64_t row = row_of(book->call, query);
     const float *output = (const float *)files[2].data + i * HEADS * DIM;
     const float *lse = (const float *)files[3].data + i * HEADS;
     for (int64_t h = 0; h < HEADS; h++) {
         const double weight =
-            exp((double)lse[h] - book->wanted->lse[row * HEADS + h]);
+            exp((double)lse[h] - book->expected->lse[row * HEADS + h]);
         for (int64_t d = 0; d < DIM && weight > 0; d++)
             book->merged[row][h][d] += weight * (double)output[h * DIM + d];
     }
     const int64_t *keys = files[1].data;
     for (int64_t j = 0; j < files[1].shape[0]; j++)
         if (keys[2 * j] == query[0] && keys[2 * j + 1] <= query[1])
-            book->met[row][keys[2 * j + 1]]++;
+            book->pair_counts[row][keys[2 * j + 1]]++;
 }
 
 static void partials_read(ledger *book, int rank, int op) {
@@ -261,14 +262,15 @@ static void partials_read(ledger *book, int rank, int op) {
 
 static void ledger_check(const ledger *book) {
     for (int64_t s = 0, row = 0; s < SEQUENCES; s++)
-        for (int64_t t = 0; t < book->asked->new_tokens[s]; t++, row++)
+        for (int64_t t = 0; t < book->call->new_tokens[s]; t++, row++)
             for (int64_t p = 0; p < POSITIONS; p++)
-                if (book->met[row][p] != (p <= book->asked->cached[s] + t))
+                if (book->pair_counts[row][p] !=
+                    (p <= book->call->cached[s] + t))
                     ck_abort_msg("row %ld met position %ld %d times", row, p,
-                                 book->met[row][p]);
+                                 book->pair_counts[row][p]);
     const double *merged = &book->merged[0][0][0];
     for (int64_t i = 0; i < ROWS * HEADS * DIM; i++)
-        hold(fabs(merged[i] - book->wanted->output[i]) <= 2e-6);
+        hold(fabs(merged[i] - book->expected->output[i]) <= 2e-6);
 }
 
 LOOP(attend_is_exact, 0, 4) {
@@ -282,21 +284,21 @@ LOOP(attend_takes_values_of_another_width, 0, 3) {
     shape.latent = _i == 2;
     attend_everywhere(&prefills, "auto");
     attend_everywhere(&steps, "decode");
-    attend_everywhere(&some, "pass-kv");
+    attend_everywhere(&mixed, "pass-kv");
 }
 
 TEST(attend_decodes) {
     attend_everywhere(&steps, "decode");
     attend_everywhere(&steps, "pass-q");
-    attend_everywhere(&some, "pass-q");
-    attend_everywhere(&some, "pass-kv");
+    attend_everywhere(&mixed, "pass-q");
+    attend_everywhere(&mixed, "pass-kv");
 }
 
 TEST(partials_are_labelled) {
-    const expectation wanted = expect(&prefills);
+    const expectation expected = expect(&prefills);
     ledger *book = room_for(1, sizeof(*book));
-    book->asked = &prefills;
-    book->wanted = &wanted;
+    book->call = &prefills;
+    book->expected = &expected;
     accepted("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
              "40,1,23 --history 20+d6+30,0,d4+26 --ranks 2 --variant "
              "pass-q --partials $D/parts",

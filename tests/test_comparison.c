@@ -62,9 +62,9 @@ static void is_its_best(cp_scenario call, const cp_comparison_entry *entry) {
         ck_assert_int_eq(entry->ranks * entry->tensor, gpus);
     ck_assert(entry->fits == (all_of(&entry->forecast) <= hardware.memory));
     for (int64_t n = 1; n <= gpus; n++) {
-        const bool whole = entry->variant == CP_AUTO && !entry->layers;
-        if (n != entry->tensor &&
-            (whole || n == gpus || gpus % n != 0 || hardware.node_rate <= 0))
+        const bool is_automatic = entry->variant == CP_AUTO && !entry->layers;
+        if (n != entry->tensor && (is_automatic || n == gpus || gpus % n != 0 ||
+                                   hardware.node_rate <= 0))
             continue;
         call.tensor = n;
         call.ranks = n == entry->tensor ? entry->ranks : (int)(gpus / n);
@@ -127,8 +127,9 @@ TEST(more_gpus_than_key_heads_shard_the_tokens) {
             tensor = &all[n];
     ck_assert_ptr_ne(tensor, NULL);
     ck_assert_ptr_ne(tensor, &all[0]);
-    const double whole = 4 * all[0].forecast.cache * (double)all[0].tensor / 8;
-    ck_assert_double_eq_tol(tensor->forecast.cache, whole, 1e6);
+    const double full_cache =
+        4 * all[0].forecast.cache * (double)all[0].tensor / 8;
+    ck_assert_double_eq_tol(tensor->forecast.cache, full_cache, 1e6);
 }
 
 /* A GPU sends the bytes of the rings' formulas. */

@@ -1,7 +1,7 @@
 /* Caches that move to more ranks or fewer, and conversations that continue
  * there, or from a file. */
 #define _GNU_SOURCE
-#include "moving.h"
+#include "migration_cases.h"
 
 #include "model/elastic.h"
 #include "predict/draw.h"
@@ -36,7 +36,7 @@ static void check_bytes(const cp_migration *migration, const cp_plan *plan) {
     cp_plan_report_free(&report);
 }
 
-static cp_status settle(cp_cache *cache, const cp_cache *from) {
+static cp_status assign_anew(cp_cache *cache, const cp_cache *from) {
     return cp_cache_assign(cache, from->length);
 }
 
@@ -48,7 +48,7 @@ LOOP(every_token_arrives_once, 0, 81 * COUNT_OF(ways)) {
     cp_cache *after = empty_cache(how, to, seed * 7);
     cp_migration *migration;
     cp_plan *plan;
-    must((_i % 2 == 0 ? settle : cp_cache_assign_near)(after, before));
+    must((_i % 2 == 0 ? assign_anew : cp_cache_assign_near)(after, before));
     must(cp_cache_migration(before, after, &migration));
     must(cp_migration_match(migration));
     must(cp_migration_plan(migration, &shapes[_i % 3], 4, &plan));
@@ -74,7 +74,7 @@ typedef struct {
     cp_plan *plan;
 } move_case;
 
-static move_case make_moving(void) {
+static move_case move_case_new(void) {
     move_case m = {.after = empty_cache(&ways[0], 3, 2)};
     m.before = lived_in(&ways[0], 2, 1);
     must(cp_cache_assign(m.after, m.before->length));
@@ -84,7 +84,7 @@ static move_case make_moving(void) {
     return m;
 }
 
-static void free_moving(const move_case *m) {
+static void move_case_free(const move_case *m) {
     cp_plan_free(m->plan);
     cp_migration_free(m->migration);
     cp_cache_free(m->before);
@@ -123,7 +123,7 @@ static void send_another_row(const move_case *m) {
     cp_transfer_of(m->migration, 0, 2)->moves.items[0].from++;
 }
 
-static void send_to_nobodys_row(const move_case *m) {
+static void send_to_an_unowned_row(const move_case *m) {
     cp_transfer_of(m->migration, 0, 2)->moves.items[0].to += 100000;
 }
 
@@ -136,7 +136,7 @@ static void hold_a_token_twice(const move_case *m) {
                           m->migration->before[0].items[0]));
 }
 
-static void hold_a_token_of_nobody(const move_case *m) {
+static void hold_an_unknown_token(const move_case *m) {
     m->migration->before[0].items[0].span.start = 5000;
 }
 
@@ -144,7 +144,7 @@ static void forget_a_token(const move_case *m) {
     m->migration->after[0].items[0].span.count--;
 }
 
-static void share_a_due_row(const move_case *m) {
+static void share_an_assigned_row(const move_case *m) {
     m->migration->after[0].items[1].row = m->migration->after[0].items[0].row;
 }
 
@@ -212,12 +212,12 @@ LOOP(lost_and_doubled_tokens_are_found, 0, 16) {
         {lose_a_row, "never arrives at rank 2"},
         {send_a_row_twice, "arrives twice at rank 2"},
         {send_another_row, "is not the token that arrives at rank 2"},
-        {send_to_nobodys_row, "which belongs to no token"},
+        {send_to_an_unowned_row, "which belongs to no token"},
         {miscount_rows, "rank 0 sends rank 2"},
         {hold_a_token_twice, "is held by rank 0 and by rank 1"},
-        {hold_a_token_of_nobody, "which has no such token"},
+        {hold_an_unknown_token, "which has no such token"},
         {forget_a_token, "is held by no rank"},
-        {share_a_due_row, "shares its row on rank 0"},
+        {share_an_assigned_row, "shares its row on rank 0"},
         {forget_an_append, "rank 2 ends without the transfer from"},
         {append_twice, "twice"},
         {append_anothers, "the transfer from rank 0 to rank"},
@@ -226,7 +226,7 @@ LOOP(lost_and_doubled_tokens_are_found, 0, 16) {
         {believe_another, "expects the transfer from rank"},
         {forget_a_wait, "which a receive is still filling"},
     };
-    const move_case m = make_moving();
+    const move_case m = move_case_new();
     cp_plan_report report;
     must(cp_plan_check(m.plan, &report));
     cp_plan_report_free(&report);
@@ -234,11 +234,11 @@ LOOP(lost_and_doubled_tokens_are_found, 0, 16) {
     cp_plan_link(m.plan);
     refuses(cp_plan_check(m.plan, &report), CP_BROKEN, cases[_i].words);
     cp_plan_report_free(&report);
-    free_moving(&m);
+    move_case_free(&m);
 }
 
 TEST(a_migration_is_drawn) {
-    const move_case m = make_moving();
+    const move_case m = move_case_new();
     char *page;
     size_t size;
     FILE *out = open_memstream(&page, &size);
@@ -248,7 +248,7 @@ TEST(a_migration_is_drawn) {
     hold(strstr(page, "receive") != NULL);
     hold(strstr(page, "<title>migration over 3 ranks</title>") != NULL);
     free(page);
-    free_moving(&m);
+    move_case_free(&m);
 }
 
 TEST(calls_that_do_not_fit_are_refused) {
@@ -289,8 +289,8 @@ static void model_drop(cp_gguf *file) {
 
 enum { TALKS = 2 };
 
-static cp_session *talk_open(const cp_session_options *more, int ranks) {
-    cp_session_options options = *more;
+static cp_session *talk_open(const cp_session_options *base, int ranks) {
+    cp_session_options options = *base;
     cp_session *session;
     options.ranks = ranks;
     options.sequences = TALKS;
@@ -389,12 +389,12 @@ static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
 static cp_status take(char *data, int64_t bytes, const cp_gguf *file,
                       cp_session *session, cp_saved_conversation *saved) {
     FILE *in = fmemopen(data, (size_t)bytes, "rb");
-    cp_saved_conversation wanted;
-    must(cp_saved_conversation_new(model, file, "tiny", TALKS, 0, &wanted));
+    cp_saved_conversation expected;
+    must(cp_saved_conversation_new(model, file, "tiny", TALKS, 0, &expected));
     const cp_status status =
-        cp_saved_conversation_read(in, "kept", &wanted, session, saved);
+        cp_saved_conversation_read(in, "kept", &expected, session, saved);
     fclose(in);
-    cp_saved_conversation_free(&wanted);
+    cp_saved_conversation_free(&expected);
     return status;
 }
 

@@ -171,10 +171,10 @@ static problem *prefill(cp_shape shape, int64_t cached, int64_t fresh) {
 /* Cut pieces at random; a query may be alone in one. */
 static void cut_at_random(cp_pieces *pieces, int64_t longest, uint64_t *state) {
     cp_pieces parts = {0};
-    const cp_piece whole = pieces->items[0];
-    for (int64_t i = 0; i < whole.span.count;) {
+    const cp_piece full = pieces->items[0];
+    for (int64_t i = 0; i < full.span.count;) {
         const cp_piece part = cp_piece_part(
-            whole, i, 1 + (int64_t)(harness_random(state) % (uint64_t)longest));
+            full, i, 1 + (int64_t)(harness_random(state) % (uint64_t)longest));
         must(cp_pieces_reserve(&parts, parts.count + 1));
         parts.items[parts.count++] = part;
         i += part.span.count;
@@ -199,12 +199,12 @@ LOOP(bits_do_not_depend_on_pieces_or_threads, 0, COUNT_OF(shapes)) {
             attend_exactly(p, 1 + round % 3);
             ck_assert_mem_eq(output, p->output, (size_t)count * 4);
             ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
-            cp_piece whole = {{0, 0, calls[n][0] + calls[n][1], 1}, 1};
+            cp_piece full = {{0, 0, calls[n][0] + calls[n][1], 1}, 1};
             cp_pieces_free(&p->key_pieces);
-            cp_pieces_append(&p->key_pieces, whole);
-            whole = (cp_piece){{0, calls[n][0], calls[n][1], 1}, 2};
+            cp_pieces_append(&p->key_pieces, full);
+            full = (cp_piece){{0, calls[n][0], calls[n][1], 1}, 2};
             cp_pieces_free(&p->query_pieces);
-            cp_pieces_append(&p->query_pieces, whole);
+            cp_pieces_append(&p->query_pieces, full);
         }
     }
 }
@@ -225,7 +225,7 @@ static float *moved(const problem *p, const float *from, int64_t width) {
 /* Pages in which neighbours of the sequence are often swapped: a block's first
  * and last row are then still in place. */
 static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
-    const cp_piece whole = p->key_pieces.items[0];
+    const cp_piece full = p->key_pieces.items[0];
     cp_pieces uncut = p->key_pieces;
     p->key_pieces = (cp_pieces){0};
     must(cp_pieces_cut(&uncut, page, &p->key_pieces));
@@ -238,7 +238,7 @@ static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
             n++;
         }
     }
-    ck_assert_int_eq(cp_pieces_tokens(&p->key_pieces), whole.span.count);
+    ck_assert_int_eq(cp_pieces_tokens(&p->key_pieces), full.span.count);
     p->keys = moved(p, p->keys, p->shape.kv_heads * p->shape.head_dim);
     p->values = p->shape.latent
                     ? p->keys

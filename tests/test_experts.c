@@ -16,10 +16,10 @@ static double copies_by_looking(int experts, int used, int gpus) {
             continue;
         choices++;
         for (int home = 0; home < gpus; home++) {
-            int told = 0;
+            int receivers = 0;
             for (int x = 0; x < experts; x++)
-                told |= chosen >> x & 1 ? 1 << x % gpus : 0;
-            copies += __builtin_popcount((unsigned)(told & ~(1 << home)));
+                receivers |= chosen >> x & 1 ? 1 << x % gpus : 0;
+            copies += __builtin_popcount((unsigned)(receivers & ~(1 << home)));
         }
     }
     return (double)copies / (double)(choices * gpus);

@@ -75,31 +75,30 @@ LOOP(a_kernel_is_chosen_by_the_processors_abilities, 0, COUNT_OF(processors)) {
 /* The choice reaches BLIS, and child processes do not see it. */
 TEST(this_processor_runs_the_kernel_that_was_chosen) {
     unsetenv("BLIS_ARCH_TYPE");
-    const cp_processor here = cp_processor_read();
-    ck_assert(here.avx512 == (here.wide > 0) || !here.built);
-    const bool far =
-        here.wide < 1.1 * here.narrow || here.wide > 1.4 * here.narrow;
-    const bool wide = cp_kernel_decide(&here).wide;
+    const cp_processor processor = cp_processor_read();
+    ck_assert(processor.avx512 == (processor.wide > 0) || !processor.built);
+    const bool far = processor.wide < 1.1 * processor.narrow ||
+                     processor.wide > 1.4 * processor.narrow;
+    const bool wide = cp_kernel_decide(&processor).wide;
     const cp_micro *micro = cp_micro_get();
     ck_assert_ptr_null(getenv("BLIS_ARCH_TYPE"));
     if (wide && far)
         ck_assert_int_eq(micro->panel, 32);
-    if (!here.avx512)
+    if (!processor.avx512)
         ck_assert_ptr_nonnull(strstr(micro->about, "BLIS's choice"));
 }
 
 /* A variable that is set wins, and is reported. */
 TEST(a_kernel_that_is_asked_for_is_taken) {
 #ifdef BLIS_CONFIG_GENERIC
-    const arch_t asked = BLIS_ARCH_GENERIC;
+    const arch_t arch = BLIS_ARCH_GENERIC;
 #else
-    const arch_t asked = bli_arch_query_id(); /* the one that is built */
+    const arch_t arch = bli_arch_query_id(); /* the one that is built */
 #endif
     char number[16];
-    snprintf(number, sizeof(number), "%d", (int)asked);
+    snprintf(number, sizeof(number), "%d", (int)arch);
     ck_assert_int_eq(setenv("BLIS_ARCH_TYPE", number, 1), 0);
-    ck_assert_ptr_nonnull(
-        strstr(cp_micro_get()->about, bli_arch_string(asked)));
+    ck_assert_ptr_nonnull(strstr(cp_micro_get()->about, bli_arch_string(arch)));
     ck_assert_ptr_nonnull(strstr(cp_micro_get()->about, "asks for it"));
 }
 
@@ -171,7 +170,7 @@ TEST(shares_of_long_rows_and_of_few_add_up) {
 }
 
 LOOP(a_ring_equals_dense_attention, 1, 9) {
-    const int64_t past[2] = {150, 9}, more[2] = {3, 70}, one[2] = {1, 1};
+    const int64_t past[2] = {150, 9}, longer[2] = {3, 70}, one[2] = {1, 1};
     rig rig = {.shape = {6, 2, 40},
                .ranks = _i,
                .sequences = 2,
@@ -181,7 +180,7 @@ LOOP(a_ring_equals_dense_attention, 1, 9) {
     for (rig.unwatched = 0; rig.unwatched < 2; rig.unwatched++) {
         must(rig_open(&rig));
         for (cp_variant v = CP_PASS_KV; v <= CP_ALL_GATHER; v++)
-            must(rig_call(&rig, v == CP_PASS_KV ? past : more, v));
+            must(rig_call(&rig, v == CP_PASS_KV ? past : longer, v));
         must(rig_call(&rig, one, CP_DECODE));
         rig_close(&rig);
     }

@@ -199,7 +199,7 @@ TEST(integers_of_every_width_keep_the_sign) {
 static const struct {
     uint32_t version;
     uint64_t tensors, keys;
-    int64_t more; /* bytes after the header */
+    int64_t data_bytes; /* bytes after the header */
     const char *because;
 } headers[] = {
     {1, 0, 0, 0, "version 1, of 2 and 3"},
@@ -218,7 +218,7 @@ TEST(headers_that_lie_are_refused) {
     refused("starts with 'GGML'");
     for (int n = 0; n < COUNT_OF(headers); n++) {
         put_header(headers[n].version, headers[n].tensors, headers[n].keys);
-        tiny_put(&bytes, zeros, headers[n].more);
+        tiny_put(&bytes, zeros, headers[n].data_bytes);
         refused(headers[n].because);
     }
 }
@@ -361,8 +361,8 @@ TEST(one_byte_anywhere_is_another_file) {
 static void scratch(int64_t length, uint64_t *state) {
     static const uint64_t favourites[] = {0,          1,          INT64_MAX,
                                           UINT64_MAX, UINT32_MAX, 1ULL << 61};
-    const int places = 1 + (int)(harness_random(state) % 4);
-    for (int i = 0; i < places; i++) {
+    const int edits = 1 + (int)(harness_random(state) % 4);
+    for (int i = 0; i < edits; i++) {
         const uint64_t draw = harness_random(state);
         const int64_t at = (int64_t)(draw % (uint64_t)(length - 8));
         if (draw >> 63)

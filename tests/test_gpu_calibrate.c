@@ -5,10 +5,10 @@
 
 #include "app/device_calibrate.h"
 
-static const cp_device_runner here = {.only = CP_NO_RANK};
+static const cp_device_runner runner = {.only = CP_NO_RANK};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
 
-static cp_calibration asked(int ranks, cp_hardware *hardware) {
+static cp_calibration request_of(int ranks, cp_hardware *hardware) {
     *hardware = (cp_hardware){.name = "pretended"};
     return (cp_calibration){.shape = {2, 1, 16},
                             .ranks = ranks,
@@ -20,8 +20,9 @@ static cp_calibration asked(int ranks, cp_hardware *hardware) {
                             .hardware = hardware};
 }
 
-static void near(double value, double wanted) {
-    ck_assert_msg(fabs(value / wanted - 1) < 1e-3, "%g, not %g", value, wanted);
+static void near(double value, double expected) {
+    ck_assert_msg(fabs(value / expected - 1) < 1e-3, "%g, not %g", value,
+                  expected);
 }
 
 static const struct {
@@ -33,9 +34,9 @@ static const struct {
 LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
     const int ranks = setups[_i].ranks;
     cp_hardware h;
-    const cp_calibration wanted = asked(ranks, &h);
+    const cp_calibration request = request_of(ranks, &h);
     begin(1);
-    must(cp_device_calibrate(&here, setups[_i].numbers, &wanted));
+    must(cp_device_calibrate(&runner, setups[_i].numbers, &request));
     if (stand_in_pretends()) {
         /* The times of the pretended clock. */
         const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
@@ -65,7 +66,7 @@ LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
 static const double late = 1e-3;
 
 typedef struct {
-    crowd_member seat;
+    crowd_member member;
     double timeout;
     cp_hardware hardware;
 } calibrate_process;
@@ -77,25 +78,26 @@ static cp_status collect_late(void *items, int64_t size) {
     return all_gather(items, size);
 }
 
-static cp_status calibrate(crowd_member *seat) {
-    calibrate_process *self = (calibrate_process *)(void *)seat;
-    const cp_calibration wanted = asked(seat->group.ranks, &self->hardware);
+static cp_status calibrate(crowd_member *member) {
+    calibrate_process *self = (calibrate_process *)(void *)member;
+    const cp_calibration request =
+        request_of(member->group.ranks, &self->hardware);
     cp_nccl *world;
-    CP_TRY(cp_nccl_new(&seat->id, seat->group.rank, seat->group.ranks, 10,
+    CP_TRY(cp_nccl_new(&member->id, member->group.rank, member->group.ranks, 10,
                        &world));
-    const cp_device_runner apart = {.only = seat->group.rank,
+    const cp_device_runner apart = {.only = member->group.rank,
                                     .link = &world->link,
-                                    .group = &seat->group,
+                                    .group = &member->group,
                                     .timeout = self->timeout};
     const cp_status status =
-        cp_device_calibrate(&apart, CP_NUMBERS_BF16, &wanted);
+        cp_device_calibrate(&apart, CP_NUMBERS_BF16, &request);
     cp_nccl_free(world);
     return status;
 }
 
 static void run_processes(calibrate_process *all, int count, double timeout) {
     for (int r = 0; r < count; r++)
-        all[r] = (calibrate_process){.seat.group.all_gather = collect_late,
+        all[r] = (calibrate_process){.member.group.all_gather = collect_late,
                                      .timeout = timeout};
     run_crowd(all, sizeof(*all), count, calibrate);
 }
@@ -106,7 +108,8 @@ LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
     stand_in_begin(&(stand_in_options){.open = true, .timeout = 20});
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
-        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
+        ck_assert_msg(all[r].member.status == CP_OK, "%s",
+                      all[r].member.message);
         ck_assert_int_eq(all[r].hardware.cores, 0);
         ck_assert_double_gt(all[r].hardware.launch, late / 16);
         ck_assert_double_lt(all[r].hardware.launch, 2 * late / 16);
@@ -123,13 +126,13 @@ LOOP(failures_leave_nothing_behind, 0, 3 * stand_in_pretends()) {
     static void (*const break_it[])(int64_t) = {
         stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
     cp_hardware h;
-    const cp_calibration wanted = asked(2, &h);
+    const cp_calibration request = request_of(2, &h);
     cp_status status = CP_BROKEN;
     int64_t n = 1;
     for (; status != CP_OK && n < 100000; n *= 3) {
         begin_open(1);
         break_it[_i](n);
-        status = cp_device_calibrate(&here, CP_NUMBERS_BF16, &wanted);
+        status = cp_device_calibrate(&runner, CP_NUMBERS_BF16, &request);
         ck_assert_msg(status == CP_OK || *cp_message() != '\0', "no message");
         break_it[_i](0);
         end();
@@ -153,10 +156,10 @@ static const struct {
 LOOP(impossible_calls_are_refused, 0,
      COUNT_OF(impossible) * stand_in_pretends()) {
     cp_hardware h;
-    cp_calibration wanted = asked(2, &h);
-    wanted.shape = impossible[_i].shape;
+    cp_calibration request = request_of(2, &h);
+    request.shape = impossible[_i].shape;
     stand_in_begin(&(stand_in_options){.bytes = impossible[_i].room});
-    refuses(cp_device_calibrate(&here, impossible[_i].numbers, &wanted),
+    refuses(cp_device_calibrate(&runner, impossible[_i].numbers, &request),
             impossible[_i].status, impossible[_i].words);
     end();
 }
@@ -167,8 +170,8 @@ LOOP(a_dead_process_times_out, 0, stand_in_pretends()) {
     stand_in_dead_rank(1, 40);
     run_processes(all, 3, 0.3);
     for (int r = 0; r < 3; r++) {
-        ck_assert_int_ne(all[r].seat.status, CP_OK);
-        ck_assert_str_ne(all[r].seat.message, "");
+        ck_assert_int_ne(all[r].member.status, CP_OK);
+        ck_assert_str_ne(all[r].member.message, "");
     }
     stand_in_end();
 }

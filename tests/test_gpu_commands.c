@@ -80,7 +80,7 @@ static void set_up(void) {
 AROUND_EACH(set_up, remove_directory);
 
 /* On the stand-in all scenes, on a real GPU those for any device. */
-LOOP(scene_is_as_told, 0,
+LOOP(scene_is_as_expected, 0,
      scenes_read(getenv("LONGRING_GPU") != NULL ? "tests/scenes/gpu/any.txt"
                                                 : "tests/scenes/gpu/*.txt")) {
     scene_play(_i);

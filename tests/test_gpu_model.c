@@ -94,21 +94,21 @@ static cp_status take_back(cp_session *session, const model_turn *call) {
     return CP_OK;
 }
 
-static cp_status say(cp_session *session, const model_turn *call, uint64_t seed,
-                     int64_t *count) {
+static cp_status make_call(cp_session *session, const model_turn *call,
+                           uint64_t seed, int64_t *count) {
     int32_t tokens[MOST];
-    int64_t asked[SEQUENCES], batch = 0;
+    int64_t sequences[SEQUENCES], batch = 0;
     uint64_t state = seed;
     *count = 0;
     for (int s = 0; s < SEQUENCES; s++) {
         if (call->lengths[s] > 0)
-            asked[batch++] = s;
+            sequences[batch++] = s;
         *count += call->lengths[s];
     }
     const bool ones = call->decode && *count == batch;
     for (int64_t t = 0; t < *count; t++)
         tokens[t] = (int32_t)(harness_random(&state) % (uint64_t)f.words);
-    CP_TRY(ones ? cp_session_decode(session, batch, asked, tokens, NULL)
+    CP_TRY(ones ? cp_session_decode(session, batch, sequences, tokens, NULL)
            : call->decode
                ? cp_session_verify(session, call->lengths, tokens, NULL)
                : cp_session_prefill(session, call->lengths, tokens, NULL));
@@ -154,11 +154,11 @@ static float *listen(const cp_backend *backend, int ranks, cp_variant variant,
     open_session(backend, &options);
     *numbers = 0;
     for (int n = 0; n < count; n++) {
-        int64_t said;
-        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
-        must(cp_session_logits(f.session, 0, said, logits + *numbers));
-        must(draw_too(f.session, said, logits + *numbers));
-        *numbers += said * f.words;
+        int64_t rows;
+        must(make_call(f.session, &turns[n], (uint64_t)n + 1, &rows));
+        must(cp_session_logits(f.session, 0, rows, logits + *numbers));
+        must(draw_too(f.session, rows, logits + *numbers));
+        *numbers += rows * f.words;
     }
     close_session();
     return logits;
@@ -187,20 +187,20 @@ static double compare(const cp_backend *backend, int ranks, cp_variant variant,
 static const struct {
     int ranks;
     cp_variant variant;
-} places[] = {
+} setups[] = {
     {1, CP_AUTO},   {2, CP_PASS_KV},    {2, CP_PASS_Q}, {3, CP_AUTO},
     {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
 };
 
-LOOP(gpus_and_threads_give_the_same_logits, 0, COUNT_OF(places)) {
+LOOP(gpus_and_threads_give_the_same_logits, 0, COUNT_OF(setups)) {
     begin_file(&(tiny_gguf_options){.seed = 7,
                                     .query = CP_GGUF_Q8_0,
                                     .down = CP_GGUF_Q4_1,
                                     .output = _i % 2,
                                     .rope_freqs = _i % 3 == 0},
                _i + 1);
-    const double apart = compare(&cp_backend_cuda_fp32, places[_i].ranks,
-                                 places[_i].variant, talk, TALK);
+    const double apart = compare(&cp_backend_cuda_fp32, setups[_i].ranks,
+                                 setups[_i].variant, talk, TALK);
     ck_assert_msg(apart < 2e-5, "%g", apart);
     end_file();
 }
@@ -223,10 +223,10 @@ static float *listen_forks(const cp_backend *backend, int ranks,
     open_session(backend, &options);
     *numbers = 0;
     for (int n = 0; n < COUNT_OF(turns); n++) {
-        int64_t said;
-        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
-        must(cp_session_logits(f.session, 0, said, logits + *numbers));
-        *numbers += said * f.words;
+        int64_t rows;
+        must(make_call(f.session, &turns[n], (uint64_t)n + 1, &rows));
+        must(cp_session_logits(f.session, 0, rows, logits + *numbers));
+        *numbers += rows * f.words;
         if (n == 0)
             must(cp_session_fork(f.session, 0, 1, 17));
         if (n == 0)
@@ -289,11 +289,11 @@ TEST(fewer_bits_give_nearly_the_same_logits) {
     end_file();
 }
 
-static _Thread_local cp_device_runner my_place;
+static _Thread_local cp_device_runner my_runner;
 
 static cp_status my_engine(const cp_model *model,
                            const cp_session_options *options, cp_engine **out) {
-    return cp_device_engine_new(&my_place, model, options, out);
+    return cp_device_engine_new(&my_runner, model, options, out);
 }
 
 enum { STEPS = 40 };
@@ -314,7 +314,7 @@ LOOP(graphs_change_nothing, 0, 2) {
     make_long_talk(turns);
     /* Blocks with the same rows: other products may have other bits. */
     for (int m = 0; m < 2; m++) {
-        my_place =
+        my_runner =
             (cp_device_runner){.only = CP_NO_RANK, .graphs = m == 1, .rows = 7};
         logits[m] =
             listen(&backend, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
@@ -344,11 +344,11 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     backend.engine_new = my_engine;
     dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
-    my_place = (cp_device_runner){.only = CP_NO_RANK};
+    my_runner = (cp_device_runner){.only = CP_NO_RANK};
     const float *one =
         listen(&backend, 1, CP_AUTO, turns, COUNT_OF(turns), &numbers);
-    my_place.rows = 7;
-    my_place.graphs = true;
+    my_runner.rows = 7;
+    my_runner.graphs = true;
     const float *got = listen(&backend, others[_i].ranks, others[_i].variant,
                               turns, COUNT_OF(turns), &numbers);
     ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
@@ -366,10 +366,10 @@ LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
     end_file();
 }
 
-static void say_all(const model_turn *turns, int count) {
-    int64_t said;
+static void make_calls(const model_turn *turns, int count) {
+    int64_t rows;
     for (int n = 0; n < count; n++)
-        must(say(f.session, &turns[n], (uint64_t)n + 1, &said));
+        must(make_call(f.session, &turns[n], (uint64_t)n + 1, &rows));
 }
 
 LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
@@ -383,9 +383,9 @@ LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
                                         .capacity = 400};
     begin_file(&(tiny_gguf_options){.seed = 5}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
-    say_all(turns, 2 + _i);
+    make_calls(turns, 2 + _i);
     const int64_t before = stand_in_count().allocations;
-    say_all(turns + 2 + _i, COUNT_OF(turns) - 2 - _i);
+    make_calls(turns + 2 + _i, COUNT_OF(turns) - 2 - _i);
     ck_assert_int_gt(before, 0);
     ck_assert_int_eq(stand_in_count().allocations, before);
     end_file();
@@ -395,12 +395,12 @@ LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
     static const model_turn turns[] = {{false, {40, 7, 2}}, {true, {1, 1, 1}}};
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .capacity = 400};
-    int64_t said;
+    int64_t rows;
     begin_file(&(tiny_gguf_options){.seed = 5}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
-    say_all(turns, 1);
+    make_calls(turns, 1);
     stand_in_fail_allocation(1 + _i);
-    must(say(f.session, &turns[1], 2, &said));
+    must(make_call(f.session, &turns[1], 2, &rows));
     end_file();
 }
 
@@ -411,14 +411,14 @@ static const model_turn later[] = {{false, {4, 0, 2}}, {true, {1, 1, 1}}};
  * that. */
 static void answer(const model_turn *call, uint64_t seed,
                    void (*fault)(int64_t), int64_t n, float *out) {
-    int64_t said;
+    int64_t rows;
     fault(n);
-    cp_status status = say(f.session, call, seed, &said);
+    cp_status status = make_call(f.session, call, seed, &rows);
     fault(0);
     if (n > 0 && status != CP_OK)
-        status = say(f.session, call, seed, &said);
+        status = make_call(f.session, call, seed, &rows);
     must(status);
-    must(cp_session_logits(f.session, said - 1, 1, out));
+    must(cp_session_logits(f.session, rows - 1, 1, out));
 }
 
 LOOP(after_a_failure_the_conversation_continues, 0, 3 * stand_in_pretends()) {
@@ -446,7 +446,7 @@ LOOP(after_a_failure_the_conversation_continues, 0, 3 * stand_in_pretends()) {
 }
 
 typedef struct {
-    crowd_member seat;
+    crowd_member member;
     int parts;               /* that share a rank's heads */
     const model_turn *turns; /* [TALK]; NULL: talk */
     const cp_model *model;
@@ -459,7 +459,8 @@ typedef struct {
     double timeout;
     float *logits; /* of all calls */
     int64_t rows;
-    int64_t said, drawn; /* collectives of the group for the last call, and for
+    int64_t call_collectives,
+        draw_collectives; /* collectives of the group for the last call, and for
                             the draw */
 } model_process;
 enum { REFUSED = 1, NOT_MADE };
@@ -467,18 +468,18 @@ enum { REFUSED = 1, NOT_MADE };
 static bool fails_everywhere(cp_session *session, model_process *self,
                              uint64_t seed) {
     int64_t count;
-    if (self->seat.group.rank == 0)
+    if (self->member.group.rank == 0)
         stand_in_fail_allocation(1);
     pthread_barrier_wait(&meeting);
-    const cp_status status = say(session, &talk[3], seed, &count);
+    const cp_status status = make_call(session, &talk[3], seed, &count);
     pthread_barrier_wait(&meeting);
-    if (self->seat.group.rank == 0)
+    if (self->member.group.rank == 0)
         stand_in_fail_allocation(0);
     pthread_barrier_wait(&meeting);
     if (status != CP_MEMORY && status != CP_ABORTED)
         return false;
-    self->stop = self->seat.group.rank == 1;
-    if (say(session, &talk[3], seed, &count) != CP_INTERRUPTED)
+    self->stop = self->member.group.rank == 1;
+    if (make_call(session, &talk[3], seed, &count) != CP_INTERRUPTED)
         return false;
     self->stop = 0;
     return true;
@@ -499,14 +500,14 @@ static cp_status talk_as(model_process *self, cp_session *session) {
             return cp_fail(CP_BROKEN, "a call without memory went well");
         if (self->without == NOT_MADE && n == 2)
             fail_one_allocation();
-        self->said = -met;
-        CP_TRY(say(session, self->turns + n, seed, &count));
-        self->said += met;
+        self->call_collectives = -collectives;
+        CP_TRY(make_call(session, self->turns + n, seed, &count));
+        self->call_collectives += collectives;
         float *logits = self->logits + self->rows * f.words;
         CP_TRY(cp_session_logits(session, 0, count, logits));
-        self->drawn = -met;
+        self->draw_collectives = -collectives;
         CP_TRY(draw_too(session, count, logits));
-        self->drawn += met;
+        self->draw_collectives += collectives;
         self->rows += count;
     }
     return CP_OK;
@@ -514,34 +515,34 @@ static cp_status talk_as(model_process *self, cp_session *session) {
 
 static cp_status live_with(model_process *self, bool graphs, cp_nccl *heads,
                            cp_nccl *ring) {
-    const cp_process_group *group = &self->seat.group;
+    const cp_process_group *group = &self->member.group;
     const cp_session_options options = {.ranks = group->ranks / self->parts,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400,
                                         .stop = &self->stop};
     cp_session *session;
-    my_place = (cp_device_runner){.only = group->rank / self->parts,
-                                  .link = &ring->link,
-                                  .group = group,
-                                  .tensor = heads,
-                                  .timeout = self->timeout,
-                                  .graphs = graphs};
+    my_runner = (cp_device_runner){.only = group->rank / self->parts,
+                                   .link = &ring->link,
+                                   .group = group,
+                                   .tensor = heads,
+                                   .timeout = self->timeout,
+                                   .graphs = graphs};
     CP_TRY(cp_session_open(self->model, &options, &session));
     const cp_status status = talk_as(self, session);
     cp_session_close(session);
     return status;
 }
 
-static cp_status live_as_process(crowd_member *seat) {
-    model_process *self = (model_process *)(void *)seat;
+static cp_status live_as_process(crowd_member *member) {
+    model_process *self = (model_process *)(void *)member;
     cp_nccl *world, *heads = NULL, *ring = NULL;
     cp_status status = CP_OK;
-    CP_TRY(cp_nccl_new(&seat->id, seat->group.rank, seat->group.ranks, 10.0,
-                       &world));
+    CP_TRY(cp_nccl_new(&member->id, member->group.rank, member->group.ranks,
+                       10.0, &world));
     const bool graphs =
         self->without != REFUSED ||
-        cp_agree_to_start(&seat->group, cp_nccl_try_capture(world)) == CP_OK;
+        cp_agree_to_start(&member->group, cp_nccl_try_capture(world)) == CP_OK;
     if (self->parts > 1)
         status = cp_nccl_split(world, self->parts, &heads, &ring);
     if (status == CP_OK)
@@ -614,12 +615,12 @@ LOOP(ranks_in_processes_give_the_same_logits, 0,
     else
         ck_assert_int_gt(launches, 0);
     for (int r = 0; r < count; r++) {
-        ck_assert_msg(all[r].seat.status == CP_OK, "rank %d: %s", r,
-                      all[r].seat.message);
+        ck_assert_msg(all[r].member.status == CP_OK, "rank %d: %s", r,
+                      all[r].member.message);
         const double off = distance(expected, all[r].logits, numbers);
         ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
-        ck_assert_int_eq(all[r].said, 2);
-        ck_assert_int_eq(all[r].drawn, 2 * 1); /* drawn twice */
+        ck_assert_int_eq(all[r].call_collectives, 2);
+        ck_assert_int_eq(all[r].draw_collectives, 2 * 1); /* drawn twice */
         ck_assert_mem_eq(all[r].logits, all[0].logits,
                          (size_t)numbers * sizeof(float));
     }
@@ -644,7 +645,8 @@ LOOP(sums_of_fewer_bits_give_nearly_the_same_logits, 0,
         listen(&cp_backend_threads, 1, CP_AUTO, talk, TALK, &numbers);
     run_processes(all, count, count == 4 ? 2 : 8);
     for (int r = 0; r < count; r++) {
-        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
+        ck_assert_msg(all[r].member.status == CP_OK, "%s",
+                      all[r].member.message);
         const double off = distance(expected, all[r].logits, numbers);
         ck_assert_msg(off < most[_i % 2], "rank %d: %g", r, off);
     }
@@ -663,7 +665,8 @@ static int64_t count_nodes(int ranks, int layers) {
     begin_file(&(tiny_gguf_options){.seed = 7, .blocks = layers}, 2);
     run_processes(all, ranks, 1);
     for (int r = 0; r < ranks; r++)
-        ck_assert_msg(all[r].seat.status == CP_OK, "%s", all[r].seat.message);
+        ck_assert_msg(all[r].member.status == CP_OK, "%s",
+                      all[r].member.message);
     const int64_t nodes = stand_in_count().graph_nodes;
     end_file();
     return nodes;
@@ -688,14 +691,14 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
     end_file();
 }
 
-LOOP(ranks_that_disagree_are_told, 0, stand_in_pretends()) {
+LOOP(ranks_that_disagree_fail, 0, stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     model_process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
-        ck_assert_int_eq(all[r].seat.status, CP_BROKEN);
-        ck_assert_msg(strstr(all[r].seat.message, "disagree") != NULL, "%s",
-                      all[r].seat.message);
+        ck_assert_int_eq(all[r].member.status, CP_BROKEN);
+        ck_assert_msg(strstr(all[r].member.message, "disagree") != NULL, "%s",
+                      all[r].member.message);
     }
     end_file();
 }
@@ -705,17 +708,17 @@ LOOP(ranks_that_disagree_are_told, 0, stand_in_pretends()) {
 static const int last_words[] = {1, 5, 9, 35, 50};
 
 LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * stand_in_pretends()) {
-    bool said = false;
+    bool reported = false;
     begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
     model_process all[CROWD] = {
         {.timeout = 0.6}, {.timeout = 0.6}, {.timeout = 0.6}};
     stand_in_dead_rank(1, last_words[_i]);
     run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
-        ck_assert_int_eq(all[r].seat.status, CP_BROKEN);
-        said = said || strstr(all[r].seat.message, " 0.6 s") != NULL;
+        ck_assert_int_eq(all[r].member.status, CP_BROKEN);
+        reported = reported || strstr(all[r].member.message, " 0.6 s") != NULL;
     }
-    ck_assert(said);
+    ck_assert(reported);
     ck_assert_int_eq(stand_in_count().graph_launches > 0, _i >= 3);
     close_file();
     end();
@@ -736,13 +739,14 @@ TEST(a_request_to_stop_is_obeyed) {
     volatile sig_atomic_t stop = 1;
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .stop = &stop};
-    int64_t said;
+    int64_t rows;
     begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 5}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
-    refuses(say(f.session, &first, 1, &said), CP_INTERRUPTED, "of 5 layers");
+    refuses(make_call(f.session, &first, 1, &rows), CP_INTERRUPTED,
+            "of 5 layers");
     ck_assert_int_eq(cp_session_length(f.session, 0), 0);
     stop = 0;
-    must(say(f.session, &first, 1, &said));
+    must(make_call(f.session, &first, 1, &rows));
     end_file();
 }
 
@@ -750,12 +754,12 @@ TEST(all_promised_positions_can_be_used) {
     const model_turn word = {false, {1, 0, 0}};
     const cp_session_options options = {
         .ranks = 4, .sequences = SEQUENCES, .capacity = 72};
-    int64_t said;
+    int64_t rows;
     begin_file(&(tiny_gguf_options){.seed = 9}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
     for (uint64_t n = 0; n < 72; n++)
-        must(say(f.session, &word, n + 1, &said));
-    refuses(say(f.session, &word, 1, &said), CP_CAPACITY,
+        must(make_call(f.session, &word, n + 1, &rows));
+    refuses(make_call(f.session, &word, 1, &rows), CP_CAPACITY,
             "would pass its 72 positions");
     end_file();
 }

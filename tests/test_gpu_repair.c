@@ -39,10 +39,10 @@ static struct {
     tiny_bytes bytes;
     cp_gguf *file;
     int64_t words;
-    int32_t tokens[TURNS][MOST];   /* of each call */
-    int32_t said[SEQUENCES][MOST]; /* all of it */
-    float *expected[TURNS];        /* the scores of the last token */
-    bool exact;                    /* compare bits */
+    int32_t tokens[TURNS][MOST];         /* of each call */
+    int32_t transcript[SEQUENCES][MOST]; /* all of it */
+    float *expected[TURNS];              /* the scores of the last token */
+    bool exact;                          /* compare bits */
     cp_model *model;
 } f;
 
@@ -59,11 +59,11 @@ static cp_status make_call(cp_session *session, int n) {
         session, call->lengths, f.tokens[n], NULL);
 }
 
-static cp_session_options wanted = {
+static cp_session_options base_options = {
     .sequences = SEQUENCES, .capacity = 300, .least = 1, .cores = 1};
 
 static void learn(void) {
-    cp_session_options options = wanted;
+    cp_session_options options = base_options;
     cp_session *session;
     int64_t at[SEQUENCES] = {0};
     uint64_t random = 7;
@@ -75,7 +75,7 @@ static void learn(void) {
         int64_t count = 0;
         for (int s = 0; s < SEQUENCES; s++)
             for (int64_t t = 0; t < turns[n].lengths[s]; t++)
-                f.said[s][at[s]++] = f.tokens[n][count++] =
+                f.transcript[s][at[s]++] = f.tokens[n][count++] =
                     (int32_t)(harness_random(&random) % (uint64_t)f.words);
         f.expected[n] = on_host(f.words * 4);
         must(make_call(session, n));
@@ -96,7 +96,7 @@ static void begin_talk(bool exact) {
     memset(&f, 0, sizeof(f));
     f.exact = exact;
     turns[0] = prompts[exact];
-    wanted.dealing = dealings[exact];
+    base_options.dealing = dealings[exact];
     f.words = tiny_gguf_vocabulary_size(&model);
     stand_in_begin(&(stand_in_options){.seed = 2, .open = true});
     tiny_gguf_build(&model, &f.bytes);
@@ -131,18 +131,18 @@ static cp_status answer(cp_session *session, int n) {
 }
 
 static cp_status repair(cp_session *session, int lost) {
-    const int32_t *said[SEQUENCES];
+    const int32_t *transcript[SEQUENCES];
     cp_repair_report report;
     for (int s = 0; s < SEQUENCES; s++)
-        said[s] = f.said[s];
-    return cp_session_repair(session, lost, said, &report);
+        transcript[s] = f.transcript[s];
+    return cp_session_repair(session, lost, transcript, &report);
 }
 
 /* The last four in exact order. */
 LOOP(ranks_that_share_a_gpu_become_fewer, 0, 8) {
     cp_session *session;
     begin_talk(_i >= 4);
-    cp_session_options options = wanted;
+    cp_session_options options = base_options;
     options.ranks = 4;
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
     must(cp_session_open(f.model, &options, &session));
@@ -165,32 +165,32 @@ typedef struct {
     int words[5];
 } visitor;
 
-static char place[40];
+static char root[40];
 
 static void *come(void *given) {
     visitor *v = given;
     const struct timespec while_away = {0, (long)(v->after * 1e9)};
     nanosleep(&while_away, NULL);
     v->words[v->rank] = 10 + v->rank;
-    v->status = cp_rendezvous(place, v->rank, v->ranks, 0.5, v->words,
+    v->status = cp_rendezvous(root, v->rank, v->ranks, 0.5, v->words,
                               sizeof(v->words[0]), v->present);
     return NULL;
 }
 
 /* A port of this host that is free. */
-static void find_place(void) {
-    struct sockaddr_in here = {.sin_family = AF_INET};
-    socklen_t size = sizeof(here);
+static void find_free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof(address);
     const int s = socket(AF_INET, SOCK_STREAM, 0);
-    ck_assert_int_eq(bind(s, (struct sockaddr *)&here, size), 0);
-    getsockname(s, (struct sockaddr *)&here, &size);
+    ck_assert_int_eq(bind(s, (struct sockaddr *)&address, size), 0);
+    getsockname(s, (struct sockaddr *)&address, &size);
     close(s);
-    snprintf(place, sizeof(place), "127.0.0.1:%d", ntohs(here.sin_port));
+    snprintf(root, sizeof(root), "127.0.0.1:%d", ntohs(address.sin_port));
 }
 
 static void come_all(visitor *all, int count) {
     pthread_t threads[4];
-    find_place();
+    find_free_port();
     for (int n = 0; n < count; n++)
         pthread_create(&threads[n], NULL, come, &all[n]);
     for (int n = 0; n < count; n++)
@@ -232,7 +232,7 @@ typedef struct {
 
 static rank all[RANKS];
 static _Thread_local rank *me;
-static _Thread_local cp_device_runner my_place;
+static _Thread_local cp_device_runner my_runner;
 static ncclUniqueId first_id;
 static struct {
     pthread_mutex_t lock;
@@ -242,7 +242,7 @@ static struct {
     void *boards[RANKS];
 } table = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
 
-static cp_status meet(void) {
+static cp_status barrier(void) {
     struct timespec end;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_nsec += (int64_t)(1.5e9 * TIMEOUT);
@@ -266,12 +266,12 @@ static cp_status meet(void) {
 
 static cp_status read_boards(void *items, int64_t bytes, int ranks) {
     table.boards[me->group.rank] = items;
-    CP_TRY(meet());
+    CP_TRY(barrier());
     for (int r = 0; r < ranks; r++)
         if (r != me->group.rank)
             memcpy((char *)items + r * bytes,
                    (char *)table.boards[r] + r * bytes, (size_t)bytes);
-    return meet();
+    return barrier();
 }
 
 static cp_status broadcast(void *data, int64_t bytes) {
@@ -334,8 +334,8 @@ static cp_status agree(cp_nccl *world, cp_nccl_loss *loss) {
     words[me->group.rank].sound = loss->sound;
     if (me->group.rank < 2)
         must(cp_nccl_id(&words[me->group.rank].id));
-    CP_TRY(cp_rendezvous(place, me->group.rank, world->ranks, 2 * TIMEOUT,
-                         words, sizeof(words[0]), present));
+    CP_TRY(cp_rendezvous(root, me->group.rank, world->ranks, 2 * TIMEOUT, words,
+                         sizeof(words[0]), present));
     pthread_mutex_lock(&table.lock);
     table.living = 0;
     for (int r = 0; r < world->ranks; r++) {
@@ -360,12 +360,12 @@ static cp_status go_on(cp_session *session) {
     CP_TRY(cp_nccl_shrink(me->world, &lost));
     for (int next; cp_nccl_shrink(me->world, &next) == CP_OK; lost = next)
         CP_TRY(cp_session_lose(session, lost));
-    my_place.only = me->group.rank = me->world->rank;
+    my_runner.only = me->group.rank = me->world->rank;
     me->group.ranks = me->world->ranks;
     dying++;
     for (int r = 0; r < RANKS; r++)
         stand_in_dead_rank(r, INT32_MAX);
-    CP_TRY(meet());
+    CP_TRY(barrier());
     return repair(session, lost);
 }
 
@@ -377,11 +377,11 @@ static cp_status arrange(int n, bool *dies) {
         return CP_OK;
     *dies = me->group.rank == next->rank ||
             (next->also > 0 && me->group.rank == next->also);
-    CP_TRY(meet());
+    CP_TRY(barrier());
     if (*dies && next->how != IS_GONE)
         (next->how == FAILS ? stand_in_failing_rank
                             : stand_in_dead_rank)(me->group.rank, next->after);
-    return meet();
+    return barrier();
 }
 
 static cp_status talk_as(cp_session *session) {
@@ -403,18 +403,18 @@ static cp_status talk_as(cp_session *session) {
 }
 
 static cp_status live(void) {
-    cp_session_options options = wanted;
+    cp_session_options options = base_options;
     cp_session *session = NULL;
     options.ranks = me->group.ranks;
     CP_TRY(cp_nccl_new(&first_id, me->group.rank, me->group.ranks, 10,
                        &me->world));
     cp_nccl_set_timeout(me->world, TIMEOUT);
     me->world->agree = agree;
-    my_place = (cp_device_runner){.only = me->group.rank,
-                                  .link = &me->world->link,
-                                  .group = &me->group,
-                                  .timeout = TIMEOUT,
-                                  .graphs = true};
+    my_runner = (cp_device_runner){.only = me->group.rank,
+                                   .link = &me->world->link,
+                                   .group = &me->group,
+                                   .timeout = TIMEOUT,
+                                   .graphs = true};
     cp_status status = cp_session_open(f.model, &options, &session);
     if (status == CP_OK)
         status = talk_as(session);
@@ -425,7 +425,7 @@ static cp_status live(void) {
     return status;
 }
 
-static void *take_seat(void *given) {
+static void *rank_main(void *given) {
     me = given;
     me->status = live();
     return NULL;
@@ -433,7 +433,7 @@ static void *take_seat(void *given) {
 
 static cp_status my_engine(const cp_model *model,
                            const cp_session_options *options, cp_engine **out) {
-    return cp_device_engine_new(&my_place, model, options, out);
+    return cp_device_engine_new(&my_runner, model, options, out);
 }
 
 static void run_all(int ranks) {
@@ -445,7 +445,7 @@ static void run_all(int ranks) {
                                   .ranks = ranks,
                                   .broadcast = broadcast,
                                   .all_gather = all_gather}};
-        pthread_create(&threads[r], NULL, take_seat, &all[r]);
+        pthread_create(&threads[r], NULL, rank_main, &all[r]);
     }
     for (int r = 0; r < ranks; r++)
         pthread_join(threads[r], NULL);
@@ -457,7 +457,7 @@ LOOP(a_conversation_survives_a_rank_of_nccl, 0,
     int died = 0;
     play = _i;
     begin_talk(false);
-    find_place();
+    find_free_port();
     backend.engine_new = my_engine;
     must(cp_model_open(&backend, f.file, &f.model));
     const double began = cp_clock();

@@ -16,7 +16,7 @@ typedef struct {
     int captures;
 } graph_batch;
 
-static const int64_t everybody[] = {1, 1, 1};
+static const int64_t one_each[] = {1, 1, 1};
 
 static void make_room(graph_batch *b, const int64_t *fresh) {
     talk *t = &b->t;
@@ -149,7 +149,7 @@ static void decode_step(graph_batch *b, const int64_t *fresh,
     if (renew_all(b, plan) == CP_CAPACITY) {
         t->layout = NULL;
         leave_room(b);
-        make_room(b, everybody);
+        make_room(b, one_each);
         t->layout = layout;
         must(renew_all(b, plan));
     }
@@ -188,7 +188,7 @@ static void open_batch(graph_batch *b, uint64_t seed, int64_t growth) {
     open_talk(&b->t);
     b->outside = seed % 2 == 1 && b->t.layers == 1;
     remember(&b->t, 31 * b->t.ranks);
-    make_room(b, everybody);
+    make_room(b, one_each);
 }
 
 static void close_batch(graph_batch *b) {
@@ -228,7 +228,7 @@ enum { ROUNDS = 1000, LONG = 10000 };
 static struct {
     cp_nccl *nccl;
     cp_queues queues;
-    char *said, *from, *to, *heard; /* [LONG] */
+    char *sent, *from, *to, *received; /* [LONG] */
 } echo;
 
 static cp_status send_to_itself(void *unused) {
@@ -237,28 +237,29 @@ static cp_status send_to_itself(void *unused) {
     const cp_link *link = &echo.nccl->link;
     cudaStream_t stream = echo.queues.compute;
     (void)unused;
-    CP_TRY(cp_bytes_copy(echo.from, echo.said, LONG, stream, "what is said"));
+    CP_TRY(cp_bytes_copy(echo.from, echo.sent, LONG, stream, "what is sent"));
     CP_TRY(link->trade(link->context, halves, 2, stream));
-    return cp_bytes_copy(echo.heard, echo.to, LONG, stream, "what is heard");
+    return cp_bytes_copy(echo.received, echo.to, LONG, stream,
+                         "what is received");
 }
 
-LOOP_FOR(120, a_rank_hears_itself, 0, 2) {
+LOOP_FOR(120, a_rank_receives_from_itself, 0, 2) {
     cp_graph *graph = NULL;
     begin_open(_i);
     open_alone(&echo.nccl);
     must(cp_queues_new(&echo.queues));
-    echo.said = pinned(LONG);
-    echo.heard = pinned(LONG);
+    echo.sent = pinned(LONG);
+    echo.received = pinned(LONG);
     echo.from = on_device(LONG);
     echo.to = on_device(LONG);
     for (int n = 0; n < ROUNDS; n++) {
-        memset(echo.said, n % 101, LONG);
+        memset(echo.sent, n % 101, LONG);
         if (_i == 1 && n == 1)
             must(cp_graph_capture(&echo.queues, 1, &echo.nccl->link,
                                   send_to_itself, NULL, &graph));
         must(graph != NULL ? cp_graph_launch(graph) : send_to_itself(NULL));
         must(cp_nccl_finish(echo.nccl, echo.queues.compute, "an echo"));
-        ck_assert_mem_eq(echo.heard, echo.said, LONG);
+        ck_assert_mem_eq(echo.received, echo.sent, LONG);
     }
     cp_graph_free(graph);
     cp_nccl_free(echo.nccl);
@@ -300,7 +301,7 @@ LOOP(a_walker_refuses_another_kind_of_call, 0, 4) {
     ck_assert_int_eq(renew_for(&b, one, CP_DECODE), CP_INVALID);
     b.t.shape.head_dim--;
     if (b.t.ranks < 3) {
-        refuses(renew_for(&b, everybody, CP_DECODE), CP_CAPACITY,
+        refuses(renew_for(&b, one_each, CP_DECODE), CP_CAPACITY,
                 "the next call needs");
     }
     write_all_inputs(&b.t);
@@ -360,11 +361,11 @@ static cp_status decode_alone(crowd_member *s) {
 }
 
 static void all_do(graph_batch *b, cp_status (*what)(crowd_member *)) {
-    crowd_member seats[MOST_RANKS] = {0};
+    crowd_member members[MOST_RANKS] = {0};
     seated = b;
-    run_crowd(seats, sizeof(seats[0]), b->t.ranks, what);
+    run_crowd(members, sizeof(members[0]), b->t.ranks, what);
     for (int r = 0; r < b->t.ranks; r++)
-        ck_assert_msg(seats[r].status == CP_OK, "%s", seats[r].message);
+        ck_assert_msg(members[r].status == CP_OK, "%s", members[r].message);
 }
 
 LOOP(ranks_over_nccl_capture_messages, 0, 10 * stand_in_pretends()) {

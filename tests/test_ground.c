@@ -273,18 +273,19 @@ static void put_file(const char *root, const char *name, const char *text) {
 }
 
 LOOP(cores_are_the_least_of_all_limits, 0, COUNT_OF(limits)) {
-    char root[] = "/tmp/limits-XXXXXX", command[64], words[400], *rest = words;
+    char root[] = "/tmp/limits-XXXXXX", command[64], words[400],
+         *remaining = words;
     ck_assert_ptr_nonnull(mkdtemp(root));
     snprintf(words, sizeof(words), "%s", limits[_i].files);
-    for (char *word = strtok_r(words, " ", &rest); word != NULL;
-         word = strtok_r(NULL, " ", &rest)) {
+    for (char *word = strtok_r(words, " ", &remaining); word != NULL;
+         word = strtok_r(NULL, " ", &remaining)) {
         char *text = strchr(word, '=');
         *text = '\0';
         put_file(root, word, text + 1);
     }
-    const cp_host_limits here = {limits[_i].affinity, limits[_i].threads, root};
+    const cp_host_limits host = {limits[_i].affinity, limits[_i].threads, root};
     int cores = 0;
-    const cp_status status = cp_host_limit(&here, &cores);
+    const cp_status status = cp_host_limit(&host, &cores);
     snprintf(command, sizeof(command), "rm -r %s", root);
     ck_assert_int_eq(system(command), 0);
     if (limits[_i].cores == 0) {

@@ -37,7 +37,7 @@ typedef enum {
     BEHIND_THE_END,
     ONE_ARRIVAL_MORE,
     BARRIER_NOT_READY,
-    NOBODY_WAITS,
+    NEVER_WAITS,
     REGISTERS_FROM_NOWHERE,
     HALF_A_NUMBERED_BARRIER
 } product_way;
@@ -79,7 +79,7 @@ CP_KERNEL_ALONE(multiply_twice, hopper_call, THREADS) {
         }
     }
     __syncthreads();
-    if (a.how == NOBODY_WAITS)
+    if (a.how == NEVER_WAITS)
         return;
     if (a.how == HALF_A_NUMBERED_BARRIER && thread < 32)
         named_wait(3, 64);
@@ -213,7 +213,7 @@ LOOP(instructions_compute_the_right_product, 0, 12) {
 
 static const struct {
     product_way how;
-    const char *said; /* the report; NULL: the answer is wrong on a late
+    const char *report; /* the report; NULL: the answer is wrong on a late
                          machine */
 } mistakes[] = {
     {NO_WAIT, NULL},
@@ -230,7 +230,7 @@ static const struct {
     {BEHIND_THE_END, "outside of what is shared"},
     {ONE_ARRIVAL_MORE, "more arrivals than the 1 it was initialised with"},
     {BARRIER_NOT_READY, "its barrier is not ready"},
-    {NOBODY_WAITS, "copies without a wait"},
+    {NEVER_WAITS, "copies without a wait"},
     {REGISTERS_FROM_NOWHERE, "a wait that nothing can end"},
     {HALF_A_NUMBERED_BARRIER, "a wait that nothing can end"},
 };
@@ -241,9 +241,9 @@ LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {
         begin_late(seed, STAND_IN_LATE);
         const cudaError_t error = run(mistakes[_i].how, 128, &is_right);
         hold(!is_right);
-        if (mistakes[_i].said != NULL) {
+        if (mistakes[_i].report != NULL) {
             ck_assert_int_eq(error, cudaErrorLaunchFailure);
-            says(mistakes[_i].said);
+            says(mistakes[_i].report);
         }
         release();
         stand_in_end();
@@ -253,14 +253,15 @@ LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {
 TEST(an_impossible_tensor_map_is_refused) {
     CUtensorMap map;
     begin(1);
-    char *there = on_device(65536);
-    ck_assert_int_eq(map_of(&map, there, 64, 100, 128), CUDA_SUCCESS);
-    ck_assert_int_eq(map_of(&map, there + 2, 64, 100, 128),
+    char *memory = on_device(65536);
+    ck_assert_int_eq(map_of(&map, memory, 64, 100, 128), CUDA_SUCCESS);
+    ck_assert_int_eq(map_of(&map, memory + 2, 64, 100, 128),
                      CUDA_ERROR_INVALID_VALUE);
-    ck_assert_int_eq(map_of(&map, there, 60, 100, 128),
+    ck_assert_int_eq(map_of(&map, memory, 60, 100, 128),
                      CUDA_ERROR_INVALID_VALUE);
-    ck_assert_int_eq(map_of(&map, there, 64, 100, 257),
+    ck_assert_int_eq(map_of(&map, memory, 64, 100, 257),
                      CUDA_ERROR_INVALID_VALUE);
-    ck_assert_int_eq(map_of(&map, there, 64, 0, 128), CUDA_ERROR_INVALID_VALUE);
+    ck_assert_int_eq(map_of(&map, memory, 64, 0, 128),
+                     CUDA_ERROR_INVALID_VALUE);
     end();
 }

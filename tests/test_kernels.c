@@ -69,7 +69,7 @@ static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
         tiles.items[n].row += further;
     for (int n = 0; n < 2 && count > 0; n++)
         must(cp_pieces_append(&tiles, tiles.items[0]));
-    keep(ON_HOST, tiles.items);
+    free_later(ON_HOST, tiles.items);
     return (cp_device_tiles){
         upload(tiles.items, tiles.count * (int64_t)sizeof(cp_piece)),
         upload(&count, 8), tiles.count};
@@ -77,8 +77,8 @@ static cp_device_tiles tiles_of(const cp_pieces *pieces, int64_t longest,
 
 /* Where a tensor would begin if this many of its bytes came before the memory:
  * only its far rows exist. */
-static void *before(const void *there, int64_t bytes) {
-    return (void *)((uintptr_t)there - (uintptr_t)bytes);
+static void *before(const void *end, int64_t bytes) {
+    return (void *)((uintptr_t)end - (uintptr_t)bytes);
 }
 
 /* The rows after which every index of [rows][heads] has more than 32 bits. */
@@ -126,7 +126,7 @@ static void attend(problem *p) {
     const int64_t asks = heads * p->shape.head_dim;
     const int64_t size = cp_element_bytes(element);
     const int64_t rows = p->query_rows * heads;
-    const int64_t asked = far_rows(p->far && p->splits == 1, heads);
+    const int64_t query_far = far_rows(p->far && p->splits == 1, heads);
     const int64_t seen = far_rows(p->far, p->shape.kv_heads);
     float *output = upload(p->output, rows * dim * 4);
     float *lse = upload(p->lse, rows * 4);
@@ -139,19 +139,20 @@ static void attend(problem *p) {
         .kernel = kernel,
         .shape = p->shape,
         .element = element,
-        .queries_of = tiles_of(&p->query_pieces,
-                               cp_device_query_tile(kernel, &p->shape), asked),
+        .queries_of =
+            tiles_of(&p->query_pieces, cp_device_query_tile(kernel, &p->shape),
+                     query_far),
         .keys_of = keys_of(&p->key_pieces, 6, seen),
-        .queries = before(queries, asked * asks * size),
+        .queries = before(queries, query_far * asks * size),
         .keys = before(keys, seen * width * size),
         .values = before(values, seen * wide * size),
         .merge = p->merge,
         .splits = p->splits,
         .unfinished = on_device(p->splits * rows * (dim + 1) * 4),
         .tickets = tickets_for(rows),
-        .rows = asked + p->query_rows,
-        .output = before(output, asked * heads * dim * 4),
-        .lse = before(lse, asked * heads * 4)};
+        .rows = query_far + p->query_rows,
+        .output = before(output, query_far * heads * dim * 4),
+        .lse = before(lse, query_far * heads * 4)};
     must(cp_device_attend(&call, NULL));
     p->output = fetch(output, rows * dim * 4);
     p->lse = fetch(lse, rows * 4);
@@ -368,10 +369,10 @@ static cp_candidate *choose_of(choice_case *choice, int64_t piece, bool merge,
 static void same_lists(const choice_case *choice, const cp_candidate *lists) {
     const int64_t room = choice->host.room;
     const cp_candidate *got = fetch(lists, choice->numbers);
-    const cp_piece asked = choice->p->query_pieces.items[0];
-    hold(memcmp(got + asked.row * room,
-                choice->host.candidates + asked.row * room,
-                (size_t)(asked.span.count * room) * sizeof(*got)) == 0);
+    const cp_piece query = choice->p->query_pieces.items[0];
+    hold(memcmp(got + query.row * room,
+                choice->host.candidates + query.row * room,
+                (size_t)(query.span.count * room) * sizeof(*got)) == 0);
     hold(is_untouched(got, CP_F32, 0));
 }
 
@@ -383,9 +384,9 @@ static void same_positions(const choice_case *choice,
     const cp_device_lists call = {count / room, room, lists, packed + 2};
     must(cp_device_pack_list(&call, NULL));
     const char *got = fetch(packed, count * 4 + 2);
-    const cp_piece asked = choice->p->query_pieces.items[0];
-    for (int64_t n = asked.row * room;
-         n < (asked.row + asked.span.count) * room; n++) {
+    const cp_piece query = choice->p->query_pieces.items[0];
+    for (int64_t n = query.row * room;
+         n < (query.row + query.span.count) * room; n++) {
         int32_t position;
         memcpy(&position, got + 2 + n * 4, 4);
         hold(position == choice->host.candidates[n].position);
@@ -585,10 +586,10 @@ typedef struct {
     uint64_t state;
     cp_element element; /* of the output, unless the kernel differs */
     int64_t count;
-    void *written;  /* on the device: count numbers, and one that must not be
+    void *written;    /* on the device: count numbers, and one that must not be
                        written */
-    double *wanted; /* the expected numbers */
-    float *host;    /* the host's own layer's output, or NULL */
+    double *expected; /* the expected numbers */
+    float *host;      /* the host's own layer's output, or NULL */
 } row_case;
 
 static const int64_t widths[] = {1,   2,    31,   64,    100,  257,
@@ -599,12 +600,12 @@ enum { WIDTHS = COUNT_OF(widths) };
 static void *writes(row_case *c, int64_t count) {
     char *room = on_device((count + 2) * 4);
     c->count = count;
-    c->wanted = on_host(count * 8);
+    c->expected = on_host(count * 8);
     return c->written = room + c->number / 2 % 2 * 4;
 }
 
-static const int64_t places[] = {3, -1, 10, 0, -1, 7, 2};
-enum { PLACED = 7, PLACES = 11 };
+static const int64_t indices[] = {3, -1, 10, 0, -1, 7, 2};
+enum { INDICES = 7, TABLE_ROWS = 11 };
 
 /* Gather rows of a table on the device into `to`, one after another. */
 static void gather(row_case *c, const int64_t *rows, int64_t count,
@@ -621,14 +622,14 @@ static void gather(row_case *c, const int64_t *rows, int64_t count,
 static void gather_numbers(row_case *c, const int64_t *rows, int64_t count,
                            int64_t unasked, cp_element from, cp_element to) {
     const int64_t width = widths[c->number / 2];
-    float *table = numbers(PLACES * width, &c->state);
+    float *table = numbers(TABLE_ROWS * width, &c->state);
     for (int64_t i = 0; i < width; i++)
         table[unasked * width + i] = NAN;
-    const void *there = stored(from, table, PLACES * width);
-    gather(c, rows, count, width, there, from, to);
+    const void *device_table = stored(from, table, TABLE_ROWS * width);
+    gather(c, rows, count, width, device_table, from, to);
     for (int64_t i = 0; i < c->count; i++) {
         const int64_t row = rows[i / width];
-        c->wanted[i] = row < 0 ? 0.0 : table[row * width + i % width];
+        c->expected[i] = row < 0 ? 0.0 : table[row * width + i % width];
     }
 }
 
@@ -637,15 +638,15 @@ static void embed(row_case *c) {
     gather_numbers(c, tokens, c->number % 8, 5, c->element, CP_F32);
 }
 
-static void gather_places(row_case *c) {
-    gather_numbers(c, places, PLACED, 1, CP_F32, c->element);
+static void gather_by_index(row_case *c) {
+    gather_numbers(c, indices, INDICES, 1, CP_F32, c->element);
 }
 
 static void embed_every_code(row_case *c) {
     const int64_t token = 0;
     gather(c, &token, 1, 65536, upload(every_code(), 131072), CP_BF16, CP_F32);
     for (uint32_t i = 0; i < 65536; i++)
-        c->wanted[i] = decode(CP_BF16, i);
+        c->expected[i] = decode(CP_BF16, i);
 }
 
 /* The codes of a format, the midpoints between two, and the numbers next to
@@ -665,7 +666,7 @@ static int64_t around(format_case f, uint32_t codes, float *out) {
 
 static void round_everything(row_case *c) {
     c->element = CP_BF16;
-    const int64_t place = 0;
+    const int64_t index = 0;
     float *x = on_host((int64_t)bf16.largest * 32 + 64);
     int64_t count = around(bf16, bf16.largest, x);
     x[count++] = INFINITY;
@@ -673,9 +674,9 @@ static void round_everything(row_case *c) {
     x[count++] = NAN;
     while (count % 8 > 0)
         x[count++] = 1.0f;
-    gather(c, &place, 1, count, upload(x, count * 4), CP_F32, CP_BF16);
+    gather(c, &index, 1, count, upload(x, count * 4), CP_F32, CP_BF16);
     for (int64_t i = 0; i < count; i++)
-        c->wanted[i] = x[i];
+        c->expected[i] = x[i];
 }
 
 static void norm(row_case *c) {
@@ -703,7 +704,7 @@ static void norm(row_case *c) {
         const double scale =
             1.0 / sqrt(squares / (double)width + (double)1e-5f);
         for (int64_t i = 0; i < width; i++)
-            c->wanted[row * width + i] = (double)x_row[i] * scale * weight[i];
+            c->expected[row * width + i] = (double)x_row[i] * scale * weight[i];
     }
     c->host = on_host(rows * width * 4);
     cp_norm_rows(rows, width, x, weight, (double)1e-5f, 1, c->host);
@@ -726,7 +727,7 @@ static void gate(row_case *c) {
         const float *gates = both + 2 * row * inner, *ups = gates + inner;
         float *host = memcpy(c->host + row * inner, gates, (size_t)inner * 4);
         for (int64_t i = 0; i < inner; i++)
-            c->wanted[row * inner + i] =
+            c->expected[row * inner + i] =
                 gates[i] / (1.0 + exp(-(double)gates[i])) * ups[i];
         cp_gate_values(inner, ups, 1, host);
     }
@@ -740,13 +741,13 @@ static void expand(row_case *c) {
     unsigned char *packed = on_host(blocks * bytes + 2);
     for (int64_t i = 0; i < blocks * bytes + 2; i++)
         packed[i] = (unsigned char)(harness_random(&c->state) >> 40);
-    const char *there = upload(packed, blocks * bytes + 2);
-    must(cp_device_expand(type, there + 2, count, c->element, writes(c, count),
-                          NULL));
+    const char *device_packed = upload(packed, blocks * bytes + 2);
+    must(cp_device_expand(type, device_packed + 2, count, c->element,
+                          writes(c, count), NULL));
     float *host = on_host(count * 4);
     must(cp_dequantise(type, packed + 2, count, host));
     for (int64_t i = 0; i < count; i++)
-        c->wanted[i] = host[i];
+        c->expected[i] = host[i];
 }
 
 static const struct {
@@ -757,7 +758,7 @@ static const struct {
 } kernels[] = {
     {"tokens are embedded", embed, 2 * WIDTHS, true},
     {"every code of 16 bits is read", embed_every_code, 1, true},
-    {"rows are gathered", gather_places, 2 * WIDTHS, true},
+    {"rows are gathered", gather_by_index, 2 * WIDTHS, true},
     {"every rounding is to nearest even", round_everything, 3, true},
     {"rows are normed", norm, 2 * WIDTHS, false},
     {"rows are gated", gate, 2 * WIDTHS, false},
@@ -768,7 +769,7 @@ static const struct {
 static bool is_right(const row_case *c, const void *got, int64_t i,
                      bool exact) {
     const uint32_t bits = bits_at(got, c->element, i);
-    const double want = c->wanted[i], size = fabs(want);
+    const double want = c->expected[i], size = fabs(want);
     if (isnan(want))
         return isnan(decode(c->element, bits));
     if (exact)
@@ -791,7 +792,7 @@ LOOP(kernels_do_what_they_are_defined_to, 0, COUNT_OF(kernels)) {
                 ck_abort_msg("%s, case %d: number %ld is %g, not %g",
                              kernels[_i].name, n, i,
                              decode(c.element, bits_at(got, c.element, i)),
-                             c.wanted[i]);
+                             c.expected[i]);
         ck_assert_msg(is_untouched(got, c.element, c.count),
                       "%s, case %d: one number too many", kernels[_i].name, n);
         end();
@@ -926,13 +927,13 @@ LOOP(sums_of_16_bits_are_added, 0, WIDTHS) {
     const int64_t count = widths[_i] * 33;
     uint64_t state = (uint64_t)_i + 1;
     begin(_i + 1);
-    float *x = numbers(count + 1, &state), *more = numbers(count, &state);
-    const void *addends = stored(CP_BF16, more, count);
+    float *x = numbers(count + 1, &state), *terms = numbers(count, &state);
+    const void *addends = stored(CP_BF16, terms, count);
     const cp_device_add_args call = {count, addends, upload(x, count * 4 + 4)};
     must(cp_device_add(&call, NULL));
     const float *got = fetch(call.x, count * 4 + 4);
     for (int64_t i = 0; i < count; i++)
-        hold(got[i] == x[i] + more[i]);
+        hold(got[i] == x[i] + terms[i]);
     hold(got[count] == x[count]);
     end();
 }
@@ -950,18 +951,18 @@ enum { TURNS = COUNT_OF(turns) };
 
 /* Check that heads from `first` on are in their rows, and that nothing else was
  * written. */
-static void check_placed(const void *device, cp_element element, int64_t dim,
-                         int64_t first, int64_t count, int64_t heads,
-                         const double *want) {
+static void check_scattered(const void *device, cp_element element, int64_t dim,
+                            int64_t first, int64_t count, int64_t heads,
+                            const double *want) {
     const int64_t width = count * dim;
-    const void *got = fetch(device, PLACES * width * 4);
-    int64_t row_at[PLACES];
-    for (int64_t place = 0; place < PLACES; place++)
-        row_at[place] = -1;
-    for (int64_t row = 0; row < PLACED; row++)
-        if (places[row] >= 0)
-            row_at[places[row]] = row;
-    for (int64_t i = 0; i < PLACES * width; i++) {
+    const void *got = fetch(device, TABLE_ROWS * width * 4);
+    int64_t row_at[TABLE_ROWS];
+    for (int64_t slot = 0; slot < TABLE_ROWS; slot++)
+        row_at[slot] = -1;
+    for (int64_t row = 0; row < INDICES; row++)
+        if (indices[row] >= 0)
+            row_at[indices[row]] = row;
+    for (int64_t i = 0; i < TABLE_ROWS * width; i++) {
         const int64_t row = row_at[i / width];
         hold(row < 0 ? is_untouched(got, element, i)
                      : near(element, bits_at(got, element, i),
@@ -974,11 +975,11 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     const cp_shape shape = turns[_i % TURNS].shape;
     const int64_t pairs = turns[_i % TURNS].pairs, dim = shape.head_dim;
     const int64_t q = shape.query_heads, kv = shape.kv_heads;
-    const int64_t heads = q + 2 * kv, count = PLACED * heads * dim;
+    const int64_t heads = q + 2 * kv, count = INDICES * heads * dim;
     uint64_t state = (uint64_t)_i + 1;
     double frequencies[128];
-    float cosines[PLACED * 128], sines[PLACED * 128];
-    int64_t positions[PLACED];
+    float cosines[INDICES * 128], sines[INDICES * 128];
+    int64_t positions[INDICES];
     begin(_i + 1);
     for (int64_t i = 0; i < pairs; i++)
         frequencies[i] = pow(1e4, -(double)i / (double)pairs);
@@ -986,8 +987,8 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     double *want = on_host(count * 8);
     for (int64_t i = 0; i < count; i++)
         want[i] = projected[i] =
-            places[i / (heads * dim)] < 0 ? NAN : harness_uniform(&state);
-    for (int64_t t = 0; t < PLACED; t++) {
+            indices[i / (heads * dim)] < 0 ? NAN : harness_uniform(&state);
+    for (int64_t t = 0; t < INDICES; t++) {
         float *cosine = cosines + t * pairs, *sine = sines + t * pairs;
         positions[t] = t == 2 ? 1000000 : (INT64_C(1) << 30) / (7 - t) + 17;
         cp_angles_at(positions[t], pairs, frequencies, cosine, sine);
@@ -999,24 +1000,24 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
             pair[1] = even * sine[i] + odd * cosine[i];
         }
     }
-    const cp_device_rotate_args call = {PLACED,
+    const cp_device_rotate_args call = {INDICES,
                                         shape,
                                         pairs,
                                         upload(positions, sizeof(positions)),
                                         upload(frequencies, pairs * 8),
-                                        upload(places, sizeof(places)),
+                                        upload(indices, sizeof(indices)),
                                         upload(projected, count * 4),
                                         element,
-                                        on_device(PLACES * q * dim * 4),
-                                        on_device(PLACES * kv * dim * 4),
-                                        on_device(PLACES * kv * dim * 4)};
+                                        on_device(TABLE_ROWS * q * dim * 4),
+                                        on_device(TABLE_ROWS * kv * dim * 4),
+                                        on_device(TABLE_ROWS * kv * dim * 4)};
     must(cp_device_rotate(&call, NULL));
-    check_placed(call.queries, element, dim, 0, q, heads, want);
-    check_placed(call.keys, element, dim, q, kv, heads, want);
-    check_placed(call.values, element, dim, q + kv, kv, heads, want);
+    check_scattered(call.queries, element, dim, 0, q, heads, want);
+    check_scattered(call.keys, element, dim, q, kv, heads, want);
+    check_scattered(call.values, element, dim, q + kv, kv, heads, want);
     /* The host rotates all heads of a token, values too. */
     const cp_angles angles = {pairs, cosines, sines};
-    cp_rotate_rows(PLACED, heads, dim, angles, 1, projected);
+    cp_rotate_rows(INDICES, heads, dim, angles, 1, projected);
     for (int64_t i = 0; i < count; i++)
         hold(i / dim % heads >= q + kv || isnan(want[i]) ||
              fabs(projected[i] - want[i]) <= 1e-6);
@@ -1027,13 +1028,13 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
 
 TEST(indices_have_64_bits) {
     enum { FAR = 99999, LONG = 32768, FURTHER = 40000000 };
-    const int64_t place = FAR, further = FURTHER;
+    const int64_t far = FAR, further = FURTHER;
     uint64_t state = 5;
     begin(1);
     const float *x = numbers(LONG, &state);
-    const void *table = before(upload(x, LONG * 4), place * LONG * 4);
+    const void *table = before(upload(x, LONG * 4), far * LONG * 4);
     const cp_device_gather_args gathering = {
-        1,      LONG,   upload(&place, 8),   table,
+        1,      LONG,   upload(&far, 8),     table,
         CP_F32, CP_F32, on_device(LONG * 4), NULL};
     must(cp_device_gather(&gathering, NULL));
     ck_assert_mem_eq(fetch(gathering.to, LONG * 4), x, LONG * 4);
@@ -1060,12 +1061,12 @@ TEST(indices_have_64_bits) {
         .value_bytes = 256,
         .keys = before(three, further * 256),
         .values = before(three, further * 256),
-        .to_keys = before(on_device(768), 3 * place * 256),
-        .to_values = before(on_device(768), 3 * place * 256)};
+        .to_keys = before(on_device(768), 3 * far * 256),
+        .to_values = before(on_device(768), 3 * far * 256)};
     must(cp_device_copy(&copying, NULL));
-    ck_assert_mem_eq(fetch((char *)copying.to_keys + 3 * place * 256, 768), x,
+    ck_assert_mem_eq(fetch((char *)copying.to_keys + 3 * far * 256, 768), x,
                      768);
-    ck_assert_mem_eq(fetch((char *)copying.to_values + 3 * place * 256, 768), x,
+    ck_assert_mem_eq(fetch((char *)copying.to_values + 3 * far * 256, 768), x,
                      768);
     end();
 }
@@ -1114,11 +1115,11 @@ static void far_merge(int64_t row, const float *x, float *y) {
 }
 
 static void far_gathering(int64_t row, const float *x, float *y) {
-    const int64_t place = 0;
+    const int64_t index = 0;
     const cp_device_gather_args call = {.rows = row + 1,
                                         .width = 64,
                                         .indices =
-                                            before(upload(&place, 8), row * 8),
+                                            before(upload(&index, 8), row * 8),
                                         .from = x,
                                         .to = before(y, row * 256)};
     must(cp_device_gather(&call, NULL));

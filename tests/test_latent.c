@@ -120,11 +120,11 @@ TEST(work_counts_key_and_value_dimensions) {
 }
 
 TEST(bad_value_sizes_are_refused) {
-    const cp_shape less = {4, 1, 8, -1, false}, more = {4, 1, 8, 577, false};
+    const cp_shape small = {4, 1, 8, -1, false}, large = {4, 1, 8, 577, false};
     const cp_shape beyond = {4, 1, 8, 9, true}, all = {4, 1, 8, 8, true};
     const cp_shape wide = {4, 1, 8, 576, false}, unsaid = {4, 1, 8, 0, true};
-    refuses(cp_shape_check(&less), CP_INVALID, "values of -1 numbers");
-    refuses(cp_shape_check(&more), CP_INVALID, "values of 577 numbers");
+    refuses(cp_shape_check(&small), CP_INVALID, "values of -1 numbers");
+    refuses(cp_shape_check(&large), CP_INVALID, "values of 577 numbers");
     refuses(cp_shape_check(&beyond), CP_INVALID,
             "first 9 numbers of keys of 8");
     must(cp_shape_check(&all));
@@ -291,11 +291,12 @@ static void agree(const latent_layer *layer, int ranks, cp_variant variant) {
 
 LOOP(absorbed_is_expanded, 0, 4) {
     static const int ranks[] = {1, 2, 3, 5};
-    const latent_layer prompt = random_layer(11, 0), more = random_layer(7, 16);
+    const latent_layer prompt = random_layer(11, 0),
+                       continuation = random_layer(7, 16);
     const latent_layer step = random_layer(1, 30);
     agree(&prompt, ranks[_i], CP_PASS_KV);
-    agree(&more, ranks[_i], CP_PASS_Q);
-    agree(&more, ranks[_i], CP_PASS_KV);
+    agree(&continuation, ranks[_i], CP_PASS_Q);
+    agree(&continuation, ranks[_i], CP_PASS_KV);
     agree(&step, ranks[_i], CP_DECODE);
 }
 
@@ -358,7 +359,7 @@ TEST(latent_forecasts_are_as_by_hand) {
     const cp_forecast first = foresee(name, CP_PASS_KV, 1, fresh, 0);
     const cp_forecast shared = foresee(name, CP_PASS_KV, 8, fresh, 0);
     const cp_forecast late = foresee(name, CP_PASS_KV, 1, 80, 7920);
-    const cp_forecast asked = foresee(name, CP_PASS_Q, 1, fresh, 0);
+    const cp_forecast pass_q = foresee(name, CP_PASS_Q, 1, fresh, 0);
     const cp_forecast step = foresee(name, CP_DECODE, 1, 1, 7999);
     /* A latent is sent and stored whole, however many GPUs share the heads. */
     ck_assert_double_eq(first.sent, 3 * 2000 * (double)row);
@@ -371,10 +372,10 @@ TEST(latent_forecasts_are_as_by_hand) {
     ck_assert_double_eq(shared.pair, first.pair);
     ck_assert_double_eq(shared.made, first.made);
     ck_assert_double_eq(late.pair, 2 * 128 * 1088);
-    ck_assert_double_eq(asked.pair, 2 * 128 * 1088);
+    ck_assert_double_eq(pass_q.pair, 2 * 128 * 1088);
     ck_assert_double_eq(step.pair, 2 * 128 * 1088);
-    hold(late.made == 0 && asked.made == 0 && step.made == 0);
-    hold(first.attending < asked.attending);
+    hold(late.made == 0 && pass_q.made == 0 && step.made == 0);
+    hold(first.attending < pass_q.attending);
     /* Tokens of the call, with 37.5 billion parameters; then pairs, and the
      * keys that each rank expands beside those of its own tokens. */
     const double pairs = 8000.0 * 8001 / 2;
@@ -397,9 +398,9 @@ TEST(the_choice_counts_what_a_latent_sends) {
         cp_choice choice;
         must(cp_foresee(&slow, &shapes[n], 2, CP_WIRE_FP32, 4, 1, &fresh,
                         &cached, &choice));
-        const char *said = strstr(choice.rule, "pass-kv ");
-        ck_assert_ptr_nonnull(said);
-        seconds[n] = strtod(said + 8, NULL);
+        const char *found = strstr(choice.rule, "pass-kv ");
+        ck_assert_ptr_nonnull(found);
+        seconds[n] = strtod(found + 8, NULL);
     }
     ck_assert_double_eq_tol(seconds[1] / seconds[0], 2, 1e-3);
 }

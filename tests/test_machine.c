@@ -104,13 +104,13 @@ LOOP(bad_lines_are_refused_by_name, 0, COUNT_OF(bad)) {
 }
 
 LOOP(missing_fields_are_named, 0, 8) {
-    char text[2000] = "", wanted[80];
+    char text[2000] = "", expected[80];
     cp_hardware hardware;
     const char *at = good;
     for (int line = 0; *at != '\0'; line++) {
         const size_t length = strcspn(at, "\n") + 1;
         if (line == _i)
-            snprintf(wanted, sizeof(wanted),
+            snprintf(expected, sizeof(expected),
                      line == 0 ? "it must begin: machine NAME"
                                : "m: %.*s is missing (",
                      (int)strcspn(at, " "), at);
@@ -118,17 +118,17 @@ LOOP(missing_fields_are_named, 0, 8) {
             strncat(text, at, length);
         at += length;
     }
-    refuses(cp_hardware_read("m", text, &hardware), CP_INVALID, wanted);
+    refuses(cp_hardware_read("m", text, &hardware), CP_INVALID, expected);
 }
 
 TEST(damage_is_read_or_refused) {
-    const char *whole = cp_built_in_text("gtt.machine");
-    const size_t length = strlen(whole);
+    const char *original = cp_built_in_text("gtt.machine");
+    const size_t length = strlen(original);
     char *text = malloc(length + 1);
     uint64_t seed = 5;
     cp_hardware hardware;
     for (size_t n = 0; n < 2 * length; n++) { /* truncated, and changed */
-        memcpy(text, whole, length + 1);
+        memcpy(text, original, length + 1);
         text[n / 2] = (char)(n % 2 == 0 ? 0 : harness_random(&seed) % 255 + 1);
         const cp_status status = cp_hardware_read("x", text, &hardware);
         ck_assert(status == CP_OK ||

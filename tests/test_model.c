@@ -74,22 +74,25 @@ static float *logits_of(int64_t tokens) {
     return room_for(tokens * f.words, sizeof(float));
 }
 
-static void say(cp_session *session, const int32_t *tokens, const int *cuts,
-                float *logits) {
+static void feed(cp_session *session, const int32_t *tokens, const int *cuts,
+                 float *logits) {
     const int64_t only = 0, before = cp_session_length(session, 0);
-    int64_t said = 0;
+    int64_t position = 0;
     for (; *cuts != 0; cuts++) {
         const int64_t count = *cuts > 0 ? *cuts : 1;
         for (int n = 0; n < (*cuts > 0 ? 1 : -*cuts); n++) {
             if (*cuts > 0)
-                must(cp_session_prefill(session, &count, tokens + said, NULL));
+                must(cp_session_prefill(session, &count, tokens + position,
+                                        NULL));
             else
-                must(cp_session_decode(session, 1, &only, tokens + said, NULL));
-            must(cp_session_logits(session, 0, count, logits + said * f.words));
-            said += count;
+                must(cp_session_decode(session, 1, &only, tokens + position,
+                                       NULL));
+            must(cp_session_logits(session, 0, count,
+                                   logits + position * f.words));
+            position += count;
         }
     }
-    ck_assert_int_eq(cp_session_length(session, 0), before + said);
+    ck_assert_int_eq(cp_session_length(session, 0), before + position);
 }
 
 static int32_t *make_up(int64_t count, uint64_t seed) {
@@ -123,7 +126,7 @@ static void agrees_with_naive(const tiny_gguf_options *options) {
     int32_t *tokens = make_up(COUNT, 11);
     float *expected = logits_of(COUNT), *got = logits_of(COUNT);
     naive_llama(f.file, COUNT, tokens, expected);
-    say(open_session(1, 1, CP_AUTO), tokens, (int[]){COUNT, 0}, got);
+    feed(open_session(1, 1, CP_AUTO), tokens, (int[]){COUNT, 0}, got);
     same_words(expected, got, COUNT);
 }
 
@@ -160,9 +163,9 @@ LOOP(test_every_shape, 0, COUNT_OF(tiny_shapes)) {
 
 enum { TEXT = 53 };
 
-static const int whole[] = {TEXT, 0};
+static const int uncut[] = {TEXT, 0};
 static const int *const ways[] = {
-    whole,
+    uncut,
     (int[]){20, -9, 24, 0},
     (int[]){1, -1, 1, 30, -20, 0},
     (int[]){-5, 40, 3, -5, 0},
@@ -179,12 +182,12 @@ LOOP(test_ranks_agree, 0, 7) {
     float *expected = logits_of(TEXT);
     float *got = logits_of(TEXT);
     cp_session *one = open_session(1, 1, CP_AUTO);
-    say(one, tokens, whole, expected);
+    feed(one, tokens, uncut, expected);
     for (int n = 0; n < 7; n++) { /* whole by each variant, then by three
                                      variants */
         const cp_variant variant = variants[n < 4 ? n : (n + _i) % 4];
         cp_session *many = open_session(rank_counts[_i], 1, variant);
-        say(many, tokens, ways[n < 4 ? 0 : n - 3], got);
+        feed(many, tokens, ways[n < 4 ? 0 : n - 3], got);
         same_words(expected, got, TEXT);
     }
 }
@@ -224,13 +227,14 @@ LOOP(test_batches_agree, 0, 2 * MOST) {
     for (int step = 0; step < STEPS; step++)
         decode_together(batch, alone, count, next, rows);
     /* Continue a part of the batch with a prefill. */
-    int64_t some[MOST] = {0};
-    some[count - 1] = 7;
-    must(cp_session_prefill(batch, some, text, NULL));
-    must(cp_session_prefill(alone[count - 1], &some[count - 1], text, NULL));
+    int64_t new_tokens[MOST] = {0};
+    new_tokens[count - 1] = 7;
+    must(cp_session_prefill(batch, new_tokens, text, NULL));
+    must(cp_session_prefill(alone[count - 1], &new_tokens[count - 1], text,
+                            NULL));
     decode_together(batch, alone, count, next, rows);
     ck_assert_int_eq(cp_session_length(batch, 0),
-                     lengths[0] + STEPS + 1 + some[0]);
+                     lengths[0] + STEPS + 1 + new_tokens[0]);
 }
 
 static const int64_t unlike[] = {3, 1, 2, 5, 1, 1, 4};
@@ -278,7 +282,7 @@ LOOP(truncated_tokens_leave_no_trace, 0,
     int32_t *text = make_up(TEXT, 6);
     float *expected = logits_of(TEXT), *rows = logits_of(2 * TEXT);
     uint64_t random = (uint64_t)_i + 1;
-    say(open_session(1, 1, CP_AUTO), text, whole, expected);
+    feed(open_session(1, 1, CP_AUTO), text, uncut, expected);
     cp_session *session = open_with(&options);
     while (cp_session_length(session, 0) < TEXT ||
            cp_session_length(session, 1) < TEXT) {
@@ -408,8 +412,8 @@ LOOP(test_failures_leave_no_trace, 0, 4) {
     for (int n = 0, at = 0; cuts[n] != 0; at += abs(cuts[n++])) {
         const int one[2] = {cuts[n], 0};
         disturb(disturbed, text, &armed);
-        say(calm, text + at, one, rows[0]);
-        say(disturbed, text + at, one, rows[1]);
+        feed(calm, text + at, one, rows[0]);
+        feed(disturbed, text + at, one, rows[1]);
         const size_t bytes = (size_t)f.words * sizeof(float);
         ck_assert_mem_eq(rows[0], rows[1], bytes * (size_t)abs(cuts[n]));
         disturb(disturbed, text, &armed);
@@ -540,15 +544,15 @@ LOOP(test_trace, 0, 3) {
     ck_assert_int_eq(shell("cat %s", path), 0);
     const char *json = output;
     ck_assert_int_eq(sum_bytes(json), sent);
-    static const char *const wanted[] = {"\"rank 2 (0 operations left out)\"",
-                                         "\"name\":\"attend\"",
-                                         "\"name\":\"exchange\"",
-                                         "\"name\":\"all-to-all\"",
-                                         "\"name\":\"project\"",
-                                         "\"name\":\"feed forward\"",
-                                         "\"layer\":1,\"hop\":1,\"bytes\":"};
-    for (int n = 0; n < COUNT_OF(wanted); n++)
-        ck_assert_msg(strstr(json, wanted[n]) != NULL, "no %s", wanted[n]);
+    static const char *const expected[] = {"\"rank 2 (0 operations left out)\"",
+                                           "\"name\":\"attend\"",
+                                           "\"name\":\"exchange\"",
+                                           "\"name\":\"all-to-all\"",
+                                           "\"name\":\"project\"",
+                                           "\"name\":\"feed forward\"",
+                                           "\"layer\":1,\"hop\":1,\"bytes\":"};
+    for (int n = 0; n < COUNT_OF(expected); n++)
+        ck_assert_msg(strstr(json, expected[n]) != NULL, "no %s", expected[n]);
     ck_assert_ptr_null(strstr(json, "\"dur\":-"));
     ck_assert_str_eq(json + strlen(json) - 4, "\n]}\n");
     remove(path);
@@ -679,7 +683,7 @@ static void check_golden(cp_session *session, const golden_prompt *prompt,
                          const int *cuts) {
     const int64_t words = f.words;
     float *rows = logits_of(prompt->count);
-    say(session, prompt->ids, cuts, rows);
+    feed(session, prompt->ids, cuts, rows);
     double sum = 0.0;
     for (int64_t t = 0; t + 1 < prompt->count; t++)
         sum += nats(rows + t * words, words, prompt->ids[t + 1]);

@@ -6,7 +6,7 @@
 
 #include "comm_checks.h"
 #include "expect.h"
-#include "moving.h"
+#include "migration_cases.h"
 #include "tests/harness/shell.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
@@ -53,9 +53,9 @@ static void play_scenes(void) {
     for (int n = 0; n < COMM_SCENES; n++) {
         comm_scene scene = comm_scenes[n];
         const int last = scene.argument + (scene.times > 0 ? scene.times : 1);
-        const int whole = scene.heavy || scene.times > 0 ? 1 : 3;
+        const int piece_count = scene.heavy || scene.times > 0 ? 1 : 3;
         for (; scene.argument < last; scene.argument++)
-            for (int i = 0; i < whole; i++)
+            for (int i = 0; i < piece_count; i++)
                 play(&scene, scene.times > 8 ? 65536 : pieces[i]);
     }
 }
@@ -294,10 +294,10 @@ static char *self; /* the same from / on: another host starts elsewhere */
 
 /* This many tests, if there is a launcher. */
 static int launched(int tests) {
-    static int there = -1;
-    if (there < 0)
-        there = system("command -v mpirun >/dev/null 2>&1") == 0;
-    return there ? tests : 0;
+    static int has_mpirun = -1;
+    if (has_mpirun < 0)
+        has_mpirun = system("command -v mpirun >/dev/null 2>&1") == 0;
+    return has_mpirun ? tests : 0;
 }
 
 /* Every line has both streams in output, and $S is this program. */

@@ -17,13 +17,13 @@ typedef struct {
     float *w_values, *x_values, *before; /* as the oracle sees them */
     float *w_scales, *x_scales;          /* NULL unless FP8 */
     const void *x;
-    const float *x_scales_there;
+    const float *device_x_scales;
     float *y;
 } product_problem;
 
 /* Numbers that the format holds exactly, and their address on the device. */
 static float *operand(cp_numbers numbers, int64_t count, uint64_t *state,
-                      const void **there) {
+                      const void **on_gpu) {
     static const format_case f8 = {3, 7, 0x7e};
     float *values = on_host(count * 4);
     unsigned char *codes = on_host(count);
@@ -37,20 +37,20 @@ static float *operand(cp_numbers numbers, int64_t count, uint64_t *state,
             values[i] = draw(state);
         upper[i] = (uint16_t)encode(CP_BF16, values[i]);
     }
-    *there = numbers == CP_NUMBERS_F8    ? upload(codes, count)
-             : numbers == CP_NUMBERS_F32 ? upload(values, count * 4)
-                                         : upload(upper, count * 2);
+    *on_gpu = numbers == CP_NUMBERS_F8    ? upload(codes, count)
+              : numbers == CP_NUMBERS_F32 ? upload(values, count * 4)
+                                          : upload(upper, count * 2);
     return values;
 }
 
 static float *scales_of(cp_numbers kind, int64_t rows, uint64_t *state,
-                        const float **there) {
+                        const float **on_gpu) {
     if (kind != CP_NUMBERS_F8)
         return NULL;
     float *scales = on_host(rows * 4);
     for (int64_t i = 0; i < rows; i++)
         scales[i] = 0.25f + 0.01f * (float)(harness_random(state) >> 58);
-    *there = upload(scales, rows * 4);
+    *on_gpu = upload(scales, rows * 4);
     return scales;
 }
 
@@ -62,7 +62,7 @@ static product_problem make_problem(int64_t in, int64_t out, int64_t rows,
     p.w_values = operand(kind, in * out, &state, &p.w.values);
     p.x_values = operand(kind, in * rows, &state, &p.x);
     p.w_scales = scales_of(kind, out, &state, &p.w.scales);
-    p.x_scales = scales_of(kind, rows, &state, &p.x_scales_there);
+    p.x_scales = scales_of(kind, rows, &state, &p.device_x_scales);
     p.before = on_host(rows * out * 4);
     for (int64_t i = 0; i < rows * out; i++)
         p.before[i] = harness_uniform(&state) * 128.0f;
@@ -131,7 +131,7 @@ static void end_products(void) {
 static cp_status product(const product_problem *p, bool add,
                          cudaStream_t stream) {
     return cp_device_multiply(multiplier, &p->w, p->rows, p->x,
-                              p->x_scales_there, add, p->y, stream);
+                              p->device_x_scales, add, p->y, stream);
 }
 
 /* Does this device multiply such rows? All do, except for FP8 on some GPUs. */
@@ -174,13 +174,13 @@ LOOP(products_are_rounded_to_16_bits, 1, KINDS) {
         const int64_t count = p.rows * p.w.out;
         uint16_t *narrow = on_device(count * 2 + 2);
         must(cp_device_multiply_bf16(multiplier, &p.w, p.rows, p.x,
-                                     p.x_scales_there, narrow, NULL));
+                                     p.device_x_scales, narrow, NULL));
         must(product(&p, false, NULL));
         const uint16_t *got = fetch(narrow, count * 2 + 2);
-        const float *whole = fetch(p.y, count * 4);
+        const float *unrounded = fetch(p.y, count * 4);
         for (int64_t i = 0; i < count; i++)
-            hold(fabs(decode(CP_BF16, got[i]) - (double)whole[i]) <=
-                 0x1p-8 * fabs((double)whole[i]));
+            hold(fabs(decode(CP_BF16, got[i]) - (double)unrounded[i]) <=
+                 0x1p-8 * fabs((double)unrounded[i]));
         ck_assert_uint_eq(got[count], 0xFFFF);
     }
     end_products();
@@ -224,19 +224,19 @@ TEST(few_rows_do_not_depend_on_others) {
     unsigned char *codes = fetch(p.x, ROWS * IN);
     must(cudaMemset((char *)p.w.values + SPOILED * IN + 77, 0x7f, 1));
     for (int n = 0; n < COUNT_OF(groups) && can(CP_NUMBERS_F8); n++) {
-        product_problem some = p, one = p;
+        product_problem group = p, one = p;
         const int first = groups[n][0], rows = groups[n][1];
-        some.rows = rows;
-        some.x = (const char *)p.x + first * IN;
-        some.x_scales_there = upload(p.x_scales + first, rows * 4);
+        group.rows = rows;
+        group.x = (const char *)p.x + first * IN;
+        group.device_x_scales = upload(p.x_scales + first, rows * 4);
         must(cudaMemset((void *)p.x, 0x7f, ROWS * IN)); /* NaN */
         bring((char *)p.x + first * IN, codes + first * IN, rows * IN);
-        must(product(&some, false, NULL));
+        must(product(&group, false, NULL));
         const float *all = fetch(p.y, rows * OUT * 4);
         one.rows = 1;
         for (int row = 0; row < rows; row++) {
-            one.x = (const char *)some.x + row * IN;
-            one.x_scales_there = upload(p.x_scales + first + row, 4);
+            one.x = (const char *)group.x + row * IN;
+            one.device_x_scales = upload(p.x_scales + first + row, 4);
             must(product(&one, false, NULL));
             const float *alone = fetch(p.y, OUT * 4);
             for (int o = 0; o < OUT; o++)
@@ -394,7 +394,7 @@ TEST(bad_products_are_refused) {
     end_products();
 }
 
-LOOP(failures_of_the_device_are_told, 0, stand_in_pretends()) {
+LOOP(failures_of_the_device_are_reported, 0, stand_in_pretends()) {
     begin(1);
     for (int n = 1; n < 3; n++) {
         stand_in_fail_allocation(n);
@@ -427,7 +427,7 @@ TEST(rows_of_8_bits_are_multiplied) {
         must(cp_device_quantise(&x, NULL));
         p.w = (cp_device_matrix){IN, OUT, CP_NUMBERS_F8, w.y, w.scales};
         p.x = x.y;
-        p.x_scales_there = x.scales;
+        p.device_x_scales = x.scales;
         must(product(&p, false, NULL));
         const float *got = fetch(p.y, ROWS * OUT * 4);
         double off = 0.0, norm = 0.0;

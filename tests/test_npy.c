@@ -148,14 +148,14 @@ TEST(a_file_cut_anywhere_is_refused) {
     const int64_t shape[1] = {2};
     const float numbers[2] = {1, 2};
     must(cp_npy_write(path, CP_NPY_FLOAT32, 1, shape, numbers));
-    struct stat whole;
-    ck_assert_int_eq(stat(path, &whole), 0);
-    ck_assert_int_eq(whole.st_size % 64, 8);
-    for (off_t length = whole.st_size - 1; length >= 0; length--) {
+    struct stat full;
+    ck_assert_int_eq(stat(path, &full), 0);
+    ck_assert_int_eq(full.st_size % 64, 8);
+    for (off_t length = full.st_size - 1; length >= 0; length--) {
         ck_assert_int_eq(truncate(path, length), 0);
         unreadable("");
     }
-    ck_assert_int_eq(truncate(path, whole.st_size), 0);
+    ck_assert_int_eq(truncate(path, full.st_size), 0);
     unreadable("not an .npy");
 }
 
@@ -210,12 +210,12 @@ TEST(the_logarithm_of_0_is_accepted) {
 
 /* For instance, standard output is a file that has been deleted. */
 TEST(a_file_without_a_name_is_written_where_it_is) {
-    char here[32], text[8] = "";
+    char file_path[32], text[8] = "";
     const int file = open(in("gone"), O_CREAT | O_RDWR, 0666);
-    snprintf(here, sizeof(here), "/proc/self/fd/%d", file);
+    snprintf(file_path, sizeof(file_path), "/proc/self/fd/%d", file);
     ck_assert(file >= 0 && unlink(in("gone")) == 0);
-    must(cp_save_check(here));
-    must(cp_save(here, "whole", 5));
+    must(cp_save_check(file_path));
+    must(cp_save(file_path, "whole", 5));
     ck_assert_int_eq(pread(file, text, sizeof(text), 0), 5);
     ck_assert_str_eq(text, "whole");
     close(file);

@@ -97,7 +97,7 @@ static int64_t needed_blocks(const cp_growth *growth) {
     return needed;
 }
 
-static void write_tokens(const cp_growth *growth, bool keep) {
+static void write_tokens(const cp_growth *growth, bool commits) {
     for (int64_t s = 0; s < SEQUENCES; s++)
         for (int64_t n = 0, run; n < growth[s].rows; n += run) {
             run = growth[s].rows - n;
@@ -108,7 +108,7 @@ static void write_tokens(const cp_growth *growth, bool keep) {
                     expected.tokens[s][expected.count[s] + n + i] =
                         expected.next++;
         }
-    for (int64_t s = 0; s < SEQUENCES && keep; s++)
+    for (int64_t s = 0; s < SEQUENCES && commits; s++)
         expected.count[s] += growth[s].rows;
 }
 
@@ -117,8 +117,8 @@ static void append(void) {
     cp_moves copies = {0};
     for (int64_t s = 0; s < SEQUENCES; s++) {
         const int64_t left = MOST - expected.count[s];
-        const int64_t some = upto(4) == 0 ? upto(3 * block) : upto(2);
-        growth[s].rows = upto(1) * cp_min(some, left);
+        const int64_t most = upto(4) == 0 ? upto(3 * block) : upto(2);
+        growth[s].rows = upto(1) * cp_min(most, left);
     }
     const int64_t needed = needed_blocks(growth), left = pages->left;
     const cp_status status = cp_pages_plan(pages, growth, &copies);
@@ -126,11 +126,11 @@ static void append(void) {
     ck_assert_int_eq(pages->left, left);
     check_rows();
     if (status == CP_OK) {
-        const bool keep = upto(3) > 0; /* or the call fails midway */
+        const bool commits = upto(3) > 0; /* or the call fails midway */
         spoil_unused();
         make_moves(&copies);
-        write_tokens(growth, keep);
-        if (keep) {
+        write_tokens(growth, commits);
+        if (commits) {
             must(cp_pages_reserve(pages, growth));
             cp_pages_grow(pages, growth);
         }
@@ -231,18 +231,18 @@ static const struct {
 
 /* The sequence whose numbers a token has; after a cut, numbers are new. */
 enum { ROOM = 80 };
-static int64_t whose[TALKS][ROOM], names;
+static int64_t content[TALKS][ROOM], names;
 
 static void begin_anew(int64_t sequence, int64_t length) {
     for (int64_t n = length; n < ROOM; n++)
-        whose[sequence][n] = names;
+        content[sequence][n] = names;
     names++;
 }
 
 static void share(rig *rig, const int64_t *fork) {
     const int64_t from = fork[0], to = fork[1], tokens = fork[2];
     must(cp_cache_fork(rig->cache, from, to, tokens));
-    memcpy(whose[to], whose[from], (size_t)tokens * 8);
+    memcpy(content[to], content[from], (size_t)tokens * 8);
     ck_assert_int_eq(rig->cache->length[to], tokens);
 }
 
@@ -262,19 +262,19 @@ static void bring_together(rig *rig) {
 
 LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
     static const int64_t rows[] = {1, 3, 4, 16};
-    static const int some[] = {1, 2, 3, 5, 7};
+    static const int rank_counts[] = {1, 2, 3, 5, 7};
     static const cp_dealing dealings[] = {{.placement = CP_ZIGZAG},
                                           {.placement = CP_INTERLEAVE},
                                           {.placement = CP_NAIVE}};
     if (harness_spared(_i))
         return;
     rig rig = {.shape = {4, 2, 8},
-               .ranks = some[_i % 5],
+               .ranks = rank_counts[_i % 5],
                .sequences = TALKS,
                .room = ROOM,
                .seed = (uint64_t)_i + 1,
                .disorder = (uint64_t)_i,
-               .whose = whose[0]};
+               .content = content[0]};
     for (int64_t sequence = 0; sequence < TALKS; sequence++)
         begin_anew(sequence, 0);
     must(rig_open(&rig));

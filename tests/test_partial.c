@@ -139,11 +139,11 @@ TEST(a_dominant_side_is_the_answer) {
 
 /* A thousand partials with an LSE near 8, where floats are 1e-6 apart. */
 TEST(a_running_answer_keeps_its_account) {
-    storage running, rest;
-    cp_partial all = in(&running);
+    storage merged, remainder;
+    cp_partial all = in(&merged);
     double sum[CELLS] = {0}, worst[2] = {0};
     for (int kept = 0; kept < 2; kept++) {
-        all.remainder = kept ? rest.lse : NULL;
+        all.remainder = kept ? remainder.lse : NULL;
         cp_partial_clear(&all);
         memset(sum, 0, sizeof(sum));
         for (int n = 0; n < 1000; n++) {
@@ -156,8 +156,8 @@ TEST(a_running_answer_keeps_its_account) {
             cp_partial_merge(&all, &add);
         }
         for (int i = 0; i < CELLS; i++) {
-            const double rest_of = kept ? (double)rest.lse[i] : 0;
-            const double lse = (double)running.lse[i] + rest_of;
+            const double remainder_of = kept ? (double)remainder.lse[i] : 0;
+            const double lse = (double)merged.lse[i] + remainder_of;
             worst[kept] = fmax(worst[kept], fabs(lse - log(sum[i])));
         }
     }

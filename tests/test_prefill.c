@@ -60,8 +60,8 @@ static cp_device_keys keys_of(const cp_pieces *pieces, int64_t rows) {
 /* Where a tensor would begin if this many of its bytes came before the memory.
  * Tensor maps only require alignment; a driver that checked the address might
  * refuse unmapped memory, and then this test would be too strict. */
-static void *before(const void *there, int64_t bytes) {
-    return (void *)((uintptr_t)there - (uintptr_t)bytes);
+static void *before(const void *end, int64_t bytes) {
+    return (void *)((uintptr_t)end - (uintptr_t)bytes);
 }
 
 static int which, splits; /* of the kernel for few rows, if which is 0 */
@@ -73,9 +73,9 @@ static void attend(problem *p) {
     const int64_t far = p->far ? (INT64_C(1) << 32) / width : 0;
     float *output = upload(p->output, rows * dim * 4);
     float *lse = upload(p->lse, rows * 4);
-    const int64_t some = rows + 2;
-    const int32_t *no_tickets = room_for(some, 4);
-    int32_t *tickets = upload(no_tickets, some * 4);
+    const int64_t ticket_count = rows + 2;
+    const int32_t *no_tickets = room_for(ticket_count, 4);
+    int32_t *tickets = upload(no_tickets, ticket_count * 4);
     const float *nothing = room_for(splits * rows * (dim + 1), 4);
     const void *queries = stored(p->queries, rows * dim);
     const void *keys = stored(p->keys, p->key_rows * width);
@@ -103,7 +103,8 @@ static void attend(problem *p) {
         .lse = before(lse, far * heads * 4)};
     must(which > 0 ? cp_device_prefill(&call, which, NULL)
                    : cp_device_attend(&call, NULL));
-    ck_assert_mem_eq(fetch(tickets, some * 4), no_tickets, (size_t)some * 4);
+    ck_assert_mem_eq(fetch(tickets, ticket_count * 4), no_tickets,
+                     (size_t)ticket_count * 4);
     p->output = fetch(output, rows * dim * 4);
     p->lse = fetch(lse, rows * 4);
 }

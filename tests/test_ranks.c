@@ -281,11 +281,11 @@ TEST(too_few_threads_is_an_error) {
         return;
     leave_room_for(40 << 20);
     ck_assert_int_eq(run(500, 0, count_calls, &calls), CP_MEMORY);
-    int started = -1, asked = -1;
-    ck_assert_int_eq(
-        sscanf(cp_message(), "could start %d of %d ranks: ", &started, &asked),
-        2);
-    ck_assert(started > 0 && started < 11 && asked == 500);
+    int started = -1, requested = -1;
+    ck_assert_int_eq(sscanf(cp_message(), "could start %d of %d ranks: ",
+                            &started, &requested),
+                     2);
+    ck_assert(started > 0 && started < 11 && requested == 500);
     ck_assert_int_eq(calls, 0);
     must(run(2, 0, rotate, NULL)); /* and the next run is unaffected */
 }

@@ -64,12 +64,12 @@ static int holders(int64_t sequence, int64_t position) {
 }
 
 /* Check that each earlier token is on its old rank, unless that is lost. */
-static void check_holders(bool whole) {
+static void check_holders(bool none_lost) {
     for (int64_t s = 0; s < SEQUENCES; s++) {
         int64_t held = 0;
         for (int64_t p = 0; p < cache->length[s]; p++) {
             const int count = holders(s, p);
-            ck_assert(count == 1 || (count == 0 && !whole));
+            ck_assert(count == 1 || (count == 0 && !none_lost));
             held += count;
         }
         ck_assert_int_eq(holders(s, cache->length[s]), 0);
@@ -99,7 +99,7 @@ static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
                                    CP_TREE};
 
 /* Restore some of the lost tokens; returns whether there were any. */
-static bool refill_some(int64_t most, uint64_t *random) {
+static bool refill_part(int64_t most, uint64_t *random) {
     int64_t lengths[SEQUENCES], count;
     must(cp_cache_refill(cache, most, lengths, &count));
     if (count == 0)
@@ -114,11 +114,11 @@ static bool refill_some(int64_t most, uint64_t *random) {
 
 /* Restore all lost tokens, in calls of at most `most` tokens. */
 static void refill(int64_t most, uint64_t *random) {
-    while (refill_some(most, random))
+    while (refill_part(most, random))
         continue;
 }
 
-static void some_turns(uint64_t *random) {
+static void random_turns(uint64_t *random) {
     for (int n = 0; n < 4; n++) {
         const bool decode = harness_random(random) % 2 == 0;
         int64_t fresh[SEQUENCES], all = 0;
@@ -140,7 +140,7 @@ LOOP(tokens_of_a_lost_rank_are_redistributed, 0, 6 * COUNT_OF(ways)) {
     cache->dealing = ways[_i % COUNT_OF(ways)];
     if (_i % 2 == 0)
         must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
-    for (some_turns(&random); cache->ranks > 1; some_turns(&random)) {
+    for (random_turns(&random); cache->ranks > 1; random_turns(&random)) {
         const int lost =
             (int)(harness_random(&random) % (uint64_t)cache->ranks);
         must(cp_cache_lose(cache, lost, ROOM + ranks - cache->ranks));
@@ -182,8 +182,8 @@ TEST(leaves_come_back_in_order) {
     must(cp_cache_lose(cache, 1, ROOM));
     refill(1000, &random);
     must(cp_cache_lose(cache, 1, ROOM));
-    refill_some(1, &random);
-    refill_some(64, &random);
+    refill_part(1, &random);
+    refill_part(64, &random);
     refill(1000, &random);
     check_holders(true);
 }
@@ -232,7 +232,7 @@ TEST(shared_pages_are_lost_and_brought_back) {
     must(cp_cache_lose(cache, 2, ROOM));
     refill(1000, &random);
     check_holders(true);
-    some_turns(&random);
+    random_turns(&random);
     /* Tokens after the repair can be cut; those that it restored cannot. */
     const int64_t length = cache->length[0];
     take_turn(true, (int64_t[]){4, 0, 0}, CP_DECODE);
@@ -284,7 +284,7 @@ static void fill_twice(void) {
         layout->queries[0].pieces.items[0].span;
 }
 
-static void move_everybody(void) {
+static void move_every_row(void) {
     layout->all_queries.pieces.items[1].row++;
 }
 
@@ -304,8 +304,8 @@ TEST(a_hole_that_is_filled_twice_is_named) {
     damaged(fill_twice, "is held by rank 0 and by rank 1");
 }
 
-TEST(rows_of_everybodys_holes_are_checked) {
-    damaged(move_everybody, "expected row");
+TEST(rows_of_all_holes_are_checked) {
+    damaged(move_every_row, "expected row");
 }
 
 /* Conversations with a tiny model, in two sessions: one has a single rank and
@@ -317,7 +317,7 @@ static struct {
     cp_gguf *file;
     cp_model *model;
     cp_session *alone, *many;
-    int32_t said[SPEAKERS][MOST];
+    int32_t transcript[SPEAKERS][MOST];
     int64_t words;
     uint64_t random;
     bool exact; /* compare bits */
@@ -349,13 +349,13 @@ static void talk_end(void) {
 
 /* Feed tokens of each conversation to both; every score must agree, in exact
  * order to the bit. */
-static void say(bool decode, const int64_t *lengths) {
+static void feed(bool decode, const int64_t *lengths) {
     int32_t tokens[SPEAKERS * MOST];
     int64_t count = 0;
     for (int s = 0; s < SPEAKERS; s++)
         for (int64_t n = 0; n < lengths[s]; n++) {
             const int64_t at = cp_session_length(talk.many, s) + n;
-            talk.said[s][at] = tokens[count++] =
+            talk.transcript[s][at] = tokens[count++] =
                 (int32_t)(harness_random(&talk.random) % (uint64_t)talk.words);
         }
     float *expected = room_for(count * talk.words, sizeof(float));
@@ -380,10 +380,10 @@ static void say(bool decode, const int64_t *lengths) {
 }
 
 static cp_status repair(int rank, cp_repair_report *report) {
-    const int32_t *said[SPEAKERS];
+    const int32_t *transcript[SPEAKERS];
     for (int s = 0; s < SPEAKERS; s++)
-        said[s] = talk.said[s];
-    return cp_session_repair(talk.many, rank, said, report);
+        transcript[s] = talk.transcript[s];
+    return cp_session_repair(talk.many, rank, transcript, report);
 }
 
 static int64_t lengths_of_all(void) {
@@ -405,18 +405,18 @@ LOOP(a_session_goes_on_without_a_rank, 0, 4 * COUNT_OF(ways)) {
                                      .dealing = ways[_i / 4],
                                      .least = 1,
                                      .cores = 1});
-    say(false, (int64_t[]){130, 0, 31});
+    feed(false, (int64_t[]){130, 0, 31});
     for (int left = ranks - 1; left > 0; left--) {
         for (int n = 0; n < 3; n++)
-            say(true, (int64_t[]){1, 0, 1 + n / 2});
+            feed(true, (int64_t[]){1, 0, 1 + n / 2});
         const int64_t all = lengths_of_all();
         must(repair((_i + left) % (left + 1), &report));
         ck_assert(report.calls == (report.tokens > 0));
         hold(report.tokens > 0 || talk.exact);
         ck_assert_int_le(report.tokens, all);
         ck_assert_int_eq(lengths_of_all(), all);
-        say(true, (int64_t[]){1, 0, 1});
-        say(false, (int64_t[]){9, 3, 4});
+        feed(true, (int64_t[]){1, 0, 1});
+        feed(false, (int64_t[]){9, 3, 4});
     }
     talk_end();
 }
@@ -434,14 +434,14 @@ LOOP(a_long_text_keeps_its_bits, 0, 3) {
                                      .dealing = ways[COUNT_OF(ways) - 1],
                                      .least = 3,
                                      .cores = 1});
-    say(false, (int64_t[]){2300, 70, 0});
+    feed(false, (int64_t[]){2300, 70, 0});
     must(repair(3, &report));
-    say(false, (int64_t[]){70, 1, 1});
+    feed(false, (int64_t[]){70, 1, 1});
     must(repair(1, &report));
-    say(true, (int64_t[]){1, 1, 1});
-    say(false, (int64_t[]){200, 1, 0});
+    feed(true, (int64_t[]){1, 1, 1});
+    feed(false, (int64_t[]){200, 1, 0});
     must(cp_session_ranks(talk.many, 4, &moved));
-    say(false, (int64_t[]){4, 1, 65});
+    feed(false, (int64_t[]){4, 1, 65});
     talk_end();
 }
 
@@ -453,11 +453,11 @@ TEST(too_little_room_is_named) {
                                      .capacity = 240,
                                      .rows = 128,
                                      .cores = 1});
-    say(false, (int64_t[]){230, 0, 0});
+    feed(false, (int64_t[]){230, 0, 0});
     refuses(repair(1, &report), CP_CAPACITY,
             "2 more blocks of 64 tokens are needed, and 0 of 2 are free");
-    refuses(
-        cp_session_prefill(talk.many, (int64_t[]){1, 0, 0}, talk.said[0], NULL),
-        CP_INVALID, "brings 1 tokens for");
+    refuses(cp_session_prefill(talk.many, (int64_t[]){1, 0, 0},
+                               talk.transcript[0], NULL),
+            CP_INVALID, "brings 1 tokens for");
     talk_end();
 }

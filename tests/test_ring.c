@@ -106,15 +106,15 @@ static int64_t chunk_tokens(int64_t tokens, int64_t ranks, int64_t chunk) {
 /* Which part of a prefill of sequence i is rank k's: smaller parts go to ranks
  * that hold more, beginning at another rank for each sequence that takes
  * part. */
-static int64_t part_of(const call_turn *now, int64_t ranks, int64_t place,
+static int64_t part_of(const call_turn *now, int64_t ranks, int64_t index,
                        int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
     const int64_t sign = now->tokens[i] < ranks ? -1 : 1;
     int64_t before = 0;
     for (int64_t j = 0; j < ranks; j++) {
-        const int64_t more = sign * (held[j][i] - held[k][i]);
-        const int64_t sooner = (j + ranks * SEQUENCES - place) % ranks -
-                               (k + ranks * SEQUENCES - place) % ranks;
-        before += more > 0 || (more == 0 && sooner < 0);
+        const int64_t surplus = sign * (held[j][i] - held[k][i]);
+        const int64_t sooner = (j + ranks * SEQUENCES - index) % ranks -
+                               (k + ranks * SEQUENCES - index) % ranks;
+        before += surplus > 0 || (surplus == 0 && sooner < 0);
     }
     return before;
 }
@@ -135,12 +135,12 @@ static int64_t owner_of(int64_t ranks, int64_t turn, int64_t (*held)[SEQUENCES],
  * this decode step (Algorithm 4) of the sequences that take part. */
 static int64_t share(const call_turn *now, int64_t ranks, int64_t step,
                      int64_t (*held)[SEQUENCES], int64_t k, int64_t i) {
-    int64_t place = 0;
+    int64_t index = 0;
     for (int64_t b = 0; b < i; b++)
-        place += now->tokens[b] > 0;
+        index += now->tokens[b] > 0;
     if (cp_variant_decodes(now->variant))
-        return owner_of(ranks, place + step, held, i) == k ? now->tokens[i] : 0;
-    const int64_t part = part_of(now, ranks, place, held, k, i);
+        return owner_of(ranks, index + step, held, i) == k ? now->tokens[i] : 0;
+    const int64_t part = part_of(now, ranks, index, held, k, i);
     return chunk_tokens(now->tokens[i], ranks, part) +
            chunk_tokens(now->tokens[i], ranks, 2 * ranks - 1 - part);
 }
@@ -156,8 +156,8 @@ static int64_t host_of(const rig *rig) {
 }
 
 /* Heads for tokens within hosts: three exchanges of a part each, and rings. */
-static cp_traffic trades_due(const rig *rig, int64_t host, int64_t rows,
-                             int64_t key_rows) {
+static cp_traffic trade_traffic(const rig *rig, int64_t host, int64_t rows,
+                                int64_t key_rows) {
     const cp_shape *shape = &rig->shape;
     const int64_t hosts = rig->ranks / host, dim = shape->head_dim;
     const int64_t heads = shape->query_heads / host;
@@ -178,20 +178,20 @@ static int64_t tree_hops(int64_t ranks, int64_t k) {
 }
 
 /* The same for a step of another system, for a batch. */
-static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
-                           int64_t k) {
+static cp_traffic step_traffic(const rig *rig, cp_variant variant,
+                               int64_t batch, int64_t k) {
     const cp_shape *shape = &rig->shape;
     const int64_t ranks = rig->ranks, others = ranks - 1;
     const int64_t all = batch * shape->query_heads * (shape->head_dim + 1) * 4;
     const int64_t part = all / ranks;
-    const int64_t asked =
+    const int64_t query_bytes =
         batch * shape->query_heads / ranks * shape->head_dim * 4;
     switch ((int)variant) {
     case CP_GATHER_Q:
-        return (cp_traffic){.all_gather_bytes = others * asked,
+        return (cp_traffic){.all_gather_bytes = others * query_bytes,
                             .all_to_all_bytes = others * part};
     case CP_SCATTER_Q:
-        return (cp_traffic){.all_gather_bytes = others * asked,
+        return (cp_traffic){.all_gather_bytes = others * query_bytes,
                             .hops = others,
                             .ring_bytes = others * part};
     case CP_HELIX:
@@ -207,8 +207,8 @@ static cp_traffic step_due(const rig *rig, cp_variant variant, int64_t batch,
 
 /* What rank k must have sent; longest has the most tokens of each sequence on
  * any rank. */
-static cp_traffic traffic_due(const rig *rig, const call_turn *now,
-                              const int64_t *longest, int64_t k) {
+static cp_traffic expected_traffic(const rig *rig, const call_turn *now,
+                                   const int64_t *longest, int64_t k) {
     const int64_t others = rig->ranks - 1, dim = rig->shape.head_dim;
     const int64_t heads = rig->shape.query_heads;
     int64_t rows = 0, key_rows = 0, batch = 0;
@@ -223,11 +223,11 @@ static cp_traffic traffic_due(const rig *rig, const call_turn *now,
     if (now->variant == CP_PASS_KV)
         return (cp_traffic){.hops = others, .ring_bytes = keys};
     if (now->variant == CP_ULYSSES || now->variant == CP_MESH)
-        return trades_due(rig,
-                          now->variant == CP_MESH ? host_of(rig) : rig->ranks,
-                          rows, key_rows);
+        return trade_traffic(
+            rig, now->variant == CP_MESH ? host_of(rig) : rig->ranks, rows,
+            key_rows);
     if (cp_variant_decodes(now->variant) && now->variant != CP_DECODE)
-        return step_due(rig, now->variant, batch, k);
+        return step_traffic(rig, now->variant, batch, k);
     int64_t label = 0;
     if (now->variant == CP_DECODE) {
         rows = cp_ceil_divide(batch, rig->ranks);
@@ -256,7 +256,7 @@ static void check_turn(const rig *rig, const call_turn *now, int64_t step,
         }
     memcpy(held, after, sizeof(after));
     for (int k = 0; k < rig->ranks; k++) {
-        const cp_traffic expected = traffic_due(rig, now, longest, k);
+        const cp_traffic expected = expected_traffic(rig, now, longest, k);
         const cp_traffic sent = rig->traffic[k];
         if (memcmp(&sent, &expected, sizeof(sent)) != 0)
             ck_abort_msg("%s: rank %d made %ld hops and sent %ld, %ld and %ld "
@@ -489,11 +489,11 @@ LOOP(a_failed_call_leaves_the_cache_as_it_was, 0, 8) {
 }
 
 TEST(calls_that_do_not_fit_are_refused_before_any_work) {
-    const int64_t first = 40, exact = 24, more = 25;
+    const int64_t first = 40, exact = 24, too_many = 25;
     rig rig = {.shape = {2, 1, 8}, .ranks = 4, .sequences = 1, .room = 16};
     must(rig_open(&rig));
     must(rig_call(&rig, &first, CP_PASS_KV));
-    refuses(rig_call(&rig, &more, CP_PASS_KV), CP_CAPACITY,
+    refuses(rig_call(&rig, &too_many, CP_PASS_KV), CP_CAPACITY,
             "sequence 0 would hold 18 tokens on rank 2; its "
             "cache has room for 16");
     must(rig_call(&rig, &exact, CP_PASS_KV));

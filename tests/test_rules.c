@@ -49,8 +49,8 @@ static cp_verdict ask(const cp_rule *rule, const cp_setting *setting,
     return verdict;
 }
 
-static cp_variant says(int rule, const cp_setting *setting, int64_t fresh,
-                       int64_t cached) {
+static cp_variant variant_by(int rule, const cp_setting *setting, int64_t fresh,
+                             int64_t cached) {
     return ask(&cp_rules[rule], setting, fresh, cached).variant;
 }
 
@@ -160,18 +160,20 @@ TEST(thresholds_of_three_machines) {
 TEST(fewer_bits_turn_the_rules) {
     cp_setting setting = paper(4, 800e12, 50e9);
     setting.shape = (cp_shape){16, 1, 128};
-    ck_assert_int_eq(says(ALGORITHM_1, &setting, 3000, 125000), CP_PASS_Q);
+    ck_assert_int_eq(variant_by(ALGORITHM_1, &setting, 3000, 125000),
+                     CP_PASS_Q);
     setting.machine.wire = CP_WIRE_INT8;
     ck_assert(cp_new_tokens_least(&setting) == 4000.0 * 264 / 512);
-    ck_assert_int_eq(says(ALGORITHM_1, &setting, 3000, 125000), CP_PASS_KV);
+    ck_assert_int_eq(variant_by(ALGORITHM_1, &setting, 3000, 125000),
+                     CP_PASS_KV);
     /* A miss rate of 264 / (16 x 256), and one token less. */
-    ck_assert_int_eq(says(EQUATION_1, &setting, 33, 479), CP_PASS_KV);
-    ck_assert_int_eq(says(EQUATION_1, &setting, 32, 480), CP_PASS_Q);
+    ck_assert_int_eq(variant_by(EQUATION_1, &setting, 33, 479), CP_PASS_KV);
+    ck_assert_int_eq(variant_by(EQUATION_1, &setting, 32, 480), CP_PASS_Q);
     /* A machine with free attention: 264 / (16 x 264) for partials. */
     setting.machine.flops = 1000000000000000000;
     setting.machine.bytes_per_second = 1;
-    ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 150), CP_PASS_KV);
-    ck_assert_int_eq(says(ALGORITHM_5, &setting, 10, 151), CP_PASS_Q);
+    ck_assert_int_eq(variant_by(ALGORITHM_5, &setting, 10, 150), CP_PASS_KV);
+    ck_assert_int_eq(variant_by(ALGORITHM_5, &setting, 10, 151), CP_PASS_Q);
 }
 
 /* -1, 0 or 1, where a difference in the last digits counts as none. */
@@ -215,7 +217,7 @@ TEST(equations_are_the_inequalities_they_came_from) {
                          hides);
         ck_assert_int_eq(order((double)load.keys, cp_context_least(&setting)),
                          order(attention, queries));
-        ck_assert_int_eq(says(EQUATION_1, &setting, fresh, cached) ==
+        ck_assert_int_eq(variant_by(EQUATION_1, &setting, fresh, cached) ==
                              CP_PASS_KV,
                          order(queries, keys) >= 0);
         const cp_verdict verdict =
@@ -230,8 +232,10 @@ TEST(equations_are_the_inequalities_they_came_from) {
 
 TEST(three_thousand_two_hundred_is_a_tie) {
     const cp_setting setting = peak(4);
-    ck_assert_int_eq(says(ALGORITHM_5, &setting, 3199, 124801), CP_PASS_Q);
-    ck_assert_int_eq(says(ALGORITHM_5, &setting, 3201, 124799), CP_PASS_KV);
+    ck_assert_int_eq(variant_by(ALGORITHM_5, &setting, 3199, 124801),
+                     CP_PASS_Q);
+    ck_assert_int_eq(variant_by(ALGORITHM_5, &setting, 3201, 124799),
+                     CP_PASS_KV);
     const cp_verdict tie = ask(&cp_rules[ALGORITHM_5], &setting, 3200, 124800);
     ck_assert(tie.tie && tie.variant == CP_PASS_KV);
     ck_assert_str_eq(tie.because,
@@ -287,7 +291,7 @@ TEST(invariants_of_all_rules) {
                 must(cp_choose(&setting.machine, &setting.shape, ranks, 1,
                                &fresh, &past, &choice));
                 for (int r = 0; r < CP_RULES; r++) {
-                    kv[r] = says(r, &setting, fresh, past) == CP_PASS_KV;
+                    kv[r] = variant_by(r, &setting, fresh, past) == CP_PASS_KV;
                     ck_assert(ranks > 1 || kv[r]);
                     ck_assert(past > 0 || r >= SECONDS || kv[r]);
                     ck_assert(ranks == 1 || r >= SECONDS || fresh > 1 ||
@@ -307,8 +311,8 @@ LOOP(bisection_finds_what_a_linear_search_finds, 0, 4) {
         for (int r = 0; r < CP_RULES; r++) {
             int64_t least, walked = context + 1;
             must(cp_rule_least(&cp_rules[r], &setting, context, &least));
-            while (walked > 1 && says(r, &setting, walked - 1,
-                                      context - walked + 1) == CP_PASS_KV)
+            while (walked > 1 && variant_by(r, &setting, walked - 1,
+                                            context - walked + 1) == CP_PASS_KV)
                 walked--;
             ck_assert_msg(least == walked, "%s", cp_rules[r].name);
         }
@@ -348,9 +352,9 @@ TEST(nothing_hides_where_cores_are_shared) {
     cp_setting setting = peak(4);
     for (int r = ALGORITHM_1; r <= SECONDS; r++) {
         setting.machine.shares_cores = false;
-        ck_assert_int_eq(says(r, &setting, 10000, 1000000), CP_PASS_KV);
+        ck_assert_int_eq(variant_by(r, &setting, 10000, 1000000), CP_PASS_KV);
         setting.machine.shares_cores = true;
-        ck_assert_int_eq(says(r, &setting, 10000, 1000000), CP_PASS_Q);
+        ck_assert_int_eq(variant_by(r, &setting, 10000, 1000000), CP_PASS_Q);
     }
 }
 
@@ -369,8 +373,9 @@ TEST(appendix_d_turns_where_it_says) {
         const double turn = exp(fit->gamma / fit->beta) *
                             pow((double)fresh, 1.0 + fit->alpha / fit->beta);
         const int64_t below = (int64_t)turn - fresh;
-        ck_assert_int_eq(says(APPENDIX_D, &setting, fresh, below), CP_PASS_KV);
-        ck_assert_int_eq(says(APPENDIX_D, &setting, fresh, below + 1),
+        ck_assert_int_eq(variant_by(APPENDIX_D, &setting, fresh, below),
+                         CP_PASS_KV);
+        ck_assert_int_eq(variant_by(APPENDIX_D, &setting, fresh, below + 1),
                          CP_PASS_Q);
     }
     const int64_t two[2] = {5, 6};
@@ -443,8 +448,9 @@ TEST(scores_against_table_4) {
             paper(4, scores[n].flops, scores[n].bandwidth);
         int right = 0;
         for (int row = 0; row < 14; row++)
-            right += (says(scores[n].rule, &setting, fresh[row],
-                           128000 - fresh[row]) == CP_PASS_Q) == (row < 4);
+            right +=
+                (variant_by(scores[n].rule, &setting, fresh[row],
+                            128000 - fresh[row]) == CP_PASS_Q) == (row < 4);
         ck_assert_msg(right == scores[n].right, "%s: %d",
                       cp_rules[scores[n].rule].name, right);
     }

@@ -33,7 +33,7 @@ static float draw(const choice *of, uint64_t *state) {
     return (float)(harness_random(state) % (uint64_t)of->levels) - 0.5f;
 }
 
-static float *some(const choice *of, int64_t count, uint64_t *state) {
+static float *random_floats(const choice *of, int64_t count, uint64_t *state) {
     float *numbers = room_for(count, 4);
     for (int64_t n = 0; n < count; n++)
         numbers[n] = draw(of, state);
@@ -81,9 +81,9 @@ static chosen *chosen_of(int which) {
     chosen *result = room_for(1, sizeof(*result));
     *result = (chosen){
         .of = of, .tokens = of->cached + of->fresh, .room = of->indexer.top_k};
-    result->queries = some(of, of->fresh * heads * dim, &state);
-    result->weights = some(of, of->fresh * heads, &state);
-    result->keys = some(of, result->tokens * dim, &state);
+    result->queries = random_floats(of, of->fresh * heads * dim, &state);
+    result->weights = random_floats(of, of->fresh * heads, &state);
+    result->keys = random_floats(of, result->tokens * dim, &state);
     cp_pieces_append(&result->query_pieces,
                      (cp_piece){{0, of->cached, of->fresh, 1}, 0});
     cp_pieces_append(&result->key_pieces,
@@ -110,7 +110,7 @@ static cp_candidate *chosen_by(const chosen *result, const cp_pieces *keys,
     return list;
 }
 
-static void is_due(const chosen *result, const cp_candidate *list) {
+static void check_list(const chosen *result, const cp_candidate *list) {
     ck_assert_mem_eq(list, result->expected,
                      (size_t)(result->of->fresh * result->room) *
                          sizeof(*list));
@@ -119,8 +119,8 @@ static void is_due(const chosen *result, const cp_candidate *list) {
 LOOP(the_best_keys_are_chosen, 0, CHOICES) {
     const chosen *result = chosen_of(_i);
     for (int threads = 1; threads <= 3; threads++)
-        is_due(result,
-               chosen_by(result, &result->key_pieces, result->keys, threads));
+        check_list(result, chosen_by(result, &result->key_pieces, result->keys,
+                                     threads));
 }
 
 /* The keys of one of several ranks, dealt out in growing runs, with rows not in
@@ -156,7 +156,7 @@ LOOP(merged_lists_of_ranks_have_the_same_bits, 0, CHOICES) {
             all = all == NULL ? list : all;
             cp_pieces_free(&pieces);
         }
-        is_due(result, all);
+        check_list(result, all);
     }
 }
 
@@ -183,7 +183,7 @@ TEST(every_other_position_is_a_span_too) {
     for (int64_t s = 0; s < result->tokens; s++)
         memcpy(rows + row_by_two(result->tokens, s) * dim,
                result->keys + s * dim, (size_t)dim * 4);
-    is_due(result, chosen_by(result, &pieces, rows, 2));
+    check_list(result, chosen_by(result, &pieces, rows, 2));
     cp_pieces_free(&pieces);
 }
 
@@ -195,7 +195,7 @@ TEST(a_nan_score_is_chosen_last) {
     result->keys[6 * dim + 1] = -INFINITY;
     result->keys[7 * dim] = result->keys[7 * dim + 1] = INFINITY;
     choose_by_sorting(result);
-    is_due(result, chosen_by(result, &result->key_pieces, result->keys, 1));
+    check_list(result, chosen_by(result, &result->key_pieces, result->keys, 1));
     for (int64_t q = 0; q < result->of->fresh; q++) {
         const cp_candidate *list = result->expected + q * result->room;
         const int64_t last = result->of->cached + q;

@@ -62,11 +62,11 @@ static void lay_out(int ranks, cp_dealing dealing, int64_t sequences,
     if (total > 0) {
         must(cp_layout_new(&call, &original));
         for (int rank = 0; rank < ranks; rank++) {
-            const cp_pieces *fresh_here = &original->appended[rank].pieces;
-            for (int64_t n = 0; n < fresh_here->count; n++)
-                must(cp_pieces_append(&held[rank * sequences +
-                                            fresh_here->items[n].span.sequence],
-                                      fresh_here->items[n]));
+            const cp_pieces *appended = &original->appended[rank].pieces;
+            for (int64_t n = 0; n < appended->count; n++)
+                must(cp_pieces_append(
+                    &held[rank * sequences + appended->items[n].span.sequence],
+                    appended->items[n]));
         }
         cp_layout_free(original);
     }
@@ -194,11 +194,11 @@ LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {
     for (int k = 0; k < ranks; k++) {
         int64_t sum = 0;
         for (int s = 0; s < ranks; s++) {
-            const int64_t here = pairs(k, s);
+            const int64_t pair_count = pairs(k, s);
             const int64_t past = cp_pieces_tokens(&held[s]);
-            ck_assert_int_eq(here, 2 * chunk * chunk + 2 * chunk * past +
-                                       (k == s ? chunk : 0));
-            sum += here;
+            ck_assert_int_eq(pair_count, 2 * chunk * chunk + 2 * chunk * past +
+                                             (k == s ? chunk : 0));
+            sum += pair_count;
         }
         ck_assert_int_eq(sum, fresh * (fresh + 1) / (2 * ranks) +
                                   fresh * cached / ranks);

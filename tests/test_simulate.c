@@ -261,21 +261,21 @@ TEST(sharing_lies_between_bounds) {
         c.scenario.hardware = &fixed;
         must(cp_simulate(&c.scenario, &before));
         /* Compare shared cores with fixed shares. */
-        const double more = 1 + 1e-9, layers = (double)c.model.layers;
+        const double slack = 1 + 1e-9, layers = (double)c.model.layers;
         const double working =
             before.linear + before.reducing + before.attending;
         if (speed >= 1)
             ck_assert_double_eq_tol(now.seconds / before.seconds, 1, 1e-12);
-        ck_assert_double_le(now.seconds, before.seconds * more);
-        ck_assert_double_ge(now.seconds * more,
+        ck_assert_double_le(now.seconds, before.seconds * slack);
+        ck_assert_double_ge(now.seconds * slack,
                             before.seconds * fmin(1, speed));
-        ck_assert_double_ge(now.seconds * more, layers * working);
+        ck_assert_double_ge(now.seconds * slack, layers * working);
         if (n % 2 == 0 && c.scenario.variant == CP_PASS_KV)
-            ck_assert_double_ge(now.seconds * more,
+            ck_assert_double_ge(now.seconds * slack,
                                 layers * (working + before.exchanging));
-        ck_assert_double_ge(now.seconds * more,
+        ck_assert_double_ge(now.seconds * slack,
                             layers * (now.linear + now.reducing + now.ring));
-        ck_assert(now.busy > 0 && now.busy <= more && now.exposed >= -1e-12);
+        ck_assert(now.busy > 0 && now.busy <= slack && now.exposed >= -1e-12);
         faster += now.seconds < 0.999 * before.seconds;
     }
     ck_assert_int_ge(faster, 30);
@@ -438,8 +438,8 @@ TEST(decode_steps_long_prompts_and_the_slow_network) {
     }
     for (int ranks = 8; ranks <= 16; ranks *= 2) {
         const double half = gtt("gtt", ranks, 512000, 0, CP_PASS_KV).seconds;
-        const double whole = gtt("gtt", ranks, 1024000, 0, CP_PASS_KV).seconds;
-        ck_assert(whole / half > 2 && whole / half < 4);
+        const double full = gtt("gtt", ranks, 1024000, 0, CP_PASS_KV).seconds;
+        ck_assert(full / half > 2 && full / half < 4);
     }
 }
 

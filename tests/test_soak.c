@@ -58,17 +58,17 @@ static double number_in(const char *name, double otherwise) {
 
 static bool soak(const char *kind, const char *again, int seeds, double part,
                  void (*live)(uint64_t seed)) {
-    const char *asked = getenv("SOAK_KIND");
+    const char *only_kind = getenv("SOAK_KIND");
     const double seconds = number_in("SOAK_SECONDS", -1);
     const double end = cp_clock() + part * seconds;
     const int first = (int)number_in("SOAK_SEED", 1);
-    if (asked != NULL && *asked != '\0' && strcmp(asked, kind) != 0)
+    if (only_kind != NULL && *only_kind != '\0' && strcmp(only_kind, kind) != 0)
         return false;
     int *now = harness_note(again, first);
-    for (bool more = true; more; ++*now) {
+    for (bool has_more = true; has_more; ++*now) {
         randoms = (uint64_t)*now * 0x9E3779B97F4A7C15u;
         live((uint64_t)*now);
-        more = seconds < 0 ? *now + 1 < first + seeds : cp_clock() < end;
+        has_more = seconds < 0 ? *now + 1 < first + seeds : cp_clock() < end;
     }
     if (seconds >= 0)
         fprintf(stderr, "%s: seeds %d to %d\n", kind, first, *now - 1);
@@ -82,10 +82,10 @@ static void note(const char *kind, uint64_t seed, const char *format, ...)
 static void note(const char *kind, uint64_t seed, const char *format, ...) {
     int at = snprintf(where, sizeof(where),
                       "make soak TIME=0 KIND=%s SEED=%lu: ", kind, seed);
-    va_list rest;
-    va_start(rest, format);
-    vsnprintf(where + at, sizeof(where) - (size_t)at, format, rest);
-    va_end(rest);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(where + at, sizeof(where) - (size_t)at, format, arguments);
+    va_end(arguments);
     if (number_in("SOAK_SECONDS", -1) == 0)
         fprintf(stderr, "%s\n", where + at);
 }
@@ -99,8 +99,8 @@ enum { PREFILL, DECODE, VERIFY, MODES };
 
 /* One conversation: the text, and one rank that reads nothing else. */
 typedef struct {
-    int32_t text[CAPACITY], heard[CAPACITY];
-    int64_t length, heard_length;
+    int32_t text[CAPACITY], cached[CAPACITY];
+    int64_t length, cached_length;
     int32_t next; /* the greedy next token, or -1 */
     cp_session *alone;
     bool exact; /* in that session */
@@ -122,7 +122,7 @@ static struct {
     float *rows, *expected; /* [TALKS * CAPACITY][words] */
 } t;
 
-#define said(...) note("talks", t.seed, __VA_ARGS__)
+#define note_talk(...) note("talks", t.seed, __VA_ARGS__)
 
 static volatile sig_atomic_t stop;
 static bool armed;
@@ -178,13 +178,13 @@ static void begin_talk(uint64_t seed) {
     const cp_backend *backend =
         t.pretended ? &cp_backend_cuda_fp32 : &cp_backend_threads;
     pick_options();
-    said("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
-         "placement %d%s",
-         t.options.ranks, t.pretended ? " of a stand-in" : "",
-         t.options.sequences, t.options.block, t.options.rows,
-         cp_variant_name(t.options.variant), t.options.wire,
-         t.options.dealing.placement,
-         t.options.dealing.weights != NULL ? ", uneven" : "");
+    note_talk("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
+              "placement %d%s",
+              t.options.ranks, t.pretended ? " of a stand-in" : "",
+              t.options.sequences, t.options.block, t.options.rows,
+              cp_variant_name(t.options.variant), t.options.wire,
+              t.options.dealing.placement,
+              t.options.dealing.weights != NULL ? ", uneven" : "");
     if (t.pretended)
         stand_in_begin(&(stand_in_options){.seed = seed, .open = true});
     t.words = tiny_gguf_vocabulary_size(model);
@@ -201,7 +201,7 @@ static void begin_talk(uint64_t seed) {
 }
 
 static void end_talk(void) {
-    said("it ends");
+    note_talk("it ends");
     for (int s = 0; s < TALKS; s++)
         cp_session_close(t.all[s].alone);
     cp_session_close(t.session);
@@ -220,8 +220,8 @@ static void listen_alone(soak_talk *talk, int64_t count, float *rows) {
     const int64_t before = talk->length - count;
     const bool goes_on =
         talk->alone != NULL && talk->exact == t.options.dealing.leaves &&
-        talk->heard_length == before &&
-        memcmp(talk->heard, talk->text, (size_t)before * 4) == 0;
+        talk->cached_length == before &&
+        memcmp(talk->cached, talk->text, (size_t)before * 4) == 0;
     int64_t fresh = goes_on ? count : talk->length;
     if (!goes_on) {
         const cp_session_options one = {
@@ -236,8 +236,8 @@ static void listen_alone(soak_talk *talk, int64_t count, float *rows) {
     must(cp_session_prefill(talk->alone, &fresh,
                             talk->text + talk->length - fresh, NULL));
     must(cp_session_logits(talk->alone, fresh - count, count, rows));
-    memcpy(talk->heard, talk->text, sizeof(talk->text));
-    talk->heard_length = talk->length;
+    memcpy(talk->cached, talk->text, sizeof(talk->text));
+    talk->cached_length = talk->length;
     talk->exact = t.options.dealing.leaves;
 }
 
@@ -308,11 +308,11 @@ static void pick_tokens(const soak_talk *talk, soak_call *now, int64_t count) {
                     : (int32_t)pick(t.words);
     }
     if (now->mode != PREFILL && talk->next >= 0 && pick(4) > 0) {
-        int32_t said[CAPACITY + 1];
-        memcpy(said, talk->text, (size_t)talk->length * 4);
-        to[0] = said[talk->length] = talk->next;
+        int32_t draft_text[CAPACITY + 1];
+        memcpy(draft_text, talk->text, (size_t)talk->length * 4);
+        to[0] = draft_text[talk->length] = talk->next;
         if (count > 1)
-            cp_draft(said, talk->length + 1, count - 1, to + 1);
+            cp_draft(draft_text, talk->length + 1, count - 1, to + 1);
     }
     now->count += count;
 }
@@ -356,12 +356,12 @@ static cp_status disturb(const soak_call *now) {
         const int kind = (int)pick(3);
         void (*const fault)(int64_t) = faults[kind];
         const int64_t n = 1 + pick(40);
-        said("failure %ld of kind %d first", n, kind);
+        note_talk("failure %ld of kind %d first", n, kind);
         fault(n);
         status = make_call(now);
         fault(0);
     } else {
-        said("stopped first");
+        note_talk("stopped first");
         armed = true;
         status = make_call(now);
         armed = false;
@@ -376,7 +376,7 @@ static cp_status disturb(const soak_call *now) {
 }
 
 /* Process the answer to a successful call. */
-static void hear(const soak_call *now) {
+static void process_answer(const soak_call *now) {
     int64_t row = 0;
     must(cp_session_logits(t.session, 0, now->count, t.rows));
     check_draw(now->count);
@@ -412,8 +412,8 @@ static void speak(void) {
     static const char *const modes[] = {"prefill", "decode", "verify"};
     soak_call now;
     pick_call(&now);
-    said("%s of %ld, %ld, %ld, %ld", modes[now.mode], now.lengths[0],
-         now.lengths[1], now.lengths[2], now.lengths[3]);
+    note_talk("%s of %ld, %ld, %ld, %ld", modes[now.mode], now.lengths[0],
+              now.lengths[1], now.lengths[2], now.lengths[3]);
     if (now.count == 0)
         return;
     cp_status status = pick(4) == 0 ? disturb(&now) : CP_INTERRUPTED;
@@ -426,7 +426,7 @@ static void speak(void) {
     else if (status != CP_OK)
         ck_abort_msg("%s: %s", where, cp_message());
     else
-        hear(&now);
+        process_answer(&now);
 }
 
 /* Tokens placed by interleave, or restored after a loss, may not be in the
@@ -441,7 +441,7 @@ static bool is_refused(cp_status status) {
 static void take_back(void) {
     const int64_t s = pick(t.options.sequences);
     const int64_t length = pick(t.all[s].length + 1);
-    said("sequence %ld is cut to %ld", s, length);
+    note_talk("sequence %ld is cut to %ld", s, length);
     if (is_refused(cp_session_truncate(t.session, s, length)))
         return;
     t.all[s].length = length;
@@ -454,7 +454,7 @@ static void share(void) {
     const int64_t tokens = pick(t.all[from].length + 1);
     if (from == to)
         return;
-    said("sequence %ld begins as %ld of %ld", to, tokens, from);
+    note_talk("sequence %ld begins as %ld of %ld", to, tokens, from);
     begin_anew(to);
     if (is_refused(cp_session_fork(t.session, from, to, tokens)))
         return;
@@ -463,7 +463,7 @@ static void share(void) {
 }
 
 static void compact(void) {
-    said("compact");
+    note_talk("compact");
     const cp_status status = cp_session_compact(t.session);
     if (status != CP_OK && status != CP_CAPACITY)
         ck_abort_msg("%s: %s", where, cp_message());
@@ -473,7 +473,7 @@ static void compact(void) {
 static void move(void) {
     const int ranks = 1 + (int)pick(8);
     cp_ranks_report report;
-    said("from %d to %d ranks", t.options.ranks, ranks);
+    note_talk("from %d to %d ranks", t.options.ranks, ranks);
     const cp_status status = cp_session_ranks(t.session, ranks, &report);
     if (status == CP_OK)
         t.options.ranks = ranks;
@@ -490,7 +490,7 @@ static void lose(void) {
     cp_repair_report report;
     if (t.pretended || t.options.ranks == 1)
         return;
-    said("rank %d of %d is lost", rank, t.options.ranks);
+    note_talk("rank %d of %d is lost", rank, t.options.ranks);
     for (int s = 0; s < TALKS; s++)
         texts[s] = t.all[s].text;
     const cp_status status = cp_session_repair(t.session, rank, texts, &report);
@@ -509,7 +509,7 @@ static int64_t tokens_of_all(void) {
     return tokens;
 }
 
-static void fill_keep(const char *path) {
+static void save_to(const char *path) {
     cp_saved_conversation saved;
     int64_t tokens = tokens_of_all();
     must(cp_saved_conversation_new(t.model, t.file, "soak", t.options.sequences,
@@ -530,13 +530,13 @@ static void tomorrow(void) {
     char path[] = "/tmp/longring-soak-XXXXXX";
     const int64_t sequences = t.options.sequences;
     const cp_wire wire = t.options.wire;
-    cp_saved_conversation wanted, got;
+    cp_saved_conversation expected, got;
     t.rounded = t.rounded || !t.options.dealing.leaves;
     if (tokens_of_all() == 0)
         return;
     close(mkstemp(path));
-    said("to a file");
-    fill_keep(path);
+    note_talk("to a file");
+    save_to(path);
     cp_session_close(t.session);
     pick_options();
     t.options.sequences = sequences;
@@ -544,15 +544,16 @@ static void tomorrow(void) {
     if (wire != CP_WIRE_FP32 && t.options.dealing.leaves)
         t.options.dealing = (cp_dealing){0};
     t.lost = false;
-    said("and from it, over %d ranks, placement %d%s, %ld rows",
-         t.options.ranks, t.options.dealing.placement,
-         t.options.dealing.weights != NULL ? ", uneven" : "", t.options.rows);
+    note_talk("and from it, over %d ranks, placement %d%s, %ld rows",
+              t.options.ranks, t.options.dealing.placement,
+              t.options.dealing.weights != NULL ? ", uneven" : "",
+              t.options.rows);
     must(cp_session_open(t.model, &t.options, &t.session));
     must(cp_saved_conversation_new(t.model, t.file, "soak", sequences, 0,
-                                   &wanted));
+                                   &expected));
     const cp_status status =
-        cp_saved_conversation_load(path, &wanted, t.session, &got);
-    cp_saved_conversation_free(&wanted);
+        cp_saved_conversation_load(path, &expected, t.session, &got);
+    cp_saved_conversation_free(&expected);
     cp_saved_conversation_free(&got);
     remove(path);
     if (status != CP_OK && !(status == CP_CAPACITY && t.options.rows > 0))
@@ -565,7 +566,7 @@ static void change(void) {
     static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
                                           CP_ALL_GATHER};
     const cp_variant variant = variants[pick(COUNT_OF(variants))];
-    said("%s from now on", cp_variant_name(variant));
+    note_talk("%s from now on", cp_variant_name(variant));
     must(cp_session_choose(t.session, variant));
 }
 
@@ -843,17 +844,17 @@ static const char *mask_non_finite(rig *rig, ring_turn *now) {
 }
 
 /* The rig and attend refuse a call, until it is possible. */
-static void ask_until_it_can_be(rig *asked, ring_turn *now) {
+static void make_possible(rig *current, ring_turn *now) {
     for (;;) {
-        rig as_asked = *asked;
+        rig attempt = *current;
         ring_turn turn = *now;
-        const char *why = mask_non_finite(asked, now);
+        const char *why = mask_non_finite(current, now);
         rig_rows rows = {.variant = turn.variant, .new_tokens = turn.fresh};
         if (why == NULL)
             return;
-        as_asked.report = (cp_plan_report){0};
-        refuses(rig_call(&as_asked, turn.fresh, turn.variant), CP_INVALID, why);
-        cp_attend_job job = job_of(&as_asked, &rows);
+        attempt.report = (cp_plan_report){0};
+        refuses(rig_call(&attempt, turn.fresh, turn.variant), CP_INVALID, why);
+        cp_attend_job job = job_of(&attempt, &rows);
         refuses(cp_backend_threads.attend(&job), CP_INVALID, why);
     }
 }
@@ -901,7 +902,7 @@ static void ask_one_rank(const rig *all, const ring_turn *now) {
 
 static void speak_on_ring(rig *rig) {
     ring_turn now = pick_turn(rig);
-    ask_until_it_can_be(rig, &now);
+    make_possible(rig, &now);
     note("rings", rig->seed,
          "%s of %ld, %ld, %ld, %ld on %d ranks, wire %d, top %ld, %s",
          cp_variant_name(now.variant), now.fresh[0], now.fresh[1], now.fresh[2],
@@ -938,7 +939,7 @@ static void ring(uint64_t seed) {
 
 /* Check that each feature was combined with each other one, all variants and
  * all numbers of ranks, or was refused with them. */
-static void see_that_all_have_met(void) {
+static void check_combinations(void) {
     for (int a = 0; a < FEATURES; a++) {
         const char *name = feature_names[a];
         for (int b = 0; b < FEATURES; b++)
@@ -1020,7 +1021,7 @@ LOOP_FOR(60, rings_equal_dense_attention, 0, 1) {
     /* The sanitizer has time for fewer seeds. */
     if (SOAK("rings", harness_seeds(240), 0.25, ring) && !HARNESS_SANITIZED &&
         cp_micro_get()->in_order)
-        see_that_all_have_met();
+        check_combinations();
 }
 
 /* In make check, test_mpi.c covers this. */

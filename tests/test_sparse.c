@@ -168,13 +168,13 @@ LOOP(plans_are_proved_and_cost_what_the_formulas_say, 1, 17) {
             must(cp_plan_check(plan, &report));
             const int64_t rows = layout->queries->rows;
             const int64_t key_rows = layout->keys->rows;
-            const int64_t asked = rows * (2 * (8 + 1) * 4 + 5 * 8);
+            const int64_t query_bytes = rows * (2 * (8 + 1) * 4 + 5 * 8);
             const int64_t index = key_rows * 8 * 4;
             const int64_t keys = key_rows * 2 * 2 * 8 * 4;
             const int64_t queries =
                 rows * (4 * 8 * 4 + 5 * 4 + 4 * (8 + 1) * 4);
             const int64_t lists =
-                rings[v] == CP_ALL_GATHER ? index : cp_min(index, asked);
+                rings[v] == CP_ALL_GATHER ? index : cp_min(index, query_bytes);
             const int64_t ring = rings[v] == CP_PASS_Q ? queries : keys;
             int64_t pairs = 0;
             for (int k = 0; k < _i; k++) {
@@ -257,11 +257,11 @@ LOOP(damage_to_a_sparse_plan_is_found, 0, DAMAGES) {
               CP_PASS_Q);
     must(cp_plan_check(plan, &report));
     cp_plan_report_free(&report);
-    const char *said = damage(_i);
+    const char *message = damage(_i);
     cp_status status = cp_plan_link(plan);
     if (status == CP_OK)
         status = cp_plan_check(plan, &report);
-    refuses(status, CP_BROKEN, said);
+    refuses(status, CP_BROKEN, message);
 }
 
 TEST(impossible_sparse_plans_are_refused) {

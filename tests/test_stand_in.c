@@ -26,7 +26,7 @@ static void begin_so(int seed, int lateness) {
 static float *device(int64_t count) {
     void *memory;
     must(cudaMalloc(&memory, (size_t)count * sizeof(float)));
-    return keep(ON_DEVICE, memory);
+    return free_later(ON_DEVICE, memory);
 }
 
 enum { WIDTH = 100, BYTES = 4 * WIDTH, THREADS = 64, MOST = 8 };
@@ -188,11 +188,11 @@ static int64_t ring_end(void) {
 enum { NOTES = 20 };
 
 typedef struct {
-    float *order, who;
+    float *order, id;
 } note;
 
 CP_KERNEL(note_order, note) {
-    a.order[1 + (int)a.order[0]] = a.who;
+    a.order[1 + (int)a.order[0]] = a.id;
     a.order[0] += 1.0f;
 }
 
@@ -203,8 +203,8 @@ static float *new_order(void) {
     return order;
 }
 
-static cudaError_t take_note(float *order, int who, cudaStream_t stream) {
-    const note arguments = {order, (float)who};
+static cudaError_t take_note(float *order, int id, cudaStream_t stream) {
+    const note arguments = {order, (float)id};
     return CP_LAUNCH(note_order, one_block, 1, stream, arguments);
 }
 
@@ -697,7 +697,7 @@ static cudaError_t lose_a_rank(void) {
 
 /* Rank 0 launches after a message that never comes, until a launch does not
  * return, or until another thread aborts. */
-enum { NOBODY_HELPS, HELPED };
+enum { UNHELPED, HELPED };
 
 static void *abort_soon(void *comm) {
     usleep(20000);
@@ -790,7 +790,7 @@ enum { COPY_BEYOND, WRONG_WAY, FREE_TWICE, WRITE_BEHIND, TOO_MUCH };
 
 static cudaError_t misuse_memory(void) {
     float host[20] = {0};
-    void *x, *more;
+    void *x, *huge;
     must(cudaMalloc(&x, 40));
     cudaError_t error = cudaSuccess;
     if (how == COPY_BEYOND)
@@ -800,7 +800,7 @@ static cudaError_t misuse_memory(void) {
     if (how == WRITE_BEHIND)
         error = fill(x, 11, 0.0f, NULL);
     if (how == TOO_MUCH)
-        error = cudaMalloc(&more, 1073741824);
+        error = cudaMalloc(&huge, 1073741824);
     must(cudaFree(x));
     return how == FREE_TWICE ? cudaFree(x) : error;
 }
@@ -811,7 +811,7 @@ static const struct {
     int how, ranks;
     cudaError_t error;
     int problems;
-    const char *said;
+    const char *report;
 } mistakes[] = {
     {"a wait is forgotten", copy_too_early, 0, 1, cudaSuccess, 1,
      "race: the source of a copy of 400 bytes was written while it was under"},
@@ -857,7 +857,7 @@ static const struct {
      "the rank is dead on demand"},
     {"a rank fails", lose_a_rank, FAILING, RANKS, cudaErrorLaunchFailure, 0,
      "rank 1 of communicator"},
-    {"a launch behind a dead rank", launch_behind_the_dead, NOBODY_HELPS, 2,
+    {"a launch behind a dead rank", launch_behind_the_dead, UNHELPED, 2,
      cudaErrorLaunchFailure, 0,
      "deadlock in a launch: the host waits and nothing can run: |"
      "receive of 400 bytes from rank 1 by rank 0|the other side never arrives"},
@@ -928,7 +928,7 @@ LOOP(mistakes_are_found_on_every_seed, 0, COUNT_OF(mistakes)) {
                       "%s, seed %d: %s, and %ld problems: %s",
                       mistakes[_i].name, seed, cudaGetErrorString(error), found,
                       stand_in_report());
-        has_all(stand_in_report(), mistakes[_i].said);
+        has_all(stand_in_report(), mistakes[_i].report);
     }
 }
 
@@ -978,7 +978,7 @@ LOOP(a_bad_access_names_the_allocation, 0, 3) {
         "which only the device may touch\n",
         "stand-in: the host touched byte 8 of pinned allocation 2 of 256 "
         "bytes, freed\n"};
-    char said[400] = "";
+    char message[400] = "";
     int ends[2], status;
     begin(1);
     ck_assert_int_eq(pipe(ends), 0);
@@ -989,8 +989,8 @@ LOOP(a_bad_access_names_the_allocation, 0, 3) {
     }
     waitpid(child, &status, 0);
     ck_assert(WIFSIGNALED(status));
-    ck_assert(read(ends[0], said, sizeof(said) - 1) > 0);
-    has_all(said, messages[_i]);
+    ck_assert(read(ends[0], message, sizeof(message) - 1) > 0);
+    has_all(message, messages[_i]);
     end();
 }
 

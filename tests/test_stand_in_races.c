@@ -47,7 +47,7 @@ CP_KERNEL(trade_numbers, trade) {
 static const struct {
     const char *name;
     trade kind;
-    const char *said; /* NULL: no report */
+    const char *report; /* NULL: no report */
 } cases[] = {
     {"barriers of the block", {BLOCK, BLOCK, 33, false}, NULL},
     {"barriers of the warp", {WARP, WARP, 1, false}, NULL},
@@ -72,7 +72,7 @@ static const struct {
 
 LOOP(races_are_seen, 0, COUNT_OF(cases)) {
     const dim3 one = {1, 1, 1};
-    const bool seen = cases[_i].said != NULL && !HARNESS_SANITIZED;
+    const bool seen = cases[_i].report != NULL && !HARNESS_SANITIZED;
     for (int seed = 0; seed < 20; seed++) {
         begin(seed);
         must(CP_LAUNCH(trade_numbers, one, THREADS, NULL, cases[_i].kind));
@@ -81,12 +81,12 @@ LOOP(races_are_seen, 0, COUNT_OF(cases)) {
         ck_assert_msg(problems == seen, "%s: %ld problems: %s", cases[_i].name,
                       problems, stand_in_report());
         if (seen)
-            says(cases[_i].said);
+            says(cases[_i].report);
     }
 }
 
 /* Each thread stores a number, and the last sets a flag that all are there. */
-enum { FENCE = 1, MEET = 2, LAST_FENCES = 4 };
+enum { FENCE = 1, AT_BARRIER = 2, LAST_FENCES = 4 };
 
 typedef struct {
     int *numbers; /* [THREADS], and that flag */
@@ -97,7 +97,7 @@ CP_KERNEL(post_numbers, posting) {
     a.numbers[threadIdx.x] = 1;
     if (a.how & FENCE)
         __threadfence();
-    if (a.how & MEET)
+    if (a.how & AT_BARRIER)
         __syncthreads();
     if (threadIdx.x != THREADS - 1)
         return;
@@ -109,7 +109,7 @@ CP_KERNEL(post_numbers, posting) {
 LOOP(posted_numbers_are_complete_if_fenced, 0, 8) {
     const dim3 one = {1, 1, 1};
     const bool fenced = (_i & (FENCE | LAST_FENCES)) != 0;
-    const bool sound = (_i & MEET) != 0 && fenced;
+    const bool sound = (_i & AT_BARRIER) != 0 && fenced;
     for (int seed = 0; seed < 20; seed++) {
         begin(seed);
         const posting call = {on_device(4 * THREADS + 4), _i};
@@ -236,7 +236,7 @@ CP_KERNEL(hand_slots_over, hand_over) {
 static const struct {
     handing how;
     bool stored, copied; /* found there */
-    const char *said;
+    const char *report;
 } hand_overs[] = {
     {SOUND, false, false, NULL},
     {LANE_WAITS, false, false, NULL},
@@ -285,6 +285,6 @@ LOOP(hand_overs_are_checked, 0, 2 * COUNT_OF(hand_overs)) {
         ck_assert_msg(seen == wrong || (wrong && HARNESS_SANITIZED),
                       "%d, error %d: %s", _i, error, stand_in_report());
         if (seen)
-            says(hand_overs[_i / 2].said);
+            says(hand_overs[_i / 2].report);
     }
 }

@@ -73,11 +73,11 @@ static const struct {
 };
 
 static cp_status read_launch(const char *environment, cp_launch *out) {
-    char words[512], *rest = words;
+    char words[512], *remaining = words;
     snprintf(words, sizeof(words), "%s", environment);
     clearenv();
-    for (char *word = strtok_r(words, " ", &rest); word != NULL;
-         word = strtok_r(NULL, " ", &rest)) {
+    for (char *word = strtok_r(words, " ", &remaining); word != NULL;
+         word = strtok_r(NULL, " ", &remaining)) {
         char *value = strchr(word, '=');
         *value = '\0';
         setenv(word, value + 1, 1);
@@ -86,15 +86,15 @@ static cp_status read_launch(const char *environment, cp_launch *out) {
 }
 
 LOOP(launchers_are_understood, 0, COUNT_OF(launches)) {
-    const cp_launch *wanted = &launches[_i].launch;
+    const cp_launch *expected = &launches[_i].launch;
     cp_launch got;
     must(read_launch(launches[_i].environment, &got));
-    ck_assert_pstr_eq(got.launcher, wanted->launcher);
-    ck_assert_int_eq(got.rank, wanted->rank);
-    ck_assert_int_eq(got.ranks, wanted->ranks);
-    ck_assert_int_eq(got.local, wanted->local);
-    ck_assert_int_eq(got.locals, wanted->locals);
-    ck_assert_str_eq(got.root, wanted->root);
+    ck_assert_pstr_eq(got.launcher, expected->launcher);
+    ck_assert_int_eq(got.rank, expected->rank);
+    ck_assert_int_eq(got.ranks, expected->ranks);
+    ck_assert_int_eq(got.local, expected->local);
+    ck_assert_int_eq(got.locals, expected->locals);
+    ck_assert_str_eq(got.root, expected->root);
 }
 
 TEST(mistakes_in_the_environment_are_named) {

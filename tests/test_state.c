@@ -134,7 +134,7 @@ LOOP(blocks_are_the_recurrence, 0, LAYERS) {
 LOOP(runs_are_cut_anywhere, 0, LAYERS) {
     const cp_state_run run = run_of(_i);
     const int64_t floats = cp_pair_floats(&run.shape);
-    float *whole = pair_of(&run, 0, run.tokens);
+    float *full = pair_of(&run, 0, run.tokens);
     for (int64_t a = 0; a <= run.tokens; a += cp_max(1, run.tokens / 5))
         for (int64_t b = a; b <= run.tokens; b += cp_max(1, run.tokens / 3)) {
             float *first = pair_of(&run, 0, a), *left = pair_of(&run, b, b);
@@ -146,22 +146,22 @@ LOOP(runs_are_cut_anywhere, 0, LAYERS) {
             combine(&run, second, right); /* first (second third) */
             combine(&run, first, right);
             combine(&run, left, third);
-            alike(whole, third, floats);
-            alike(whole, right, floats);
-            const cp_state_run rest = cut(&run, a, run.tokens);
-            must(cp_state_pair(&rest, 2, on));
-            alike(whole, on, floats);
+            alike(full, third, floats);
+            alike(full, right, floats);
+            const cp_state_run tail = cut(&run, a, run.tokens);
+            must(cp_state_pair(&tail, 2, on));
+            alike(full, on, floats);
         }
 }
 
 TEST(an_empty_run_changes_nothing) {
     const cp_state_run run = run_of(3);
     const int64_t floats = cp_pair_floats(&run.shape);
-    float *empty = pair_of(&run, 9, 9), *some = pair_of(&run, 2, 9);
+    float *empty = pair_of(&run, 9, 9), *pair = pair_of(&run, 2, 9);
     float *before = pair_of(&run, 2, 9);
-    combine(&run, empty, some);
-    hold(memcmp(some, before, (size_t)floats * 4) == 0);
-    combine(&run, some, empty);
+    combine(&run, empty, pair);
+    hold(memcmp(pair, before, (size_t)floats * 4) == 0);
+    combine(&run, pair, empty);
     hold(memcmp(empty, before, (size_t)floats * 4) == 0);
 }
 
@@ -467,7 +467,7 @@ LOOP(a_scan_in_another_order_is_refused, 0, 5) {
         cp_scan scan;
         int rank, number; /* an operation of a plan over 3 ranks */
         int first;        /* becomes its first chunk; -1: drop the operation */
-        const char *said;
+        const char *message;
     } faults[] = {
         {CP_SCAN_GATHER, 2, 3, -1,
          "rank 2 ends without the state of chunks 0 to 1"},
@@ -487,7 +487,7 @@ LOOP(a_scan_in_another_order_is_refused, 0, 5) {
         op->in.origin = (int16_t)faults[_i].first;
     must(cp_plan_link(plan));
     cp_plan_report report;
-    refuses(cp_plan_check(plan, &report), CP_BROKEN, faults[_i].said);
+    refuses(cp_plan_check(plan, &report), CP_BROKEN, faults[_i].message);
     cp_plan_free(plan);
     cp_layout_free(layout);
 }

@@ -290,7 +290,7 @@ typedef struct {
     uint64_t hashes[MOST_MESSAGES];
     int count;
 } messages;
-static messages sent_there, sent_here;
+static messages thread_messages, gpu_messages;
 static const talk *talked;
 
 /* Kernels round partials differently. */
@@ -321,7 +321,7 @@ static void note_sent(void *context, const cp_walker *walker, const cp_op *op,
          cp_op_talks(op) && cp_op_touch(plan, walker->rank, op, n, &touch); n++)
         if (!touch.writes &&
             !could_be_partial(plan, plan->slots[touch.slot].bytes))
-            note_message(&sent_there, walker->messages[touch.slot],
+            note_message(&thread_messages, walker->messages[touch.slot],
                          plan->slots[touch.slot].bytes,
                          t->layers * (op->kind == CP_OP_ALL_GATHER
                                           ? plan->layout->ranks - 1
@@ -339,12 +339,12 @@ static cp_status trade_and_note(void *context, const cp_message_half *halves,
                          cudaMemcpyDeviceToHost, stream));
     must(cudaStreamSynchronize(stream));
     if (!could_be_partial(talked->plan, halves[0].bytes))
-        note_message(&sent_here, bytes, halves[0].bytes, 1);
+        note_message(&gpu_messages, bytes, halves[0].bytes, 1);
     return CP_OK;
 }
 
 /* A rank of the current plan, on a thread: its rows are floats there, too. */
-static cp_status answer_there(cp_comm *comm, void *context) {
+static cp_status answer_on_thread(cp_comm *comm, void *context) {
     talk *t = context;
     const int r = comm->rank;
     const cp_walk_options options = {
@@ -376,15 +376,15 @@ static void same_answers(const talk *t) {
             ck_assert(!(fabsf(t->answers[0][r][i] - first[i]) > 4e-6f));
 }
 
-static cp_status walk_here_and_there(talk *t) {
+static cp_status walk_on_both(talk *t) {
     const cp_threads_options threads = {.ranks = t->ranks};
-    sent_here.count = sent_there.count = 0;
+    gpu_messages.count = thread_messages.count = 0;
     CP_TRY(walk_together(t));
     same_answers(t);
     for (int r = 0; r < t->ranks && t->element == CP_F32; r++)
         t->expected[r] = room_for(answer_bytes(t), 2);
     if (t->element == CP_F32)
-        must(cp_threads_run(&threads, answer_there, t));
+        must(cp_threads_run(&threads, answer_on_thread, t));
     return CP_OK;
 }
 
@@ -394,14 +394,14 @@ static int by_hash(const void *a, const void *b) {
 }
 
 static void same_messages(int turn) {
-    ck_assert_int_eq(sent_here.count, sent_there.count);
-    messages *both[] = {&sent_here, &sent_there};
+    ck_assert_int_eq(gpu_messages.count, thread_messages.count);
+    messages *both[] = {&gpu_messages, &thread_messages};
     for (int n = 0; n < 2; n++)
         qsort(both[n]->hashes, (size_t)both[n]->count, sizeof(uint64_t),
               by_hash);
-    for (int n = 0; n < sent_here.count; n++)
-        ck_assert_msg(sent_here.hashes[n] == sent_there.hashes[n],
-                      "turn %d, message %d of %d", turn, n, sent_here.count);
+    for (int n = 0; n < gpu_messages.count; n++)
+        ck_assert_msg(gpu_messages.hashes[n] == thread_messages.hashes[n],
+                      "turn %d, message %d of %d", turn, n, gpu_messages.count);
 }
 
 /* Every variant, with some ranks empty, must answer as on threads; bf16 must be
@@ -424,7 +424,7 @@ LOOP(fewer_bits_are_the_same_as_on_threads, 0, 4 * (CP_WIRES - 1) * 2) {
               .sequences = 2,
               .room = 120,
               .layers = 1 + n / 3,
-              .walk = walk_here_and_there};
+              .walk = walk_on_both};
     if (n == 0 || n == 2)
         t.shape.value_dim = n == 0 ? 0 : 9;
     if (t.element == CP_F32)
@@ -541,20 +541,20 @@ static void check_lists(const talk *t, int rank) {
     cp_tile_lists_write(m, t->layout, block);
     for (int n = 0; n < CP_LISTS * t->ranks; n++) {
         const cp_list kind = (cp_list)(n / t->ranks);
-        const int whose = kind < CP_LIST_CACHED ? n % t->ranks : rank;
+        const int owner = kind < CP_LIST_CACHED ? n % t->ranks : rank;
         const cp_pieces *pieces[] = {
-            &t->layout->queries[whose].pieces,
-            packs ? &t->layout->keys[whose].pieces : &none,
-            &t->layout->cache[whose].pieces, &t->layout->queries[whose].pieces,
-            &t->layout->appended[whose].pieces};
+            &t->layout->queries[owner].pieces,
+            packs ? &t->layout->keys[owner].pieces : &none,
+            &t->layout->cache[owner].pieces, &t->layout->queries[owner].pieces,
+            &t->layout->appended[owner].pieces};
         const cp_device_tiles tiles =
-            cp_tile_lists_tiles(m, block, kind, whose);
+            cp_tile_lists_tiles(m, block, kind, owner);
         const bool cut = kind == CP_LIST_QUERIES;
         check_list(&tiles, pieces[kind], cut ? queries : INT64_MAX,
                    cut ? t->plan->slots[t->plan->queries].rows : 0);
         if (kind == CP_LIST_CACHED || (kind == CP_LIST_KEYS && packs)) {
             const cp_device_keys keys =
-                cp_tile_lists_keys(m, block, kind, whose);
+                cp_tile_lists_keys(m, block, kind, owner);
             check_keys(&keys, pieces[kind]->count);
         }
     }
@@ -591,11 +591,11 @@ LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     talk first = t;
     must(cp_tile_lists_new(first.plan, 0, 8, _i, &m));
     cp_status status = CP_OK;
-    for (int more = 1; more < 4 && status == CP_OK; more++) {
-        fresh[more] = 1;
+    for (int sequence = 1; sequence < 4 && status == CP_OK; sequence++) {
+        fresh[sequence] = 1;
         must(plan_call(&t, fresh, CP_DECODE));
         status = cp_tile_lists_have_room(m, t.layout);
-        hold((status == CP_OK) == (more <= _i));
+        hold((status == CP_OK) == (sequence <= _i));
         forget_plan(&t);
     }
     snprintf(expected, sizeof(expected),
@@ -721,16 +721,17 @@ LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * stand_in_pretends()) {
     const int64_t fresh = INT64_C(1) << 21;
     begin_open(1);
     talk t = {.shape = {16, 1, 128}, .ranks = 1 + _i / 3, .sequences = 1};
-    long long asked = 0;
+    long long slot_bytes = 0;
     t.element = _i % 2 == 0 ? CP_F32 : CP_BF16;
     must(cp_cache_new(t.ranks, 1, fresh, &t.cache));
     must(plan_call(&t, &fresh, variants[_i % 3]));
     ck_assert_int_eq(make_walkers(&t), CP_MEMORY);
-    ck_assert_int_eq(sscanf(cp_message(), "rank 0's slots: %lld", &asked), 1);
+    ck_assert_int_eq(sscanf(cp_message(), "rank 0's slots: %lld", &slot_bytes),
+                     1);
     const int64_t slots = bytes_of_slots(t.plan, 0);
     ck_assert_int_gt(slots, INT64_C(1) << 32);
-    ck_assert_int_ge(asked, slots);
-    ck_assert_int_lt(asked, slots + fresh * 40);
+    ck_assert_int_ge(slot_bytes, slots);
+    ck_assert_int_lt(slot_bytes, slots + fresh * 40);
     forget_call(&t);
     cp_cache_free(t.cache);
     end();
@@ -773,7 +774,7 @@ static cp_status trade_and_spoil(void *context, const cp_message_half *halves,
     return cp_cuda(cudaMemsetAsync(label + 8, 7, 8, stream), "spoiling");
 }
 
-LOOP(ranks_that_disagree_about_a_batch_are_told, 0, 2) {
+LOOP(ranks_that_disagree_about_a_batch_fail, 0, 2) {
     begin_open(1);
     talk t = {.shape = {2, 1, 8}, .ranks = 3, .sequences = 3, .room = 50};
     open_talk(&t);

@@ -10,7 +10,7 @@ enum { MOST_HEADS = 3 };
 /* A thread that is a rank: one host of a talk, or of one of several rings that
  * sum over their heads. */
 typedef struct {
-    crowd_member seat;
+    crowd_member member;
     talk *talks; /* [rings], or one */
     int rings;
     double timeout;
@@ -20,12 +20,12 @@ static nccl_member members[CROWD];
 
 static cp_status walk_in_groups(const nccl_member *m, cp_nccl *world,
                                 cp_nccl **tp, cp_nccl **cp) {
-    const int rank = m->seat.group.rank, host = rank / m->rings;
+    const int rank = m->member.group.rank, host = rank / m->rings;
     talk *t = &m->talks[rank % m->rings];
     CP_TRY(cp_nccl_split(world, m->rings, tp, cp));
     cp_nccl_set_timeout(world, m->timeout);
     if ((*tp)->rank != rank % m->rings || (*tp)->ranks != m->rings ||
-        (*cp)->rank != host || (*cp)->ranks != m->seat.group.ranks / m->rings)
+        (*cp)->rank != host || (*cp)->ranks != m->member.group.ranks / m->rings)
         return cp_fail(CP_BROKEN, "rank %d is in other groups", rank);
     return end_walk(t, host, walk_rank(t, host, *tp, *cp), m->timeout);
 }
@@ -64,9 +64,9 @@ static double timeout = 20.0, timeout_of_others = 20.0;
 static cp_status walk_apart(talk *t) {
     walk_all(t, 0, t->ranks, timeout, timeout_of_others);
     for (int r = 0; r < t->ranks; r++)
-        if (members[r].seat.status != CP_OK)
-            return cp_fail(members[r].seat.status, "%s",
-                           members[r].seat.message);
+        if (members[r].member.status != CP_OK)
+            return cp_fail(members[r].member.status, "%s",
+                           members[r].member.message);
     return CP_OK;
 }
 
@@ -110,9 +110,9 @@ static talk open_one(int ranks) {
     return t;
 }
 
-static bool somebody_says(const talk *t, const char *words) {
+static bool any_rank_reports(const talk *t, const char *words) {
     for (int r = 0; r < t->ranks; r++)
-        if (strstr(members[r].seat.message, words) != NULL)
+        if (strstr(members[r].member.message, words) != NULL)
             return true;
     return false;
 }
@@ -128,7 +128,7 @@ static const struct {
 
 LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     const bool silent = losses[_i].silent;
-    const int64_t fresh = 20, more = 9;
+    const int64_t fresh = 20, follow_up = 9;
     begin(1);
     talk t = open_one(4);
     call(&t, &fresh, CP_PASS_KV);
@@ -137,11 +137,11 @@ LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     timeout_of_others = 8.0;
     (silent ? stand_in_dead_rank : stand_in_failing_rank)(2, losses[_i].after);
     const double began = cp_clock();
-    ck_assert_int_eq(call(&t, &more, losses[_i].variant), CP_BROKEN);
+    ck_assert_int_eq(call(&t, &follow_up, losses[_i].variant), CP_BROKEN);
     ck_assert_double_le(cp_clock() - began, 4.0);
     for (int r = 0; r < t.ranks; r++)
-        ck_assert(r == 2 || members[r].seat.status == CP_BROKEN);
-    ck_assert(!silent || somebody_says(&t, "waited 0.5 s for operation"));
+        ck_assert(r == 2 || members[r].member.status == CP_BROKEN);
+    ck_assert(!silent || any_rank_reports(&t, "waited 0.5 s for operation"));
     ck_assert_int_eq(t.cache->length[0], 20);
     close_talk(&t);
     end();
@@ -165,7 +165,7 @@ TEST(a_lost_message_is_named) {
     timeout = timeout_of_others = 0.5;
     stand_in_drop_message(0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
-    ck_assert(somebody_says(&t, "hop 1: 512 bytes"));
+    ck_assert(any_rank_reports(&t, "hop 1: 512 bytes"));
     close_talk(&t);
     end();
 }
@@ -209,7 +209,7 @@ LOOP(a_rank_with_another_plan_is_named, 0, 9) {
     ck_assert_int_eq(call(&t, &fresh, alternate[_i / 3 * 2]), CP_BROKEN);
     ck_assert_double_le(cp_clock() - began, 4.0);
     for (int r = 0; r < t.ranks; r++)
-        ck_assert_int_eq(members[r].seat.status, CP_BROKEN);
+        ck_assert_int_eq(members[r].member.status, CP_BROKEN);
     const char *report = stand_in_report();
     ck_assert_msg(strstr(report, "rank 1 sends") != NULL ||
                       strstr(report, "to rank 1, which receives") != NULL,
@@ -257,9 +257,9 @@ LOOP(all_reduces_and_rings_do_not_interfere, 0, 12) {
         plan_grid(rings, fresh[turn], alternate[turn]);
         walk_all(rings_of, rings, rings * hosts, 20, 20);
         for (int r = 0; r < rings * hosts; r++)
-            ck_assert_msg(members[r].seat.status == CP_OK,
+            ck_assert_msg(members[r].member.status == CP_OK,
                           "turn %d, rank %d: %s", turn, r,
-                          members[r].seat.message);
+                          members[r].member.message);
         finish_grid(rings, turn);
     }
     for (int ring = 0; ring < rings; ring++)
@@ -278,8 +278,8 @@ LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
     walk_all(rings_of, 2, 6, given, given);
     ck_assert_double_le(cp_clock() - began, 5);
     for (int r = 0; r < 6; r++)
-        ck_assert_msg(members[r].seat.status == CP_BROKEN, "rank %d: %d, %s", r,
-                      members[r].seat.status, members[r].seat.message);
+        ck_assert_msg(members[r].member.status == CP_BROKEN, "rank %d: %d, %s",
+                      r, members[r].member.status, members[r].member.message);
     for (int ring = 0; ring < 2; ring++) {
         forget_call(&rings_of[ring]);
         close_talk(&rings_of[ring]);
@@ -385,8 +385,8 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
     const double began = cp_clock();
     run_crowd(members, sizeof(members[0]), 2, launch_in_vain);
     ck_assert_double_le(cp_clock() - began, 3.0);
-    ck_assert_int_eq(members[0].seat.status, CP_BROKEN);
-    ck_assert_ptr_nonnull(strstr(members[0].seat.message, whys[_i]));
+    ck_assert_int_eq(members[0].member.status, CP_BROKEN);
+    ck_assert_ptr_nonnull(strstr(members[0].member.message, whys[_i]));
     for (int r = 0; r < 2; r++)
         cp_queues_free(&queues[r]);
     end();
@@ -395,14 +395,14 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
 /* The watchdog alone: how long the host takes for what, and whether it is
  * unblocked. */
 typedef struct {
-    int asked;
+    int checks;
     volatile int unblocked;
     bool broken;
 } watched;
 
 static bool is_broken(void *context) {
     watched *w = context;
-    w->asked++;
+    w->checks++;
     return w->broken;
 }
 
@@ -412,10 +412,10 @@ static void unblock(void *context) {
 
 static const struct {
     const char *name;
-    bool works, leaves, rests, broken;
+    bool works, leaves, idles, broken;
     double timeout;
     int unblocked;
-    bool asked;
+    bool checked;
 } hosts[] = {
     {"at rest", false, true, false, true, 0.1, 0, false},
     {"at rest again", true, true, true, true, 0.1, 0, false},
@@ -435,7 +435,7 @@ LOOP(a_watchdog_does_not_interfere, 0, COUNT_OF(hosts)) {
     ck_assert_ptr_null(cp_watchdog_enter(watchdog, hosts[_i].works));
     if (hosts[_i].leaves)
         cp_watchdog_leave(watchdog);
-    if (hosts[_i].rests)
+    if (hosts[_i].idles)
         cp_watchdog_idle(watchdog);
     do
         nanosleep(&a_while, NULL);
@@ -444,5 +444,5 @@ LOOP(a_watchdog_does_not_interfere, 0, COUNT_OF(hosts)) {
               hosts[_i].unblocked);
     cp_watchdog_free(watchdog);
     ck_assert_int_eq(seen.unblocked, hosts[_i].unblocked);
-    ck_assert((seen.asked > 0) == hosts[_i].asked);
+    ck_assert((seen.checks > 0) == hosts[_i].checked);
 }

@@ -30,7 +30,7 @@ static void set_number(const char *name, int number) {
 
 /* Start one rank, with its output in a file. */
 static pid_t start_rank(int rank, int ranks, int port, const char *scene,
-                        int said_by_all) {
+                        int output_file) {
     const pid_t child = fork();
     if (child != 0)
         return child;
@@ -43,7 +43,7 @@ static pid_t start_rank(int rank, int ranks, int port, const char *scene,
     set_number("LOCAL_RANK", rank);
     set_number("LOCAL_WORLD_SIZE", ranks);
     set_number("NCCL_HOSTID", 1000 + rank);
-    dup2(said_by_all, 2);
+    dup2(output_file, 2);
     execl("/proc/self/exe", "rank", "--rank", scene, (char *)NULL);
     _exit(9);
 }
@@ -204,19 +204,20 @@ static cp_status start_only(const cp_process_group *group, int64_t unused) {
  * message of rank 1 reaches all ranks except rank 0. */
 static cp_status shrink_twice(const cp_process_group *group, int64_t unused) {
     static const int lost_one_by_one[] = {1, 1};
-    int64_t seats[4], lost = 0;
-    const int seat = group->rank;
+    int64_t world_ranks[4], lost = 0;
+    const int world_rank = group->rank;
     (void)unused;
     CP_TRY(require(!group->shrink(&(int){0}), "shrunk", 0));
     for (int n = 0; n < 35; n++) {
-        if (n == 6 && seat == 0)
+        if (n == 6 && world_rank == 0)
             stand_in_drop_message(1, 0, 1);
-        if (n % 15 == 7 && seat == 1 + n / 15)
+        if (n % 15 == 7 && world_rank == 1 + n / 15)
             kill(getpid(), SIGKILL);
-        seats[group->rank] = seat;
-        const cp_status status = group->all_gather(seats, sizeof(seats[0]));
+        world_ranks[group->rank] = world_rank;
+        const cp_status status =
+            group->all_gather(world_ranks, sizeof(world_ranks[0]));
         int rank = -1;
-        if (status == CP_OK && seats[group->ranks - 1] == 3)
+        if (status == CP_OK && world_ranks[group->ranks - 1] == 3)
             continue;
         if (lost == 2 || !group->shrink(&rank))
             return status != CP_OK ? status : require(false, "wrong", n);
@@ -254,7 +255,7 @@ static void play_the_scene(int unused) {
 }
 
 /* The talk asserts as it runs, which Check allows only inside a test. */
-static cp_status run_here(void) {
+static cp_status run_as_test(void) {
     static const TTest test = {"a scene", play_the_scene, __FILE__, __LINE__};
     Suite *suite = suite_create("a rank");
     TCase *tests = tcase_create("a rank");
@@ -267,7 +268,7 @@ static cp_status run_here(void) {
     return outcome;
 }
 
-static cp_status meet(double timeout, cp_process_group *group) {
+static cp_status join_group(double timeout, cp_process_group *group) {
     cp_launch launch;
     int devices = 0;
     CP_TRY(cp_device_count(&devices));
@@ -281,13 +282,13 @@ static int play_rank(const char *name) {
     cp_process_group group;
     scene = name;
     stand_in_begin(&(stand_in_options){.seed = 1, .open = true, .timeout = 20});
-    if (meet(timeout_of(name), &group) != CP_OK) {
+    if (join_group(timeout_of(name), &group) != CP_OK) {
         fprintf(stderr, "longring: %s\n", cp_message());
         return 1;
     }
     cp_process_group_set(&group);
     own_group = &group;
-    const cp_status status = run_here();
+    const cp_status status = run_as_test();
     if (status != CP_OK && group.rank == 0)
         fprintf(stderr, "longring: %s\n", cp_message());
     const int fault = strcmp(name, "leave") == 0 && group.rank == 1 ? 2 : 0;
@@ -298,53 +299,54 @@ static int play_rank(const char *name) {
 
 /* A socket that holds a free port of this host. */
 static int hold_port(int *port) {
-    struct sockaddr_in here = {.sin_family = AF_INET};
-    socklen_t size = sizeof(here);
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof(address);
     const int held = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(held, (struct sockaddr *)&here, size), 0);
+    ck_assert_int_eq(bind(held, (struct sockaddr *)&address, size), 0);
     ck_assert_int_eq(listen(held, 1), 0);
-    getsockname(held, (struct sockaddr *)&here, &size);
-    *port = ntohs(here.sin_port);
+    getsockname(held, (struct sockaddr *)&address, &size);
+    *port = ntohs(address.sin_port);
     return held;
 }
 
 static const struct {
     int ranks;
     const char *scene;
-    int end, other;   /* exit status of all ranks except rank 1; of rank 1 */
-    const char *says; /* in the output of all, %g: timeout; NULL: empty */
-    int come;         /* how many ranks come; 0: all */
-    bool taken;       /* the port is in use */
-    int also;         /* exit status of rank 2 */
+    int end, other; /* exit status of all ranks except rank 1; of rank 1 */
+    const char *expected; /* in the output of all, %g: timeout; NULL: empty */
+    int come;             /* how many ranks come; 0: all */
+    bool taken;           /* the port is in use */
+    int also;             /* exit status of rank 2 */
 } plays[] = {
     {1, .scene = "alone"},
     {2, .scene = "talk"},
     {4, .scene = "talk"},
     {4, .scene = "grid"},
-    {3, "leave", 2, 2, .says = "longring: rank 1: "},
-    {3, "fails", 1, 1, .says = "longring: rank 1 has left: no such thing"},
+    {3, "leave", 2, 2, .expected = "longring: rank 1: "},
+    {3, "fails", 1, 1, .expected = "longring: rank 1 has left: no such thing"},
     {3, "shares", 1, 1,
-     .says = "in operation 0 rank 0 has a gather of 80 bytes, rank 1 a "
-             "broadcast of"},
-    {3, "sizes", 1, 1, .says = "rank 1 a gather of 96"},
-    {4, "death", 1, -SIGKILL, .says = "longring: rank 0"},
-    {3, "killed", 1, -SIGKILL, .says = "longring: rank 0"},
-    {3, "exits", 1, .says = ": NCCL: remote process exited"},
+     .expected = "in operation 0 rank 0 has a gather of 80 bytes, rank 1 a "
+                 "broadcast of"},
+    {3, "sizes", 1, 1, .expected = "rank 1 a gather of 96"},
+    {4, "death", 1, -SIGKILL, .expected = "longring: rank 0"},
+    {3, "killed", 1, -SIGKILL, .expected = "longring: rank 0"},
+    {3, "exits", 1, .expected = ": NCCL: remote process exited"},
     /* These wait for a long time. */
     {4, "shrinks", 0, -SIGKILL, .also = -SIGKILL},
     {3, .scene = "group"},
     {3, "sleeps", 1, 1,
-     .says = " timed out after %g s while gathering the ranks'"},
+     .expected = " timed out after %g s while gathering the ranks'"},
     {3, "timed out", 1, 1, .come = 2,
-     .says = "timed out after %g s while joining; rank 0 is expected at 127"},
+     .expected =
+         "timed out after %g s while joining; rank 0 is expected at 127"},
     {3, "taken", 1, 1, .taken = true,
-     .says = "longring: rank 0, joining: NCCL: unhandled system"},
+     .expected = "longring: rank 0, joining: NCCL: unhandled system"},
 };
 enum { PLAYS = COUNT_OF(plays), SHORT_PLAYS = PLAYS - 5 };
 
 typedef struct {
     pid_t players[MOST_PROCESSES];
-    int come, held, said;
+    int come, held, output_file;
 } started_process;
 
 static started_process start_play(int n) {
@@ -353,13 +355,13 @@ static started_process start_play(int n) {
     started_process play = {.come =
                                 plays[n].come ? plays[n].come : plays[n].ranks,
                             .held = hold_port(&port),
-                            .said = mkostemp(path, O_CLOEXEC)};
+                            .output_file = mkostemp(path, O_CLOEXEC)};
     unlink(path);
     if (!plays[n].taken)
         close(play.held);
     for (int r = 0; r < play.come; r++)
-        play.players[r] =
-            start_rank(r, plays[n].ranks, port, plays[n].scene, play.said);
+        play.players[r] = start_rank(r, plays[n].ranks, port, plays[n].scene,
+                                     play.output_file);
     return play;
 }
 
@@ -367,16 +369,17 @@ static started_process start_play(int n) {
  * output. */
 static void end_play(int n, started_process *play) {
     const char *scene_of = plays[n].scene;
-    static char said[1 << 13], says[100];
+    static char output[1 << 13], expected[100];
     int ends[MOST_PROCESSES]; /* exit statuses; -9: killed */
     for (int r = 0; r < play->come; r++) {
         int status = 0;
         waitpid(play->players[r], &status, 0);
         ends[r] = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
     }
-    const ssize_t length = pread(play->said, said, sizeof(said) - 1, 0);
-    said[length > 0 ? length : 0] = '\0';
-    close(play->said);
+    const ssize_t length =
+        pread(play->output_file, output, sizeof(output) - 1, 0);
+    output[length > 0 ? length : 0] = '\0';
+    close(play->output_file);
     if (plays[n].taken)
         close(play->held);
     for (int r = 0; r < play->come; r++)
@@ -384,14 +387,15 @@ static void end_play(int n, started_process *play) {
                                   : r == 2 && plays[n].also ? plays[n].also
                                                             : plays[n].end),
                       "%s: rank %d of %d ends with %d: %s", scene_of, r,
-                      plays[n].ranks, ends[r], said);
+                      plays[n].ranks, ends[r], output);
     /* The address sanitizer prints its own line about fibers. */
     const bool silent =
-        said[0] == '\0' || (HARNESS_SANITIZED && !strstr(said, "longring"));
-    if (plays[n].says != NULL)
-        snprintf(says, sizeof(says), plays[n].says, wait_limit());
-    ck_assert_msg(plays[n].says == NULL ? silent : strstr(said, says) != NULL,
-                  "%s: %s", scene_of, said);
+        output[0] == '\0' || (HARNESS_SANITIZED && !strstr(output, "longring"));
+    if (plays[n].expected != NULL)
+        snprintf(expected, sizeof(expected), plays[n].expected, wait_limit());
+    ck_assert_msg(plays[n].expected == NULL ? silent
+                                            : strstr(output, expected) != NULL,
+                  "%s: %s", scene_of, output);
 }
 
 static void measure_start(void) {
@@ -409,7 +413,7 @@ AROUND_ALL(measure_start, NULL);
 /* GPUs take their time to begin. */
 #define LIMIT (stand_in_pretends() ? 20 : 120)
 
-LOOP_FOR(LIMIT, processes_meet_and_end_together, 0, SHORT_PLAYS) {
+LOOP_FOR(LIMIT, processes_join_and_end_together, 0, SHORT_PLAYS) {
     started_process play = start_play(_i);
     end_play(_i, &play);
 }

@@ -57,14 +57,14 @@ static void wait_for(story *story, int rank) {
 }
 
 /* Two ranks exchange something at the same time. */
-static void meet(story *story) {
+static void swap(story *story) {
     for (int rank = 0; rank < 2; rank++) {
         exchange(story, rank, 1 - rank, 1 - rank, 0);
         wait_for(story, rank);
     }
 }
 
-static cp_status tell(story *story, int ranks, double cores) {
+static cp_status run_story(story *story, int ranks, double cores) {
     cp_program programs[MOST_RANKS];
     const cp_layout layout = {.ranks = ranks};
     cp_plan plan = {.layout = &layout, .slot_count = 1, .programs = programs};
@@ -87,19 +87,20 @@ static cp_status tell(story *story, int ranks, double cores) {
 }
 
 /* Run a story, and check when its ranks end. */
-static void ends(story *story, int ranks, double cores, const double *wanted) {
-    must(tell(story, ranks, cores));
+static void ends(story *story, int ranks, double cores,
+                 const double *expected) {
+    must(run_story(story, ranks, cores));
     for (int rank = 0; rank < ranks; rank++)
-        ck_assert_double_eq_tol(story->ended[rank], wanted[rank], 1e-12);
+        ck_assert_double_eq_tol(story->ended[rank], expected[rank], 1e-12);
 }
 
 /* Check when ranks with this much work end. */
 static void works(int ranks, double cores, const double *seconds,
-                  const double *wanted) {
+                  const double *expected) {
     story story = {0};
     for (int rank = 0; rank < ranks; rank++)
         work(&story, rank, seconds[rank]);
-    ends(&story, ranks, cores, wanted);
+    ends(&story, ranks, cores, expected);
 }
 
 TEST(shares_are_as_by_hand) {
@@ -118,12 +119,12 @@ static int by_size(const void *a, const void *b) {
 }
 
 static void random_work(story *story, int ranks, uint64_t *seed,
-                        double *whole) {
+                        double *total) {
     for (int rank = 0; rank < ranks; rank++)
         for (int n = 0; n < 3; n++) {
             const double seconds = (double)(harness_random(seed) % 1000);
             work(story, rank, seconds);
-            whole[rank] += seconds;
+            total[rank] += seconds;
         }
 }
 
@@ -133,14 +134,14 @@ TEST(shares_are_as_by_formula) {
         story story = {0};
         const int ranks = 1 + (int)(harness_random(&seed) % MOST_RANKS);
         const int cores = 1 + (int)(harness_random(&seed) % MOST_RANKS);
-        double whole[MOST_RANKS] = {0}, time = 0, given = 0;
-        random_work(&story, ranks, &seed, whole);
-        must(tell(&story, ranks, cores));
-        qsort(whole, (size_t)ranks, sizeof(double), by_size);
+        double total[MOST_RANKS] = {0}, time = 0, given = 0;
+        random_work(&story, ranks, &seed, total);
+        must(run_story(&story, ranks, cores));
+        qsort(total, (size_t)ranks, sizeof(double), by_size);
         qsort(story.ended, (size_t)ranks, sizeof(double), by_size);
         for (int k = 0; k < ranks; k++) {
-            time += (whole[k] - given) * fmax(1, (double)(ranks - k) / cores);
-            given = whole[k];
+            time += (total[k] - given) * fmax(1, (double)(ranks - k) / cores);
+            given = total[k];
             ck_assert_double_eq_tol(story.ended[k], time, 1e-9);
         }
         ck_assert_double_eq(story.last, story.ended[ranks - 1]);
@@ -151,7 +152,7 @@ TEST(a_waiting_rank_frees_its_core) {
     story story = {0};
     work(&story, 0, 1);
     work(&story, 1, 3);
-    meet(&story);
+    swap(&story);
     work(&story, 0, 1);
     work(&story, 1, 1);
     ends(&story, 2, 1, (double[]){6, 6});
@@ -159,14 +160,14 @@ TEST(a_waiting_rank_frees_its_core) {
 
 /* Two ranks with a message of 5 seconds: one waits for it and then works, the
  * other works meanwhile. */
-static void hides(double then, double meanwhile, const double *wanted) {
+static void hides(double then, double meanwhile, const double *expected) {
     story story = {0};
     exchange(&story, 0, 1, 1, 5);
     wait_for(&story, 0);
     work(&story, 0, then);
     exchange(&story, 1, 0, 0, 5);
     work(&story, 1, meanwhile);
-    ends(&story, 2, 1, wanted);
+    ends(&story, 2, 1, expected);
 }
 
 TEST(a_hidden_exchange_needs_no_core) {
@@ -182,9 +183,9 @@ TEST(a_gate_opens_again) {
     for (int n = 0; n < 4; n++) {
         work(&story, n % 2, 1);
         work(&story, 1 - n % 2, 3);
-        meet(&story);
+        swap(&story);
     }
-    must(tell(&story, 2, 2));
+    must(run_story(&story, 2, 2));
     ck_assert_double_eq(story.last, 12);
 }
 
@@ -196,10 +197,10 @@ TEST(a_rank_that_waits_for_ever_is_named) {
         exchange(&crossed, rank, CP_NO_RANK, 1 - rank, 0);
         wait_for(&crossed, rank);
     }
-    refuses_with(tell(&crossed, 2, 1), CP_BROKEN,
+    refuses_with(run_story(&crossed, 2, 1), CP_BROKEN,
                  "rank 0, layer 0: its exchange never ends");
     work(&slow, 1, INFINITY);
-    refuses_with(tell(&slow, 2, 1), CP_BROKEN,
+    refuses_with(run_story(&slow, 2, 1), CP_BROKEN,
                  "rank 1, layer 0: its pack never ends");
 }
 
@@ -228,7 +229,7 @@ static double with_message(double seconds) {
     exchange(&story, 3, CP_NO_RANK, 0, 0);
     wait_for(&story, 3);
     work(&story, 3, 2);
-    must(tell(&story, 4, 2));
+    must(run_story(&story, 4, 2));
     return story.last;
 }
 
@@ -245,8 +246,8 @@ TEST(a_core_per_rank_is_a_clock_per_rank) {
     for (int n = 0; n < 500; n++) {
         const int ranks = 1 + (int)(harness_random(&seed) % (MOST_RANKS - 1));
         story stories[2] = {0};
-        double whole[MOST_RANKS] = {0};
-        random_work(&stories[0], ranks, &seed, whole);
+        double total[MOST_RANKS] = {0};
+        random_work(&stories[0], ranks, &seed, total);
         for (int rank = 0; rank < ranks; rank++) {
             exchange(&stories[0], rank, (rank + 1) % ranks,
                      (rank + ranks - 1) % ranks,
@@ -255,8 +256,8 @@ TEST(a_core_per_rank_is_a_clock_per_rank) {
             wait_for(&stories[0], rank);
         }
         stories[1] = stories[0];
-        must(tell(&stories[0], ranks, ranks));
-        must(tell(&stories[1], ranks + 1, ranks));
+        must(run_story(&stories[0], ranks, ranks));
+        must(run_story(&stories[1], ranks + 1, ranks));
         for (int rank = 0; rank < ranks; rank++)
             ck_assert_double_eq_tol(stories[0].ended[rank],
                                     stories[1].ended[rank], 1e-9);

@@ -135,12 +135,12 @@ TEST(a_long_word_is_joined_as_its_parts_are) {
         must(
             cp_tokenizer_encode(tokenizer, word + at, end - at, false, &parts));
     }
-    const cp_ids whole = encode(word, BYTES, false);
-    ck_assert_int_eq(whole.count, parts.count);
-    ck_assert_mem_eq(whole.items, parts.items,
-                     (size_t)whole.count * sizeof(int32_t));
+    const cp_ids joined = encode(word, BYTES, false);
+    ck_assert_int_eq(joined.count, parts.count);
+    ck_assert_mem_eq(joined.items, parts.items,
+                     (size_t)joined.count * sizeof(int32_t));
     free(parts.items);
-    free(whole.items);
+    free(joined.items);
 }
 
 static const struct {

@@ -14,17 +14,17 @@ static void plain_ring(cp_plan *plan) {
         const cp_use queries = cp_use_of(plan->queries, k);
         const cp_use result = cp_use_of(plan->result, k);
         const cp_use added = cp_use_of(scratch, k);
-        cp_use here = cp_use_of(keys, k);
-        cp_emit(plan, k, 0, CP_OP_PACK, cp_use_of(plan->cache, k), here);
-        cp_emit_attend(plan, k, 0, queries, here, result);
+        cp_use current = cp_use_of(keys, k);
+        cp_emit(plan, k, 0, CP_OP_PACK, cp_use_of(plan->cache, k), current);
+        cp_emit_attend(plan, k, 0, queries, current, result);
         for (int hop = 1; hop < ranks; hop++) {
-            const cp_use sent = here;
-            here = cp_use_of(keys + hop % 2, (k + ranks - hop) % ranks);
-            cp_emit_exchange(plan, k, hop, sent, (k + 1) % ranks, here,
+            const cp_use sent = current;
+            current = cp_use_of(keys + hop % 2, (k + ranks - hop) % ranks);
+            cp_emit_exchange(plan, k, hop, sent, (k + 1) % ranks, current,
                              (k + ranks - 1) % ranks);
             if (!hasty)
                 cp_emit_wait(plan, k, hop);
-            cp_emit_attend(plan, k, hop, queries, here, added);
+            cp_emit_attend(plan, k, hop, queries, current, added);
             cp_emit(plan, k, hop, CP_OP_MERGE, added, result);
             if (hasty)
                 cp_emit_wait(plan, k, hop);

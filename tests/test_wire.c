@@ -140,14 +140,14 @@ static void round_trip(cp_encoding encoding, int rows, float *numbers) {
     cp_rows_decode(encoding, rows, DIM, sent, numbers);
 }
 
-static answer attend(const question *asked, int from, int to) {
+static answer attend(const question *inputs, int from, int to) {
     double scores[KEYS], most = -INFINITY, sum = 0;
     answer out = {{0}, 0};
     for (int j = from; j < to; j++) {
         scores[j] = 0;
         for (int d = 0; d < DIM; d++)
             scores[j] +=
-                (double)asked->query[d] * (double)asked->key[j * DIM + d];
+                (double)inputs->query[d] * (double)inputs->key[j * DIM + d];
         scores[j] /= sqrt(DIM);
         most = fmax(most, scores[j]);
     }
@@ -155,39 +155,40 @@ static answer attend(const question *asked, int from, int to) {
         sum += exp(scores[j] - most);
     for (int j = from; j < to; j++)
         for (int d = 0; d < DIM; d++)
-            out.output[d] +=
-                exp(scores[j] - most) / sum * (double)asked->value[j * DIM + d];
+            out.output[d] += exp(scores[j] - most) / sum *
+                             (double)inputs->value[j * DIM + d];
     out.lse = most + log(sum);
     return out;
 }
 
-static int first_of(const question *asked, int block) {
-    return asked->keys * block / BLOCKS;
+static int first_of(const question *inputs, int block) {
+    return inputs->keys * block / BLOCKS;
 }
 
 /* The answer of one of BLOCKS ranks over all blocks; block 0 is its own. */
-static answer attend_apart(const question *asked, cp_wire wire,
+static answer attend_apart(const question *inputs, cp_wire wire,
                            cp_sent_kinds sent_kinds,
                            const cp_error_table *tables, cp_error_sum *sum) {
     answer all = {{0}, -INFINITY};
     *sum = cp_loss_none;
     for (int b = 0; b < BLOCKS; b++) {
-        if (first_of(asked, b) == first_of(asked, b + 1))
+        if (first_of(inputs, b) == first_of(inputs, b + 1))
             continue;
-        question here = *asked;
+        question rounded = *inputs;
         float sent[DIM];
         const cp_sent_kinds kinds =
             b > 0 ? sent_kinds : (cp_sent_kinds){false, false, 0};
         double most = 0;
         if (kinds.keys) {
             const cp_encoding keys = cp_wire_encoding(wire, CP_PAYLOAD_KEYS, 4);
-            round_trip(keys, asked->keys, here.key);
-            round_trip(keys, asked->keys, here.value);
+            round_trip(keys, inputs->keys, rounded.key);
+            round_trip(keys, inputs->keys, rounded.value);
         }
         if (kinds.queries)
             round_trip(cp_wire_encoding(wire, CP_PAYLOAD_QUERIES, 4), 1,
-                       here.query);
-        answer part = attend(&here, first_of(asked, b), first_of(asked, b + 1));
+                       rounded.query);
+        answer part =
+            attend(&rounded, first_of(inputs, b), first_of(inputs, b + 1));
         for (int d = 0; d < DIM; d++) {
             sent[d] = (float)part.output[d];
             most = fmax(most, fabs(part.output[d]));
@@ -198,7 +199,7 @@ static answer attend_apart(const question *asked, cp_wire wire,
                 part.output[d] = (double)sent[d];
         }
         cp_error_merge(sum, part.lse,
-                       cp_error_score(&tables[b], kinds, 0, asked->query),
+                       cp_error_score(&tables[b], kinds, 0, inputs->query),
                        (kinds.keys ? cp_error_value(&tables[b], 0) : 0) +
                            kinds.partials * most / 32766);
         const double larger = fmax(all.lse, part.lse);
@@ -217,23 +218,24 @@ static double part_of(double error, double bound) {
 
 /* How near an answer comes to its two bounds: output before, LSE before; output
  * after, LSE after. Above 1 the bound is exceeded. */
-static void come_near(const question *asked, cp_wire wire,
+static void come_near(const question *inputs, cp_wire wire,
                       cp_sent_kinds sent_kinds, double near[4]) {
     cp_error_table all, tables[BLOCKS];
     cp_error_sum sum;
-    must(cp_error_table_new(wire, 4, &asked->shape, &all));
-    cp_error_table_add(&all, asked->keys, asked->key, asked->value);
+    must(cp_error_table_new(wire, 4, &inputs->shape, &all));
+    cp_error_table_add(&all, inputs->keys, inputs->key, inputs->value);
     for (int b = 0; b < BLOCKS; b++) {
-        const int first = first_of(asked, b);
-        must(cp_error_table_new(wire, 4, &asked->shape, &tables[b]));
-        cp_error_table_add(&tables[b], first_of(asked, b + 1) - first,
-                           asked->key + first * DIM,
-                           asked->value + first * DIM);
+        const int first = first_of(inputs, b);
+        must(cp_error_table_new(wire, 4, &inputs->shape, &tables[b]));
+        cp_error_table_add(&tables[b], first_of(inputs, b + 1) - first,
+                           inputs->key + first * DIM,
+                           inputs->value + first * DIM);
     }
-    const answer exact = attend(asked, 0, asked->keys);
-    const answer got = attend_apart(asked, wire, sent_kinds, tables, &sum);
-    const cp_wire_error before = cp_error_bound(
-        &all, sent_kinds, 0, cp_error_score(&all, sent_kinds, 0, asked->query));
+    const answer exact = attend(inputs, 0, inputs->keys);
+    const answer got = attend_apart(inputs, wire, sent_kinds, tables, &sum);
+    const cp_wire_error before =
+        cp_error_bound(&all, sent_kinds, 0,
+                       cp_error_score(&all, sent_kinds, 0, inputs->query));
     const cp_wire_error after = cp_error_bound_of(&all, 0, &sum);
     const double lse = fabs(got.lse - exact.lse) - 1e-13 * fabs(exact.lse);
     double output = 0, size = 1e-300;
@@ -281,19 +283,19 @@ LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
     uint64_t random = (uint64_t)_i + 1;
     double nearest[4] = {0};
     for (int n = 0; n < 1500; n++) {
-        question asked = {.shape = {1, 1, DIM},
-                          .keys = BLOCKS + (int)(harness_random(&random) %
-                                                 (KEYS - BLOCKS + 1))};
+        question inputs = {.shape = {1, 1, DIM},
+                           .keys = BLOCKS + (int)(harness_random(&random) %
+                                                  (KEYS - BLOCKS + 1))};
         const float hot = expf(4 * harness_uniform(&random));
         double near[4];
         for (int d = 0; d < DIM; d++)
-            asked.query[d] =
+            inputs.query[d] =
                 hot * draw(&random, n / 4 % 4 == 2 ? 0 : n / 4 % 4, d);
-        for (int i = 0; i < asked.keys * DIM; i++) {
-            asked.key[i] = draw(&random, n % 4, i % DIM);
-            asked.value[i] = draw(&random, n % 4, i % DIM);
+        for (int i = 0; i < inputs.keys * DIM; i++) {
+            inputs.key[i] = draw(&random, n % 4, i % DIM);
+            inputs.value[i] = draw(&random, n % 4, i % DIM);
         }
-        come_near(&asked, wire, sent_kinds, near);
+        come_near(&inputs, wire, sent_kinds, near);
         for (int i = 0; i < 4; i++) {
             ck_assert_msg(near[i] <= 1, "wire %d, case %d: %g of bound %d",
                           (int)wire, n, near[i], i);
@@ -310,20 +312,20 @@ LOOP(no_answer_is_beyond_its_bounds, 0, 3 * (CP_WIRES - 1)) {
 /* Two keys whose scores are rounded apart as far as possible, one up, one down,
  * and whose values differ as much as values can. */
 TEST(the_bound_is_nearly_reached) {
-    question asked = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
+    question inputs = {.shape = {1, 1, DIM}, .keys = 2}; /* none is its own */
     double near[4];
     for (int j = 0; j < 2; j++) {
-        asked.key[j * DIM] = 127;
-        asked.key[j * DIM + 1] = j == 1 ? 0.5001f : 0.4999f;
-        asked.value[j * DIM] = j == 1 ? 127 : -127;
+        inputs.key[j * DIM] = 127;
+        inputs.key[j * DIM + 1] = j == 1 ? 0.5001f : 0.4999f;
+        inputs.value[j * DIM] = j == 1 ? 127 : -127;
     }
-    asked.query[1] = 1.4f;
-    come_near(&asked, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
+    inputs.query[1] = 1.4f;
+    come_near(&inputs, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
     ck_assert_msg(near[0] > 0.95 && near[2] > 0.85, "%.3f %.3f", near[0],
                   near[2]);
     /* One key alone: its score is the LSE. */
-    asked.keys = 1;
-    come_near(&asked, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
+    inputs.keys = 1;
+    come_near(&inputs, CP_WIRE_INT8, (cp_sent_kinds){true, false, 0}, near);
     ck_assert_msg(near[1] > 0.99 && near[3] > 0.99, "%.3f %.3f", near[1],
                   near[3]);
 }
@@ -353,10 +355,10 @@ TEST(bounds_are_as_by_hand) {
         3 * (0.5 + 127.5 / 256), 1e-4);
     ck_assert_double_eq_tol(cp_error_value(&table, 0), 0.5 + 127.5 / 256, 1e-4);
     cp_error_table_free(&table);
-    const float asked[] = {1, 5}, held[] = {1, 254};
+    const float query[] = {1, 5}, held[] = {1, 254};
     must(cp_error_table_new(CP_WIRE_INT8, 4, &(cp_shape){2, 2, 1}, &table));
     cp_error_table_add(&table, 1, held, held);
-    ck_assert_double_eq_tol(cp_error_score(&table, keys, 1, asked + 1), 5,
+    ck_assert_double_eq_tol(cp_error_score(&table, keys, 1, query + 1), 5,
                             1e-3);
     cp_error_table_free(&table);
 }

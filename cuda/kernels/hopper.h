@@ -188,17 +188,17 @@ CP_ALWAYS float2 load_pair(const float *from) {
     return __ldcg((const float2 *)(const void *)from);
 }
 
-CP_ALWAYS void store_pair(float *to, float x, float y, bool there) {
+CP_ALWAYS void store_pair(float *to, float x, float y, bool exists) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t"
                  "@p st.global.v2.f32 [%0], {%1, %2};\n\t}" ::"l"(to),
-                 "f"(x), "f"(y), "r"((int)there)
+                 "f"(x), "f"(y), "r"((int)exists)
                  : "memory");
 }
 
-CP_ALWAYS void store_one(float *to, float x, bool there) {
+CP_ALWAYS void store_one(float *to, float x, bool exists) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %2, 0;\n\t"
                  "@p st.global.f32 [%0], %1;\n\t}" ::"l"(to),
-                 "f"(x), "r"((int)there)
+                 "f"(x), "r"((int)exists)
                  : "memory");
 }
 

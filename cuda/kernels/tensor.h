@@ -88,13 +88,13 @@ CP_INLINE float cp_exp2(float x) {
 
 /* 16 bytes of global memory that nothing writes meanwhile; or zeros. Loads
  * begin in the order in which they are written. */
-CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool there) {
+CP_INLINE void cp_load_16(uint32_t to[4], const void *from, bool exists) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
                  "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\t"
                  "mov.b32 %3, 0;\n\t"
                  "@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
                  : "=&r"(to[0]), "=&r"(to[1]), "=&r"(to[2]), "=&r"(to[3])
-                 : "l"(from), "r"((int)there));
+                 : "l"(from), "r"((int)exists));
 }
 
 /* The same for pairs that cp_unpack_f8 makes from four codes of e4m3, the first

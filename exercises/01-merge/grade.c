@@ -22,8 +22,8 @@ static void draw_row(double scale) {
 /* A running row of keys from .. to - 1, with a level somewhat above the largest
  * score; without keys, uninitialised memory. */
 static float junk = NAN;
-static running row_of(int from, int to, double above) {
-    running row = {-INFINITY, junk, grade_floats(DIM)};
+static softmax_row row_of(int from, int to, double above) {
+    softmax_row row = {-INFINITY, junk, grade_floats(DIM)};
     double level = -INFINITY, weight = 0;
     for (int j = from; j < to; j++)
         level = fmax(level, (double)(float)(scores[j] + above));
@@ -56,7 +56,7 @@ static void truth(int from, int to, double *output, double *lse) {
 
 /* Check that the row stands for keys from .. to - 1; it is divided here, not by
  * the answer. */
-static void worth(const running *row, int from, int to) {
+static void worth(const softmax_row *row, int from, int to) {
     double output[DIM], lse;
     float got[DIM], got_lse;
     truth(from, to, output, &lse);
@@ -78,11 +78,11 @@ static void worth(const running *row, int from, int to) {
 }
 
 static void merge(int cut, int end, double above_left, double above_right) {
-    running left = row_of(0, cut, above_left);
-    const running right = row_of(cut, end, above_right);
+    softmax_row left = row_of(0, cut, above_left);
+    const softmax_row right = row_of(cut, end, above_right);
     float before[DIM];
     memcpy(before, right.sums, sizeof(before));
-    running_merge(&left, &right, DIM);
+    softmax_merge(&left, &right, DIM);
     worth(&left, 0, end);
     grade_hold(memcmp(before, right.sums, sizeof(before)) == 0,
                "add was changed, and must not be");
@@ -119,15 +119,15 @@ static void both_empty(void) {
     draw_row(4);
     grade_ran("both sides are empty, weights and sums NaN");
     merge(0, 0, 0, 0);
-    running nobody = row_of(0, 0, 0), row = row_of(0, 0, 0);
-    const running keys = row_of(0, KEYS, 0);
+    softmax_row no_keys = row_of(0, 0, 0), row = row_of(0, 0, 0);
+    const softmax_row keys = row_of(0, KEYS, 0);
     grade_ran("two empty sides, then one with keys");
-    running_merge(&row, &nobody, DIM);
-    running_merge(&row, &keys, DIM);
+    softmax_merge(&row, &no_keys, DIM);
+    softmax_merge(&row, &keys, DIM);
     worth(&row, 0, KEYS);
     grade_ran("a row that already has keys is merged again");
-    nobody = row_of(0, KEYS, 0);
-    running_merge(&row, &nobody, DIM);
+    no_keys = row_of(0, KEYS, 0);
+    softmax_merge(&row, &no_keys, DIM);
     grade_hold(row.sums != keys.sums,
                "to.sums is add's memory: it must stay to's own");
     worth(&keys, 0, KEYS);
@@ -153,22 +153,22 @@ static void far_apart(void) {
 static void nan_stays(void) {
     for (int side = 0; side < 2; side++) {
         draw_row(4);
-        running rows[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
+        softmax_row rows[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
         rows[side].sums[3] = NAN;
         rows[side].level -= 200;
         grade_ran("NaN in sums[3] of %s, which is not empty, its level %g",
                   side ? "add" : "to", (double)rows[side].level);
-        running_merge(&rows[0], &rows[1], DIM);
+        softmax_merge(&rows[0], &rows[1], DIM);
         grade_hold(isnan(rows[0].sums[3]), "sums[3] is %g, and NaN is lost",
                    (double)rows[0].sums[3]);
         grade_hold(!isnan(rows[0].sums[2]), "sums[2] became NaN too");
         for (int n = 0; n < 2; n++) {
             draw_row(4);
-            running pair[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
+            softmax_row pair[] = {row_of(0, 6, 0), row_of(6, KEYS, 0)};
             *(n ? &pair[side].weight : &pair[side].level) = NAN;
             grade_ran("the %s of %s is NaN", n ? "weight" : "level",
                       side ? "add" : "to");
-            running_merge(&pair[0], &pair[1], DIM);
+            softmax_merge(&pair[0], &pair[1], DIM);
             grade_hold(isnan(pair[0].sums[2] / pair[0].weight),
                        "sums[2] / weight is %g, and NaN is lost",
                        (double)(pair[0].sums[2] / pair[0].weight));
@@ -185,11 +185,11 @@ static void finish(void) {
         draw_row(4);
         for (int j = 0; j < KEYS; j++)
             scores[j] += n % 3 * 500 - 500;
-        const running row = row_of(0, end, 1);
+        const softmax_row row = row_of(0, end, 1);
         float *output = grade_floats(DIM), lse = NAN;
         grade_ran("finish a row of %d keys: level %g, weight %g", end,
                   (double)row.level, (double)row.weight);
-        running_finish(&row, output, &lse, DIM);
+        softmax_finish(&row, output, &lse, DIM);
         truth(0, end, want, &want_lse);
         grade_near("lse", &lse, &want_lse, 1, 1, 1, 1e-6);
         grade_near("output", output, want, DIM, 1, 1, 3e-6);
@@ -202,20 +202,20 @@ static void take(void) {
         float *taken = grade_floats(DIM);
         const int cut = n % 4 * 4;
         draw_row(4);
-        running row = row_of(0, cut, n % 2);
+        softmax_row row = row_of(0, cut, n % 2);
         truth(cut, KEYS, output, &lse);
         for (int i = 0; i < DIM && cut < KEYS; i++)
             taken[i] = (float)output[i];
         grade_ran("a row of %d keys merges a partial of %d", cut, KEYS - cut);
-        running_take(&row, taken, (float)lse, DIM);
+        softmax_take(&row, taken, (float)lse, DIM);
         worth(&row, 0, KEYS);
     }
     draw_row(4);
-    running row = row_of(0, 0, 0);
-    const running keys = row_of(0, KEYS, 0);
+    softmax_row row = row_of(0, 0, 0);
+    const softmax_row keys = row_of(0, KEYS, 0);
     grade_ran("an empty row merges an empty partial, then keys");
-    running_take(&row, grade_floats(DIM), -INFINITY, DIM);
-    running_merge(&row, &keys, DIM);
+    softmax_take(&row, grade_floats(DIM), -INFINITY, DIM);
+    softmax_merge(&row, &keys, DIM);
     worth(&row, 0, KEYS);
 }
 

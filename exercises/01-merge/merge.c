@@ -5,15 +5,16 @@
 #include <math.h>
 #include <stdbool.h>
 
-void running_merge(running *to, const running *add, int64_t dim) {
+void softmax_merge(softmax_row *to, const softmax_row *add, int64_t dim) {
     /* Bring both sides to one level and add them. */
 }
 
-void running_finish(const running *from, float *output, float *lse,
+void softmax_finish(const softmax_row *from, float *output, float *lse,
                     int64_t dim) {
     /* Divide, unless there is nothing to divide. */
 }
 
-void running_take(running *to, const float *output, float lse, int64_t dim) {
+void softmax_take(softmax_row *to, const float *output, float lse,
+                  int64_t dim) {
     /* Treat the partial as a running row, and merge it. */
 }

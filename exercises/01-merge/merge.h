@@ -13,21 +13,21 @@
 typedef struct {
     float level, weight;
     float *sums;
-} running;
+} softmax_row;
 
 /* Merge add into to: the same row over other keys. An empty side leaves the
  * other unchanged; merging two empty sides gives an empty one. NaN in a side
  * that is not empty stays NaN. add is not changed, and to->sums stays to's own
  * memory. No avoidable overflow. */
-void running_merge(running *to, const running *add, int64_t dim);
+void softmax_merge(softmax_row *to, const softmax_row *add, int64_t dim);
 
 /* Divide: output [dim] and LSE = level + ln weight. No keys give output 0 and
  * LSE -inf. */
-void running_finish(const running *from, float *output, float *lse,
+void softmax_finish(const softmax_row *from, float *output, float *lse,
                     int64_t dim);
 
 /* Merge a finished partial of the same row over other keys, output [dim] and
  * lse (-inf: empty, whatever output holds). */
-void running_take(running *to, const float *output, float lse, int64_t dim);
+void softmax_take(softmax_row *to, const float *output, float lse, int64_t dim);
 
 #endif

@@ -122,13 +122,13 @@ static void pairs(void) {
         one_term(&sum, &lost, terms[n], &want);
     sum = lost = 0, want = 0;
     for (int n = 0; n < 1000; n++) {
-        const float whole = (float)grade_between(1, 1 << 20);
-        one_term(&sum, &lost, n % 97 ? whole : 4096 * whole, &want);
+        const float integer = (float)grade_between(1, 1 << 20);
+        one_term(&sum, &lost, n % 97 ? integer : 4096 * integer, &want);
     }
 }
 
 /* Round the end of a bar: the last bits of an answer must not move it. */
-static double place(double at) {
+static double rounded(double at) {
     return round(at * 1e4) / 1e4;
 }
 
@@ -148,8 +148,8 @@ static void draw_shares(int count) {
             const double share = rank ? (double)output[n] : want[n];
             if (!(share > 0 && share <= 2))
                 continue;
-            grade_stroke(rank, false, n, "attend", place(at[rank]),
-                         place(at[rank] + share));
+            grade_stroke(rank, false, n, "attend", rounded(at[rank]),
+                         rounded(at[rank] + share));
             at[rank] += share;
         }
 }

@@ -9,7 +9,7 @@
 static const int rank_counts[] = {1, 2, 3, 5, 7};
 static const char *const names[] = {"naive", "zigzag"};
 
-static void say(const char *what, const cut *how) {
+static void show_case(const char *what, const cut *how) {
     grade_ran("%s: %s, %ld tokens, tiles of %ld, %d ranks", what,
               names[how->placement], how->tokens, how->tile, how->ranks);
 }
@@ -70,7 +70,7 @@ static void sizes(void) {
     grade_read("3.3");
     for (int n = 0; n < 240; n++) {
         const cut how = draw_cut(n);
-        say("chunk_size", &how);
+        show_case("chunk_size", &how);
         grade_equal(chunk_size(&how), size_of(&how), "the size of a chunk");
     }
 }
@@ -79,7 +79,7 @@ static void owners(void) {
     for (int n = 0; n < 240; n++) {
         const cut how = draw_cut(n + 20);
         for (int64_t at = 0; at < how.tokens; at++) {
-            say("token_owner", &how);
+            show_case("token_owner", &how);
             grade_equal(token_owner(&how, at), owner_of(&how, at),
                         "the owner of position %ld", at);
         }
@@ -99,9 +99,10 @@ static void draw_spans(const cut *how) {
         range spans[2];
         const int count = spans_of(how, rank, spans);
         for (int i = 0; i < count && i < 2; i++) {
-            const int64_t first = spans[i].first, rest = how->tokens - first;
-            if (first >= 0 && rest > 0 && spans[i].count > 0 &&
-                spans[i].count <= rest)
+            const int64_t first = spans[i].first,
+                          remaining = how->tokens - first;
+            if (first >= 0 && remaining > 0 && spans[i].count > 0 &&
+                spans[i].count <= remaining)
                 grade_stroke(rank, false, rank, "holds", (double)first,
                              (double)(first + spans[i].count));
         }
@@ -156,16 +157,16 @@ static void look_at_spans(const cut *how) {
 static void spans(void) {
     grade_read("3.3");
     const cut drawn = {ZIGZAG, 250, 1, 4};
-    say("rank_spans", &drawn);
+    show_case("rank_spans", &drawn);
     draw_spans(&drawn);
     look_at_spans(&drawn);
     for (int n = 0; n < 240; n++) {
         cut how = draw_cut(n + 20);
-        say("rank_spans", &how);
+        show_case("rank_spans", &how);
         how.tokens += how.tokens == 0;
         look_at_spans(&how);
         how.tokens = 0;
-        say("rank_spans", &how);
+        show_case("rank_spans", &how);
         range none[2];
         grade_equal(spans_of(&how, how.ranks - 1, none), 0, "spans of a rank");
     }
@@ -246,7 +247,7 @@ static cut draw_long(int n) {
 static void works(void) {
     for (int n = 0; n < 300; n++) {
         const cut how = draw_long(n);
-        say("work_of", &how);
+        show_case("work_of", &how);
         for (int rank = 0; rank < how.ranks; rank++)
             grade_equal(work_of(&how, rank), pairs_of_rank(&how, rank),
                         "pairs of rank %d", rank);
@@ -260,7 +261,7 @@ static double draw_work(placement placement, int line) {
         if (work > 0 && work < 1 << 24)
             grade_stroke(line + rank, false, rank, "attend", 0, (double)work);
     }
-    say("balance", &how);
+    show_case("balance", &how);
     return balance(&how);
 }
 
@@ -282,7 +283,7 @@ static void balances(void) {
             most = fmax(most, work);
             sum += work;
         }
-        say("balance", &how);
+        show_case("balance", &how);
         hold_balance(balance(&how), sum > 0 ? most * how.ranks / sum : 1);
     }
 }
@@ -299,7 +300,7 @@ static void tiles(void) {
         const cut how = draw_cut(n);
         for (int64_t at = 0; at < how.tokens; at++) {
             const int64_t first = at / size_of(&how) * size_of(&how);
-            say("token_owner", &how);
+            show_case("token_owner", &how);
             grade_equal(token_owner(&how, at), token_owner(&how, first),
                         "position %ld, in the chunk of position %ld: its owner",
                         at, first);
@@ -310,11 +311,11 @@ static void tiles(void) {
             const int count = spans_of(&how, rank, held);
             for (int i = 0; i < count; i++)
                 want += pairs_of(held[i], (range){0, how.tokens});
-            say("work_of", &how);
+            show_case("work_of", &how);
             grade_equal(work_of(&how, rank), want, "pairs of rank %d", rank);
         }
     }
-    say("balance", &five);
+    show_case("balance", &five);
     grade_hold(fabs(balance(&five) - 21 / 13.0) > 1e-9,
                "largest over mean is 21/13, as with tiles of 1: want 20/13");
 }

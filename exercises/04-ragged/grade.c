@@ -59,7 +59,7 @@ static batch draw_batch(int n) {
     return batch_of(ranks, sequences, lengths);
 }
 
-static void say(const char *what, const batch *how) {
+static void show_case(const char *what, const batch *how) {
     char text[200] = "";
     int at = 0;
     for (int64_t s = 0; s < how->sequences; s++)
@@ -69,12 +69,13 @@ static void say(const char *what, const batch *how) {
               text);
 }
 
-static void hold_place(const batch *how, int64_t sequence, int64_t position) {
+static void hold_token(const batch *how, int64_t sequence, int64_t position) {
     int rank;
     const int64_t row = row_of(how, sequence, position, &rank);
-    const place got = place_of(how, rank, row);
+    const token_position got = token_at(how, rank, row);
     const bool token = position < length_of(how, sequence);
-    const place want = token ? (place){sequence, position} : (place){-1, -1};
+    const token_position want =
+        token ? (token_position){sequence, position} : (token_position){-1, -1};
     grade_hold(got.sequence == want.sequence && got.position == want.position,
                "rank %d, row %ld: sequence %ld, position %ld; want %ld, %ld%s",
                rank, row, got.sequence, got.position, want.sequence,
@@ -82,17 +83,17 @@ static void hold_place(const batch *how, int64_t sequence, int64_t position) {
 }
 
 static void hold_rows(const batch *how) {
-    say("shard_rows", how);
+    show_case("shard_rows", how);
     grade_equal(shard_rows(how), rows_before(how, how->sequences),
                 "the rows of a shard");
 }
 
-static void hold_places(const batch *how) {
+static void hold_tokens(const batch *how) {
     hold_rows(how);
-    say("place_of", how);
+    show_case("token_at", how);
     for (int64_t s = 0; s < how->sequences; s++)
         for (int64_t p = 0; p < 2 * how->ranks * size_of(how, s); p++)
-            hold_place(how, s, p);
+            hold_token(how, s, p);
 }
 
 /* The drawing: as text, a column for each position or row. */
@@ -125,15 +126,15 @@ static cp_status draw(const void *what, int kind, void *file) {
 }
 
 /* By positions of the first sequence, or by rows of the shards. */
-static void draw_places(const batch *how, bool by_rows) {
+static void draw_tokens(const batch *how, bool by_rows) {
     static bool kept;
     kept = by_rows;
     stroke_count = 0;
     grade_draw_by(draw, &kept);
-    say("place_of", how);
+    show_case("token_at", how);
     for (int rank = 0; rank < how->ranks; rank++)
         for (int64_t row = 0; row < rows_before(how, how->sequences); row++) {
-            const place at = place_of(how, rank, row);
+            const token_position at = token_at(how, rank, row);
             if (at.sequence < 0 || at.sequence >= how->sequences ||
                 at.position < 0 || at.position >= length_of(how, at.sequence))
                 continue;
@@ -151,13 +152,13 @@ static void draw_places(const batch *how, bool by_rows) {
 
 static void one_even(void) {
     const batch drawn = batch_of(4, 1, (int64_t[]){64});
-    draw_places(&drawn, false);
-    hold_places(&drawn);
+    draw_tokens(&drawn, false);
+    hold_tokens(&drawn);
     for (int n = 0; n < 20; n++) {
         const int ranks = rank_counts[n % 5];
         const int64_t length = 2 * ranks * grade_between(1, 8);
         const batch how = batch_of(ranks, 1, &length);
-        hold_places(&how);
+        hold_tokens(&how);
     }
 }
 
@@ -167,7 +168,7 @@ static void one_uneven(void) {
         const int64_t length =
             2 * ranks * grade_between(1, 8) + grade_between(1, 2 * ranks - 1);
         const batch how = batch_of(ranks, 1, &length);
-        hold_places(&how);
+        hold_tokens(&how);
     }
 }
 
@@ -178,19 +179,19 @@ static void shortest(void) {
         for (int64_t s = 0; s <= 6; s++) {
             const batch how = batch_of(ranks, s, lengths);
             const batch late = batch_of(ranks, 6 - s, lengths + s);
-            hold_places(&how);
-            hold_places(&late);
+            hold_tokens(&how);
+            hold_tokens(&late);
         }
     }
 }
 
 static void several(void) {
     const batch drawn = batch_of(4, 4, (int64_t[]){21, 1, 50, 35});
-    draw_places(&drawn, true);
-    hold_places(&drawn);
+    draw_tokens(&drawn, true);
+    hold_tokens(&drawn);
     for (int n = 0; n < 60; n++) {
         const batch how = draw_batch(n);
-        hold_places(&how);
+        hold_tokens(&how);
     }
 }
 
@@ -203,7 +204,7 @@ static void positions(void) {
             got[rank] = grade_room(rows * (int64_t)sizeof(int32_t));
             for (int64_t row = 0; row < rows; row++)
                 got[rank][row] = -7;
-            say("positions_of", &how);
+            show_case("positions_of", &how);
             positions_of(&how, rank, got[rank]);
         }
         for (int64_t s = 0; s < how.sequences; s++)
@@ -258,16 +259,16 @@ static void make_shards(const batch *how, float **shards, int64_t dim) {
         shards[rank] = grade_floats(rows_before(how, how->sequences) * dim);
 }
 
-static void placed(void) {
+static void scattered(void) {
     for (int n = 0; n < 60; n++) {
         const batch how = draw_batch(n);
         const int64_t dim = n % 4 + 1;
         const float *packed = packed_of(&how, dim);
         float *shards[7];
         make_shards(&how, shards, dim);
-        say("place_rows", &how);
+        show_case("scatter_rows", &how);
         for (int rank = 0; rank < how.ranks; rank++)
-            place_rows(&how, rank, packed, shards[rank], dim);
+            scatter_rows(&how, rank, packed, shards[rank], dim);
         go_over(&how, shards, dim, false);
     }
 }
@@ -280,7 +281,7 @@ static void back(void) {
         float *shards[7], *packed = grade_floats(tokens * dim);
         make_shards(&how, shards, dim);
         go_over(&how, shards, dim, true);
-        say("gather_back, padding NaN", &how);
+        show_case("gather_back, padding NaN", &how);
         gather_back(&how, (const float *const *)shards, packed, dim);
         for (int64_t token = 0; token < tokens; token++)
             for (int64_t i = 0; i < dim; i++) {
@@ -294,14 +295,14 @@ static void back(void) {
 
 static void hold_long(const batch *how) {
     hold_rows(how);
-    say("place_of", how);
+    show_case("token_at", how);
     for (int64_t s = 0; s < how->sequences; s++) {
         const int64_t length = length_of(how, s);
         const int64_t end = 2 * how->ranks * size_of(how, s);
         for (int64_t p = length - 1; p < end && length > 0; p++)
-            hold_place(how, s, p);
+            hold_token(how, s, p);
         for (int n = 0; n < 100 && length > 0; n++)
-            hold_place(how, s, grade_between(0, length - 1));
+            hold_token(how, s, grade_between(0, length - 1));
     }
 }
 
@@ -348,7 +349,7 @@ const grade_lab grade_this = {
             {"packed to shards", 7, 4,
              "token t of the packed tensor is cu_seqlens[s] + position; "
              "padding becomes 0",
-             placed},
+             scattered},
             {"and back again", 7, 4,
              "all ranks, every token to cu_seqlens[s] + position; padding "
              "nowhere",

@@ -11,17 +11,17 @@ int64_t shard_rows(const batch *how) {
     return -1;
 }
 
-place place_of(const batch *how, int rank, int64_t row) {
+token_position token_at(const batch *how, int rank, int64_t row) {
     /* Find the sequence, the chunk and the position. */
-    return (place){-1, -1};
+    return (token_position){-1, -1};
 }
 
 void positions_of(const batch *how, int rank, int32_t *positions) {
     /* Write the position of each row. */
 }
 
-void place_rows(const batch *how, int rank, const float *packed, float *shard,
-                int64_t dim) {
+void scatter_rows(const batch *how, int rank, const float *packed, float *shard,
+                  int64_t dim) {
     /* Copy each token to its row, and clear the padding. */
 }
 

@@ -22,13 +22,13 @@ typedef struct {
 /* A token: its sequence, and its position in it. Padding: -1 and -1. */
 typedef struct {
     int64_t sequence, position;
-} place;
+} token_position;
 
 /* The rows of a shard, the same number on all ranks. */
 int64_t shard_rows(const batch *how);
 
 /* The token in a row of a rank's shard, 0 <= row < shard_rows. */
-place place_of(const batch *how, int rank, int64_t row);
+token_position token_at(const batch *how, int rank, int64_t row);
 
 /* The positions for a rank's rotary embeddings: positions [shard_rows], each
  * within its own sequence, and -1 in padding. */
@@ -36,8 +36,8 @@ void positions_of(const batch *how, int rank, int32_t *positions);
 
 /* Fill the shard [shard_rows][dim] of a rank from packed [tokens][dim].
  * Padding becomes 0: kernels load it, and 0 * NaN is NaN. */
-void place_rows(const batch *how, int rank, const float *packed, float *shard,
-                int64_t dim);
+void scatter_rows(const batch *how, int rank, const float *packed, float *shard,
+                  int64_t dim);
 
 /* The inverse: packed [tokens][dim] from the shards of all ranks, shards
  * [ranks] of [shard_rows][dim]. Padding rows are ignored. */

@@ -73,16 +73,16 @@ static double drawn_rounds;
 /* Half of a message: it waits, and is sent in the last round before its end. */
 static void stroke(int rank, bool talks, int origin, double posted,
                    double arrives, double end) {
-    const bool met = isfinite(arrives);
-    const double moves = met ? arrives - 1 : end;
+    const bool delivered = isfinite(arrives);
+    const double moves = delivered ? arrives - 1 : end;
     if (moves > posted)
         strokes[stroke_count++] =
             (cp_stroke){rank, talks, origin, "wait", posted, moves, 0};
-    if (met)
+    if (delivered)
         strokes[stroke_count++] =
             (cp_stroke){rank,  talks,   origin, talks ? "exchange" : "send",
                         moves, arrives, 0};
-    drawn_rounds = fmax(drawn_rounds, met ? arrives : moves);
+    drawn_rounds = fmax(drawn_rounds, delivered ? arrives : moves);
 }
 
 /* A line of text: as many columns for each round, the first of them a bar. */

@@ -202,7 +202,7 @@ static void play_post(int rank, event *e) {
 }
 
 /* When both sides of the n-th message between two ranks are there. */
-static double met(int from, int to, int n) {
+static double match_time(int from, int to, int n) {
     if (n >= play.send_count[from][to] || n >= play.receive_count[from][to])
         return INFINITY;
     return fmax(play.sends[from][to][n], play.receives[from][to][n]);
@@ -210,12 +210,13 @@ static double met(int from, int to, int n) {
 
 /* When an exchange is over; what it receives is drawn. */
 static double play_wait(int rank, const event *e) {
-    const double sent =
-        e->to == CP_NO_RANK ? e->posted : met(rank, e->to, e->send_number);
+    const double sent = e->to == CP_NO_RANK
+                            ? e->posted
+                            : match_time(rank, e->to, e->send_number);
     if (e->from == CP_NO_RANK || !isfinite(sent))
         return sent;
     const double start =
-        fmax(play.link[rank], met(e->from, rank, e->receive_number));
+        fmax(play.link[rank], match_time(e->from, rank, e->receive_number));
     const double end = start + e->length * byte_pace;
     if (isfinite(end)) {
         const int hop = ++play.got[rank];
@@ -312,10 +313,11 @@ static void deal_equally(scene *scene, int64_t tokens) {
     scene->tokens = tokens;
     for (int r = 0; r < scene->ranks; r++) {
         const int64_t fresh = 2 * scene->ranks;
-        const cp_run all = {0, 0, tokens}, asked = {0, tokens - fresh, fresh};
+        const cp_run all = {0, 0, tokens},
+                     query_run = {0, tokens - fresh, fresh};
         grade_ok(cp_shard(&zigzag, scene->ranks, r, all, 0, &scene->cached[r]));
-        grade_ok(
-            cp_shard(&zigzag, scene->ranks, r, asked, 0, &scene->queried[r]));
+        grade_ok(cp_shard(&zigzag, scene->ranks, r, query_run, 0,
+                          &scene->queried[r]));
     }
 }
 
@@ -383,7 +385,7 @@ static void set_up(scene *scene) {
     }
 }
 
-static void say(const scene *scene) {
+static void show_case(const scene *scene) {
     char text[200] = "";
     for (int r = 0; r < scene->ranks; r++)
         snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s%ld",
@@ -410,10 +412,10 @@ static void hold_answers(const scene *scene) {
             (cp_block){scene->cached[r], scene->lengths[r], scene->lengths[r]};
     const cp_layout layout = {.ranks = scene->ranks, .keys = keys};
     for (int r = 0; r < scene->ranks; r++) {
-        char whose[40];
-        snprintf(whose, sizeof(whose), "rank %d: ", r);
+        char prefix[40];
+        snprintf(prefix, sizeof(prefix), "rank %d: ", r);
         hold_numbers(scene, r);
-        grade_answer(whose, &scene->shape, &layout, &scene->queried[r],
+        grade_answer(prefix, &scene->shape, &layout, &scene->queried[r],
                      &scene->tokens, scene->answers[r].output,
                      scene->answers[r].lse);
     }
@@ -426,7 +428,7 @@ static scene scene_of(int ranks) {
 static void run_equal(scene *scene, int64_t tokens) {
     deal_equally(scene, tokens);
     set_up(scene);
-    say(scene);
+    show_case(scene);
     run(scene, 1 + grade_seed() % 1000);
 }
 
@@ -434,7 +436,7 @@ static void run_chance(scene *scene, int64_t tokens, int left_out,
                        uint64_t disorder) {
     deal_by_chance(scene, tokens, left_out);
     set_up(scene);
-    say(scene);
+    show_case(scene);
     run(scene, disorder);
 }
 

@@ -1,5 +1,5 @@
 /* Cases of lab 07. */
-#include "carry.h"
+#include "pass_q.h"
 
 #include "predict/draw.h"
 #include "predict/timeline.h"
@@ -113,7 +113,7 @@ static cp_status draw(const void *what, int kind, void *file) {
                            d.count, (cp_drawing)kind, file);
 }
 
-/* Check what carry.h requires of a plan besides a correct answer. */
+/* Check what pass_q.h requires of a plan besides a correct answer. */
 static void hold_exchange(const cp_plan *plan, int rank, const cp_op *op) {
     const int ranks = plan->layout->ranks;
     const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -178,7 +178,7 @@ static cp_plan *build(const char *what, const cp_layout *layout,
               "spare %d",
               what, layout->ranks, layout->sequences, layout->new_tokens,
               layout->cached_tokens, options.spare);
-    grade_ok(cp_plan_new(carry_plan, layout, &shape, &options, &plan));
+    grade_ok(cp_plan_new(pass_q_plan, layout, &shape, &options, &plan));
     grade_draw_by(draw, plan);
     hold_contract(plan);
     grade_ok(cp_plan_check(plan, report != NULL ? report : &counted));
@@ -191,15 +191,15 @@ static cp_layout *prompt(int ranks, int64_t tokens) {
     return grade_layout(ranks, 1, &tokens, 0, NULL, false);
 }
 
-static void whose(void) {
+static void queries_held(void) {
     for (int ranks = 1; ranks <= 7; ranks++)
         for (int rank = 0; rank < ranks; rank++)
             for (int hop = 0; hop <= ranks; hop++) {
                 int want = rank;
                 for (int n = 0; n < hop; n++)
                     want = want == 0 ? ranks - 1 : want - 1;
-                grade_ran("carry_origin(%d, %d, %d)", rank, hop, ranks);
-                grade_equal(carry_origin(rank, hop, ranks), want,
+                grade_ran("pass_q_origin(%d, %d, %d)", rank, hop, ranks);
+                grade_equal(pass_q_origin(rank, hop, ranks), want,
                             "whose queries rank %d of %d holds at hop %d", rank,
                             ranks, hop);
             }
@@ -209,17 +209,17 @@ static void on_paper(void) {
     for (int n = 0; n < 40; n++) {
         const int ranks = n < 7 ? n + 1 : (int)grade_between(1, 16);
         const int64_t rows = grade_between(n < 7, 9), size = 2 + n % 2 * 2;
-        const cp_shape some = {2 * grade_between(1, 8), 2,
-                               8 * grade_between(1, 16)};
+        const cp_shape shape = {2 * grade_between(1, 8), 2,
+                                8 * grade_between(1, 16)};
         int64_t want = 0;
         for (int hop = 1; hop <= ranks && ranks > 1; hop++)
-            want += rows * some.query_heads *
-                    ((hop < ranks ? some.head_dim * size : 0) +
-                     some.head_dim * 4 + 4);
-        grade_ran("carry_bytes: %d ranks, %ld rows, %ld heads of %ld, numbers "
+            want += rows * shape.query_heads *
+                    ((hop < ranks ? shape.head_dim * size : 0) +
+                     shape.head_dim * 4 + 4);
+        grade_ran("pass_q_bytes: %d ranks, %ld rows, %ld heads of %ld, numbers "
                   "of %ld bytes",
-                  ranks, rows, some.query_heads, some.head_dim, size);
-        grade_equal(carry_bytes(ranks, rows, &some, size), want,
+                  ranks, rows, shape.query_heads, shape.head_dim, size);
+        grade_equal(pass_q_bytes(ranks, rows, &shape, size), want,
                     "bytes that a rank sends");
     }
 }
@@ -341,7 +341,8 @@ const grade_lab grade_this = {
     .cases =
         {
             {"whose queries are here", 3, 0,
-             "what rank k holds at hop j, rank k - 1 held at hop j - 1", whose},
+             "what rank k holds at hop j, rank k - 1 held at hop j - 1",
+             queries_held},
             {"the bytes on paper", 5, 0,
              "queries make N - 1 hops, partials N: count both for N = 2",
              on_paper},

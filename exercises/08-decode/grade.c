@@ -10,7 +10,7 @@
 
 enum { RANKS = 7, BATCH = 16, ROOM = 20 };
 
-static const int some_ranks[] = {1, 2, 3, 5, 7};
+static const int rank_counts[] = {1, 2, 3, 5, 7};
 
 /* held as text, for messages. */
 static const char *listed(int64_t count, const int64_t *held) {
@@ -23,8 +23,8 @@ static const char *listed(int64_t count, const int64_t *held) {
     return text;
 }
 
-static int due_owner(int ranks, const int64_t *held, int64_t room,
-                     int64_t turn) {
+static int expected_owner(int ranks, const int64_t *held, int64_t room,
+                          int64_t turn) {
     int64_t least = room;
     for (int r = 0; r < ranks; r++)
         least = cp_min(least, held[r]);
@@ -46,19 +46,19 @@ static int ask_owner(int ranks, const int64_t *held, int64_t room,
 
 static void fewest(void) {
     for (int n = 0; n < 300; n++) {
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         int64_t held[RANKS];
         const int64_t turn = grade_between(0, 40) << (n % 4 == 3 ? 33 : 0);
         for (int r = 0; r < ranks; r++)
             held[r] = n < 10 ? 4 : grade_between(0, 4);
         grade_equal(ask_owner(ranks, held, 100, turn),
-                    due_owner(ranks, held, 100, turn), "the owner");
+                    expected_owner(ranks, held, 100, turn), "the owner");
     }
 }
 
 static void full(void) {
     for (int n = 0; n < 200; n++) {
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         int64_t held[RANKS];
         const int64_t room = grade_between(0, 3);
         bool any = false;
@@ -153,8 +153,8 @@ static void even_batch(int ranks, int64_t batch) {
 static void balance(void) {
     show_positions();
     for (int n = 0; n < 5; n++) {
-        long_run(some_ranks[n]);
-        even_batch(some_ranks[n], grade_between(1, BATCH));
+        long_run(rank_counts[n]);
+        even_batch(rank_counts[n], grade_between(1, BATCH));
     }
 }
 
@@ -186,7 +186,7 @@ static void hold_rows(int ranks, int64_t batch, const int *owner) {
 static void rows(void) {
     grade_read("9.5");
     for (int n = 0; n < 60; n++) {
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         const int64_t batch =
             n < 5 ? cp_max(1, ranks - 1) : grade_between(n == 9 ? 0 : 1, BATCH);
         int owner[BATCH];
@@ -199,9 +199,9 @@ static void rows(void) {
     }
 }
 
-static void some_end(void) {
+static void ended_sequences(void) {
     for (int n = 0; n < 40; n++) {
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         const int64_t batch = grade_between(2, BATCH);
         const int64_t gone = grade_between(0, batch - 1);
         int owner[BATCH];
@@ -221,9 +221,9 @@ typedef struct {
     cp_shape shape;
     int64_t *position, total[BATCH], *table;
     decode_rank member[RANKS];
-    cp_pieces asked[RANKS]; /* by rows of a rank's block */
-    cp_block keys[RANKS];   /* what each rank must hold when it attends */
-    cp_layout holders;      /* the same, for messages about a missed key */
+    cp_pieces queries[RANKS]; /* by rows of a rank's block */
+    cp_block keys[RANKS];     /* what each rank must hold when it attends */
+    cp_layout holders;        /* the same, for messages about a missed key */
     float *output[RANKS], *lse[RANKS];
     int64_t bytes[RANKS];
 } scene;
@@ -269,7 +269,7 @@ static void lay_out(scene *the_scene, const int *owner) {
             if (owner[s] == r) {
                 const cp_span span = {s, the_scene->position[s], 1, 1};
                 the_scene->table[r * the_scene->rows + row] = s;
-                grade_ok(cp_pieces_append(&the_scene->asked[r],
+                grade_ok(cp_pieces_append(&the_scene->queries[r],
                                           (cp_piece){span, row++}));
             }
         while (row < the_scene->rows)
@@ -277,9 +277,9 @@ static void lay_out(scene *the_scene, const int *owner) {
         float *q = grade_floats(the_scene->rows * heads * dim),
               *k = grade_floats(the_scene->rows * width),
               *v = grade_floats(the_scene->rows * width);
-        grade_fill(GRADE_QUERY, &the_scene->shape, &the_scene->asked[r], q);
-        grade_fill(GRADE_KEY, &the_scene->shape, &the_scene->asked[r], k);
-        grade_fill(GRADE_VALUE, &the_scene->shape, &the_scene->asked[r], v);
+        grade_fill(GRADE_QUERY, &the_scene->shape, &the_scene->queries[r], q);
+        grade_fill(GRADE_KEY, &the_scene->shape, &the_scene->queries[r], k);
+        grade_fill(GRADE_VALUE, &the_scene->shape, &the_scene->queries[r], v);
         me->queries = q, me->new_keys = k, me->new_values = v;
         the_scene->output[r] = grade_floats(the_scene->rows * heads * dim);
         the_scene->lse[r] = grade_floats(the_scene->rows * heads);
@@ -299,8 +299,8 @@ static void lay_out(scene *the_scene, const int *owner) {
         decode_rank *me = &the_scene->member[r];
         cp_pieces *keys = &the_scene->keys[r].pieces;
         grade_ok(cp_pieces_copy(keys, &me->held));
-        for (int64_t i = 0; i < the_scene->asked[r].count; i++) {
-            const cp_span span = the_scene->asked[r].items[i].span;
+        for (int64_t i = 0; i < the_scene->queries[r].count; i++) {
+            const cp_span span = the_scene->queries[r].items[i].span;
             const int64_t at = span.sequence * ROOM + me->count[span.sequence];
             grade_ok(cp_pieces_append(keys, (cp_piece){span, at}));
         }
@@ -364,7 +364,7 @@ static void append(void) {
     grade_read("9.2");
     for (int n = 0; n < 15; n++) {
         static scene the_scene;
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         draw_scene(&the_scene, ranks, grade_between(2, BATCH), 18, n % 2);
         const int64_t width =
             the_scene.shape.kv_heads * the_scene.shape.head_dim;
@@ -374,16 +374,16 @@ static void append(void) {
             memcpy(before, me->count, (size_t)(8 * the_scene.batch));
             grade_ran("decode_append: rank %d of %d appends %ld new tokens, "
                       "its block has %ld rows",
-                      r, ranks, the_scene.asked[r].count, the_scene.rows);
+                      r, ranks, the_scene.queries[r].count, the_scene.rows);
             grade_ok(decode_append(me));
-            for (int64_t i = 0; i < the_scene.asked[r].count; i++) {
-                const cp_piece asked = the_scene.asked[r].items[i];
-                const int64_t s = asked.span.sequence;
+            for (int64_t i = 0; i < the_scene.queries[r].count; i++) {
+                const cp_piece query = the_scene.queries[r].items[i];
+                const int64_t s = query.span.sequence;
                 const int64_t at = s * ROOM + before[s];
                 grade_equal(me->count[s], ++before[s], "count of sequence %ld",
                             s);
                 for (int64_t c = 0; c < width; c++) {
-                    const int64_t from = asked.row * width + c;
+                    const int64_t from = query.row * width + c;
                     grade_hold(me->keys[at * width + c] == me->new_keys[from],
                                "row %ld of the cache: key is %g, want %g", at,
                                (double)me->keys[at * width + c],
@@ -416,7 +416,8 @@ static cp_status step_of(cp_comm *comm, void *context) {
 static void hold_padding(const scene *the_scene, int r) {
     const int64_t heads = the_scene->shape.query_heads,
                   dim = the_scene->shape.head_dim;
-    for (int64_t row = the_scene->asked[r].count; row < the_scene->rows; row++)
+    for (int64_t row = the_scene->queries[r].count; row < the_scene->rows;
+         row++)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t at = row * heads + h;
             grade_hold(the_scene->lse[r][at] == -INFINITY,
@@ -438,17 +439,18 @@ static void take_step(scene *the_scene) {
 
 static void hold_answers(const scene *the_scene) {
     for (int r = 0; r < the_scene->ranks; r++) {
-        char whose[40];
-        snprintf(whose, sizeof(whose), "rank %d: ", r);
+        char prefix[40];
+        snprintf(prefix, sizeof(prefix), "rank %d: ", r);
         for (int64_t n = 0;
-             n < the_scene->asked[r].count * the_scene->shape.query_heads; n++)
+             n < the_scene->queries[r].count * the_scene->shape.query_heads;
+             n++)
             grade_hold(!isnan(the_scene->lse[r][n]),
                        "%srow %ld, head %ld: LSE is NaN, like memory that was "
                        "never written",
-                       whose, n / the_scene->shape.query_heads,
+                       prefix, n / the_scene->shape.query_heads,
                        n % the_scene->shape.query_heads);
-        grade_answer(whose, &the_scene->shape, &the_scene->holders,
-                     &the_scene->asked[r], the_scene->total,
+        grade_answer(prefix, &the_scene->shape, &the_scene->holders,
+                     &the_scene->queries[r], the_scene->total,
                      the_scene->output[r], the_scene->lse[r]);
         hold_padding(the_scene, r);
     }
@@ -468,10 +470,10 @@ static void own_token(void) {
     }
 }
 
-static void some_steps(void) {
+static void random_steps(void) {
     for (int n = 0; n < 12; n++) {
         static scene the_scene;
-        const int ranks = some_ranks[1 + n % 4];
+        const int ranks = rank_counts[1 + n % 4];
         draw_scene(&the_scene, ranks,
                    n < 4 ? cp_max(1, ranks - 1) : grade_between(2, BATCH),
                    n == 1 || n == 3 ? 0 : 18, /* 0: a rank holds nothing */
@@ -484,19 +486,19 @@ static void some_steps(void) {
 static void many_ranks(void) {
     grade_as_ledger();
     grade_read("9.5");
-    some_steps();
+    random_steps();
 }
 
 static void numbers(void) {
     grade_read("4.3");
-    some_steps();
+    random_steps();
 }
 
 static void bytes(void) {
     grade_read("9.4");
     for (int n = 0; n < 10; n++) {
         static scene the_scene;
-        const int ranks = some_ranks[n % 5];
+        const int ranks = rank_counts[n % 5];
         draw_scene(&the_scene, ranks, grade_between(2, BATCH), 18, false);
         take_step(&the_scene);
         const int64_t heads = the_scene.shape.query_heads,
@@ -531,7 +533,7 @@ const grade_lab grade_this = {
             {"rows of a batch", 7, 0,
              "the rank that owns the most decides; B / N rounds down", rows},
             {"one sequence ends early", 4, 4,
-             "a sequence without an owner is in no row", some_end},
+             "a sequence without an owner is in no row", ended_sequences},
             {"append to the cache", 4, 0,
              "held gives each token's location: its sequence, its position, "
              "and row sequence * room + count; padding is not a token",

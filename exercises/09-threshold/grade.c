@@ -52,7 +52,7 @@ static wide of_query(const freight *call) {
            (call->head_dim * call->element_bytes + 4 * call->head_dim + 4);
 }
 
-static freight some_call(void) {
+static freight random_call(void) {
     const int64_t kv = grade_between(1, 8);
     return (freight){grade_between(2, 128),
                      1,
@@ -76,7 +76,7 @@ static void draw_plane(void) {
 static void cheaper(void) {
     draw_plane();
     for (int n = 0; n < 400; n++) {
-        freight call = some_call();
+        freight call = random_call();
         if (n % 2) { /* a tie, or a row to either side of one */
             const int64_t times = n % 4 == 1 ? 7 : INT64_C(10000000000000);
             call.query_rows = (int64_t)of_key(&call) * times;
@@ -141,7 +141,7 @@ static void see_least(const freight *of, int64_t cached) {
 
 static void least(void) {
     for (int n = 0; n < 500; n++) {
-        const freight call = some_call();
+        const freight call = random_call();
         see_least(&call, n % 9 == 0 ? 0 : grade_between(1, 1000000));
     }
     /* Llama 3 405B: 128 and 8 heads of 128, bf16. */
@@ -164,14 +164,14 @@ static void never(void) {
     see_least(&twice, INT64_MAX);
     see_least(&llama, INT64_C(7400000000000000162));
     for (int n = 0; n < 100; n++) {
-        const freight call = some_call();
+        const freight call = random_call();
         see_least(&call, INT64_MAX - grade_between(0, 9));
     }
 }
 
 static void hide(void) {
     for (int n = 0; n < 300; n++) {
-        const freight call = some_call();
+        const freight call = random_call();
         const int64_t fresh = grade_between(1, 2000000);
         const int64_t cached = grade_between(0, 10000000);
         const int64_t ranks = grade_between(2, 128);
@@ -193,14 +193,14 @@ static void hide(void) {
                     left >= right, "keys_hide");
     }
     const freight llama = {4, 1, 1, 128, 8, 128, 2};
-    for (int more = 0; more < 2; more++) {
+    for (int excess = 0; excess < 2; excess++) {
         grade_ran("4000 new on 4 ranks, Llama 3 405B, C = 16 * 10^12 + %d, "
                   "BW = 10^9",
-                  more);
-        grade_equal(keys_hide(4000, 9, 4, &llama,
-                              INT64_C(16000000000000) + more,
-                              INT64_C(1000000000)),
-                    !more, "keys_hide, %s", more ? "one above a tie" : "a tie");
+                  excess);
+        grade_equal(
+            keys_hide(4000, 9, 4, &llama, INT64_C(16000000000000) + excess,
+                      INT64_C(1000000000)),
+            !excess, "keys_hide, %s", excess ? "one above a tie" : "a tie");
     }
     /* 2 (2^34 - 1) (2^34 + 1) is less than 2^69, by 2. */
     const freight one = {64, 1, 1, 1, 1, 1, 2};

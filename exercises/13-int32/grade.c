@@ -8,7 +8,7 @@
 
 __extension__ typedef __int128 wide;
 
-static void places(void) {
+static void indices(void) {
     for (int n = 0; n < 200; n++) {
         const int heads = (int)grade_between(1, 128), dim = 128;
         const int64_t row = grade_between(1000000, INT64_C(1) << 40);
@@ -170,7 +170,7 @@ const grade_lab grade_this = {
     .cases =
         {
             {"an index in a tensor", 7, 0, "the row is wide; keep it so",
-             places},
+             indices},
             {"bytes of a tensor, or a refusal", 8, 0,
              "check each product as you compute it; one factor of 0 makes the "
              "whole product fit",

@@ -37,19 +37,20 @@ static double pace_of(void *context, int rank, const cp_op *op) {
     const bool attends = op->kind == CP_OP_ATTEND;
     if (!attends && (op->kind != CP_OP_EXCHANGE || op->to == CP_NO_RANK))
         return 0;
-    const int here = attends ? op->in.origin : op->to;
+    const int query_rank = attends ? op->in.origin : op->to;
     const int origin = attends ? op->keys.origin : op->in.origin;
-    if (!is_rank(paces->plan, here) || !is_rank(paces->plan, origin))
+    if (!is_rank(paces->plan, query_rank) || !is_rank(paces->plan, origin))
         return 0;
     if (paces->period > 0 &&
-        apart(paces->plan, here, origin) % paces->period != 0)
+        apart(paces->plan, query_rank, origin) % paces->period != 0)
         return 0;
     if (!attends)
         return paces->message;
     return paces->period > 0
                ? 1
-               : paces->pair * (double)cp_block_pairs(&layout->queries[here],
-                                                      &layout->keys[origin]);
+               : paces->pair *
+                     (double)cp_block_pairs(&layout->queries[query_rank],
+                                            &layout->keys[origin]);
 }
 
 /* The drawing: three lines for a rank, what it attends to, what comes from the

@@ -263,14 +263,14 @@ static void count_all(int n, int64_t block) {
 enum { ADDED = 80 };
 
 static struct {
-    running *row;
+    softmax_row *row;
     int64_t dim, count; /* of keys so far */
     float scores[ADDED], values[ADDED][DIM_MAX];
 } grown;
 
 static void begin(int64_t dim) {
-    grown.row = grade_room(sizeof(running));
-    *grown.row = (running){.level = -INFINITY};
+    grown.row = grade_room(sizeof(softmax_row));
+    *grown.row = (softmax_row){.level = -INFINITY};
     grown.dim = dim;
     grown.count = 0;
 }
@@ -307,12 +307,12 @@ static void add(float score, bool counts) {
     for (int64_t c = 0; c < grown.dim; c++)
         value[c] = grown.values[grown.count][c] = grade_uniform();
     grown.scores[grown.count++] = score;
-    grade_ran("running_add: key %ld of a row, score %g, level %g, dim %ld",
+    grade_ran("softmax_add: key %ld of a row, score %g, level %g, dim %ld",
               grown.count - 1, (double)score, (double)before, grown.dim);
     machine.exponentials = 0;
-    running_add(grown.row, score, value, grown.dim);
+    softmax_add(grown.row, score, value, grown.dim);
     if (counts)
-        took("running_add", 1, score > before);
+        took("softmax_add", 1, score > before);
     else
         look();
 }
@@ -346,14 +346,14 @@ static void add_block(int64_t count, float around, bool counts) {
         memcpy(grown.values[grown.count], values[n], sizeof(*values));
         grown.scores[grown.count++] = scores[n];
     }
-    grade_ran("running_add_block: %ld keys, scores to %g, level %g, dim %ld",
+    grade_ran("softmax_add_block: %ld keys, scores to %g, level %g, dim %ld",
               count, count > 0 ? (double)around : 0.0, (double)before,
               grown.dim);
     machine.exponentials = 0;
-    running_add_block(grown.row, scores, count, (const float(*)[DIM_MAX])values,
+    softmax_add_block(grown.row, scores, count, (const float(*)[DIM_MAX])values,
                       grown.dim);
     if (counts)
-        took("running_add_block", cp_max(0, count), most > before);
+        took("softmax_add_block", cp_max(0, count), most > before);
     else
         look();
 }
@@ -448,7 +448,7 @@ const grade_lab grade_this = {
     .late = "a loop over tiles whose index does not grow?",
     .cases =
         {
-            {"running_add is right", 6, 0,
+            {"softmax_add is right", 6, 0,
              "when the level rises, the earlier weight and sums are still on "
              "the old one",
              key},
@@ -467,7 +467,7 @@ const grade_lab grade_this = {
              "Each tile loads every key, visible or not; exponentials are "
              "those of case 3",
              count2},
-            {"running_add_block is right", 6, 0,
+            {"softmax_add_block is right", 6, 0,
              "one level for all: the largest of the row's and the block's; "
              "rescale weight and sums to it; without keys nothing changes",
              block},

@@ -10,7 +10,7 @@ static float dot(const float *a, const float *b, int64_t dim) {
 }
 
 /* Divide, and write row i of the answer. */
-static void finish(const running *row, const problem *head, int64_t i,
+static void finish(const softmax_row *row, const problem *head, int64_t i,
                    float *output, float *lse) {
     const bool empty = row->level == -INFINITY;
     for (int64_t c = 0; c < head->dim; c++)
@@ -28,7 +28,7 @@ static float score_of(const problem *head, const float *query, int64_t j) {
 void rung0(const problem *head, float *output, float *lse) {
     float query[DIM_MAX], value[DIM_MAX];
     for (int64_t i = 0; i < head->query_count; i++) {
-        running row = {.level = -INFINITY};
+        softmax_row row = {.level = -INFINITY};
         load_row(head->queries, i, query);
         for (int64_t j = 0; j < seen(head, i); j++)
             row.level = fmaxf(row.level, score_of(head, query, j));
@@ -44,7 +44,8 @@ void rung0(const problem *head, float *output, float *lse) {
     }
 }
 
-void running_add(running *row, float score, const float *value, int64_t dim) {
+void softmax_add(softmax_row *row, float score, const float *value,
+                 int64_t dim) {
     /* Add a key, and rescale only if the level rises. */
 }
 
@@ -56,7 +57,7 @@ void rung2(const problem *head, float *output, float *lse) {
     /* Let the queries of a tile share each load. */
 }
 
-void running_add_block(running *row, const float *scores, int64_t count,
+void softmax_add_block(softmax_row *row, const float *scores, int64_t count,
                        const float (*values)[DIM_MAX], int64_t dim) {
     /* Add a block of keys with one rescale at most. */
 }

@@ -41,16 +41,17 @@ float exp_of(float x);
  * exp(s_j - level) v_j. No keys: -inf, and zeros. */
 typedef struct {
     float level, weight, sums[DIM_MAX];
-} running;
+} softmax_row;
 
 /* Add a key with its value [dim] to a row. Takes exactly one exponential, and
  * one more if the score is larger than the level, as the first always is. */
-void running_add(running *row, float score, const float *value, int64_t dim);
+void softmax_add(softmax_row *row, float score, const float *value,
+                 int64_t dim);
 
 /* Add count keys at once: scores [count], values [count][DIM_MAX]. Takes
  * exactly one exponential for each key, and one more if any score is larger
  * than the level. count may be 0 or negative: then nothing happens. */
-void running_add_block(running *row, const float *scores, int64_t count,
+void softmax_add_block(softmax_row *row, const float *scores, int64_t count,
                        const float (*values)[DIM_MAX], int64_t dim);
 
 /* All rungs: output [query_count][dim] and lse [query_count]; 0 and -inf for

@@ -42,7 +42,7 @@ static cudaError_t send_lists(cp_device_attention *call, const held_size *size,
     const size_t bytes =
         sizeof(held_lists) +
         (size_t)cp_ceil_divide(size->rows, longest) * sizeof(cp_piece);
-    held_lists *lists = (held_lists *)calloc(1, bytes), *there;
+    held_lists *lists = (held_lists *)calloc(1, bytes), *device_lists;
     void *memory = NULL;
     if (lists == NULL)
         return cudaErrorMemoryAllocation;
@@ -54,12 +54,12 @@ static cudaError_t send_lists(cp_device_attention *call, const held_size *size,
     cudaError_t error = reserve((int64_t)bytes, &memory);
     if (error == cudaSuccess)
         error = cudaMemcpy(memory, lists, bytes, cudaMemcpyHostToDevice);
-    there = (held_lists *)memory;
-    call->queries_of.items = there->tiles;
-    call->queries_of.count = &there->count;
+    device_lists = (held_lists *)memory;
+    call->queries_of.items = device_lists->tiles;
+    call->queries_of.count = &device_lists->count;
     call->queries_of.room = lists->count;
-    call->keys_of.items = &there->keys;
-    call->keys_of.first = there->first;
+    call->keys_of.items = &device_lists->keys;
+    call->keys_of.first = device_lists->first;
     free(lists);
     return error;
 }
@@ -148,20 +148,20 @@ typedef struct {
     int64_t *to;
 } clock_call;
 
-/* Each multiprocessor's cycles, and nanoseconds: [place][2]. */
+/* Each multiprocessor's cycles, and nanoseconds: [processor][2]. */
 CP_KERNEL(read_clocks, clock_call) {
 #ifdef __CUDACC__
-    unsigned place;
+    unsigned processor;
     int64_t now;
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(place));
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(processor));
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     const int64_t cycles = clock64();
 #else
-    const unsigned place = blockIdx.x;
+    const unsigned processor = blockIdx.x;
     const int64_t now = (int64_t)(1e9 * cp_clock()), cycles = now;
 #endif
-    a.to[2 * place] = cycles;
-    a.to[2 * place + 1] = now;
+    a.to[2 * processor] = cycles;
+    a.to[2 * processor + 1] = now;
 }
 
 SEEN int held_clocks(int64_t *to, int blocks, cudaStream_t stream) {

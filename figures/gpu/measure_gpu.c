@@ -180,12 +180,13 @@ enum { ROWS = 4096 };
 typedef struct {
     int64_t *labels[2];
     cp_piece *expected[2];
-    int64_t *there;
+    int64_t *device_labels;
     int32_t *wrong;
 } pair_of_labels;
 
 static pair_of_labels labels_new(void) {
-    pair_of_labels labels = {.there = reserve(ROWS * 16), .wrong = reserve(4)};
+    pair_of_labels labels = {.device_labels = reserve(ROWS * 16),
+                             .wrong = reserve(4)};
     cp_piece *pieces;
     need(cp_allocate(&pieces, ROWS, sizeof(*pieces), "labels"));
     for (int n = 0; n < 2; n++) {
@@ -210,7 +211,7 @@ static void labels_free(pair_of_labels *labels) {
         free(labels->labels[n]);
         must(cudaFree(labels->expected[n]));
     }
-    must(cudaFree(labels->there));
+    must(cudaFree(labels->device_labels));
     must(cudaFree(labels->wrong));
 }
 
@@ -220,18 +221,18 @@ static void labels_free(pair_of_labels *labels) {
 static int64_t count_late(const pair_of_labels *labels, bool ordered) {
     int64_t late = 0;
     for (int64_t n = 0; n < often(100000); n++) {
-        const cp_device_labels look = {ROWS, labels->there,
+        const cp_device_labels look = {ROWS, labels->device_labels,
                                        labels->expected[n % 2], labels->wrong};
         int32_t wrong = 0;
         must(cudaMemsetAsync(labels->wrong, 0, 4, queues.compute));
         finish();
         if (ordered)
-            must(cudaMemcpyAsync(labels->there, labels->labels[n % 2],
+            must(cudaMemcpyAsync(labels->device_labels, labels->labels[n % 2],
                                  ROWS * 16, cudaMemcpyHostToDevice,
                                  queues.compute));
         else
-            must(cudaMemcpy(labels->there, labels->labels[n % 2], ROWS * 16,
-                            cudaMemcpyHostToDevice));
+            must(cudaMemcpy(labels->device_labels, labels->labels[n % 2],
+                            ROWS * 16, cudaMemcpyHostToDevice));
         must(cp_device_check_labels(&look, queues.compute));
         must(cudaMemcpyAsync(&wrong, labels->wrong, 4, cudaMemcpyDeviceToHost,
                              queues.compute));
@@ -358,7 +359,7 @@ static void print_launches(void) {
     const int64_t side = stand_in_pretends() ? 64 : 16384;
     const int64_t ahead = stand_in_pretends() ? 1 : 100;
     pair_of_labels labels = labels_new();
-    const cp_device_labels look = {1, labels.there, labels.expected[0],
+    const cp_device_labels look = {1, labels.device_labels, labels.expected[0],
                                    labels.wrong};
     timed_product product = {.x = random_numbers(side * side * 2),
                              .weights = random_numbers(side * side * 2),

@@ -107,7 +107,7 @@ static void finish(const climb *c, const cp_rung_workspace *workspace,
         const float share = total == 0.0 ? 0.0f : (float)(1.0 / total);
         float row[CP_HEAD_DIM_MAX];
         for (int64_t d = 0; d < dim; d++)
-            row[d] = workspace->sums[cp_lanes_place(lanes, dim, r, d)] * share;
+            row[d] = workspace->sums[cp_lanes_index(lanes, dim, r, d)] * share;
         const float lse =
             (float)(c->unit * (double)workspace->level[r] + log(total));
         const int64_t at = (queries.row + r) * call->shape->query_heads + head;
@@ -204,11 +204,11 @@ static void naive_row(const cp_rung_workspace *workspace, const cp_keys *block,
             score += query[d] * key[d];
         /* Raise the level, if the score is higher. */
         if (score > workspace->level[r]) {
-            const float keep = expf(workspace->level[r] - score);
+            const float correction = expf(workspace->level[r] - score);
             workspace->level[r] = score;
-            workspace->total[r] *= keep;
+            workspace->total[r] *= correction;
             for (int64_t d = 0; d < dim; d++)
-                sum[d] *= keep;
+                sum[d] *= correction;
         }
         const float weight = expf(score - workspace->level[r]);
         workspace->total[r] += weight;

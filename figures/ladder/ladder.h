@@ -39,7 +39,7 @@ static inline int64_t cp_lanes_floats(cp_lanes lanes, int64_t rows,
 }
 
 /* Where number n of row r lies. */
-static inline int64_t cp_lanes_place(cp_lanes lanes, int64_t length, int64_t r,
+static inline int64_t cp_lanes_index(cp_lanes lanes, int64_t length, int64_t r,
                                      int64_t n) {
     return r / lanes.width * cp_lanes_group(lanes, length) + n * lanes.stride +
            r % lanes.width;

@@ -57,7 +57,7 @@ weigh_row(bool vector, int lanes, float *restrict scores,
 static inline __attribute__((always_inline)) void
 weigh_strip(bool vector, int lanes, int64_t count, int64_t stride,
             float *restrict scores, float *restrict level,
-            float *restrict total, float *restrict keep) {
+            float *restrict total, float *restrict correction) {
     float top[STRIP], sum[STRIP] = {0.0f};
     memcpy(top, level, (size_t)lanes * sizeof(float));
     find_largest(lanes, count, stride, scores, top);
@@ -66,17 +66,17 @@ weigh_strip(bool vector, int lanes, int64_t count, int64_t stride,
         const float before = level[i];
         level[i] = top[i];
         top[i] = top[i] == -INFINITY ? 0.0f : top[i];
-        keep[i] = cp_power(vector, before - top[i]);
+        correction[i] = cp_power(vector, before - top[i]);
     }
     for (int64_t j = 0; j < count; j++)
         weigh_row(vector, lanes, scores + j * stride, top, sum);
     for (int i = 0; i < lanes; i++)
-        total[i] = total[i] * keep[i] + sum[i];
+        total[i] = total[i] * correction[i] + sum[i];
 }
 
 static void weigh_panel(const cp_rung_workspace *workspace, int64_t r,
                         cp_lanes panel, int64_t count, float *scores,
-                        float *keep) {
+                        float *correction) {
     const int64_t width = panel.width, stride = panel.stride;
     const bool vector = workspace->recipe->vector;
     float *level = workspace->level + r, *total = workspace->total + r;
@@ -88,18 +88,18 @@ static void weigh_panel(const cp_rung_workspace *workspace, int64_t r,
                 scores[j * stride + q] = -INFINITY;
     for (; i + STRIP <= width; i += STRIP)
         weigh_strip(vector, STRIP, count, stride, scores + i, level + i,
-                    total + i, keep + i);
+                    total + i, correction + i);
     for (; i < width; i++)
         weigh_strip(vector, 1, count, stride, scores + i, level + i, total + i,
-                    keep + i);
+                    correction + i);
 }
 
 static void rescale(int64_t dim, cp_lanes panel, float *sums,
-                    const float *keep) {
+                    const float *correction) {
     for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
         for (int64_t i = 0; i < panel.width; i++)
-            sums[d * panel.stride + i] *= keep[i];
+            sums[d * panel.stride + i] *= correction[i];
 }
 
 static void add_to_panel(const cp_micro *micro, const turned_room *room,
@@ -107,23 +107,23 @@ static void add_to_panel(const cp_micro *micro, const turned_room *room,
                          int64_t r) {
     const int64_t dim = workspace->dim, slice = micro->slice;
     const int64_t columns = micro->panel, stride = micro->panel_stride;
-    const int64_t at = cp_lanes_place(room->panel, dim, r, 0);
+    const int64_t at = cp_lanes_index(room->panel, dim, r, 0);
     float *scores = workspace->room + room->scores,
           *sums = workspace->sums + at;
-    float keep[WIDEST];
+    float correction[WIDEST];
     /* Score the panel against all slices of keys. */
     for (int64_t j = 0; j < count; j += slice)
         cp_micro_multiply(
             micro, cp_min(slice, count - j), columns, dim,
-            workspace->room + cp_lanes_place(room->slice, dim, j, 0),
+            workspace->room + cp_lanes_index(room->slice, dim, j, 0),
             workspace->queries + at, false, scores + j * stride, stride);
-    weigh_panel(workspace, r, room->panel, count, scores, keep);
-    rescale(dim, room->panel, sums, keep);
+    weigh_panel(workspace, r, room->panel, count, scores, correction);
+    rescale(dim, room->panel, sums, correction);
     /* Add all slices of values to the panel's sums. */
     const float *values = workspace->room + room->values;
     for (int64_t d = 0; d < dim; d += slice)
         cp_micro_multiply(micro, cp_min(slice, dim - d), columns, count,
-                          values + cp_lanes_place(room->slice, count, d, 0),
+                          values + cp_lanes_index(room->slice, count, d, 0),
                           scores, true, sums + d * stride, stride);
 }
 

@@ -46,22 +46,22 @@ static float weigh_scores(bool vector, float *scores, int64_t count,
 /* The scores of row r become weights, online. */
 static void weigh_row(const cp_rung_workspace *workspace, int64_t r,
                       int64_t count, float *scores) {
-    const int64_t whole = cp_ceil_divide(count, STRIP) * STRIP;
+    const int64_t padded = cp_ceil_divide(count, STRIP) * STRIP;
     const bool vector = workspace->recipe->vector;
-    for (int64_t j = workspace->reach[r]; j < whole; j++)
+    for (int64_t j = workspace->reach[r]; j < padded; j++)
         scores[j] = -INFINITY;
     const float before = workspace->level[r];
-    const float largest = largest_of(scores, whole, before);
+    const float largest = largest_of(scores, padded, before);
     const float level = largest == -INFINITY ? 0.0f : largest;
-    const float keep = cp_power(vector, before - level);
+    const float correction = cp_power(vector, before - level);
     workspace->level[r] = largest;
-    workspace->total[r] =
-        workspace->total[r] * keep + weigh_scores(vector, scores, whole, level);
+    workspace->total[r] = workspace->total[r] * correction +
+                          weigh_scores(vector, scores, padded, level);
     /* Rescale the row's sums. */
     float *sums =
-        workspace->sums + cp_lanes_place(one_by_one, workspace->dim, r, 0);
-    for (int64_t d = 0; d < workspace->dim && keep != 1.0f; d++)
-        sums[d] *= keep;
+        workspace->sums + cp_lanes_index(one_by_one, workspace->dim, r, 0);
+    for (int64_t d = 0; d < workspace->dim && correction != 1.0f; d++)
+        sums[d] *= correction;
 }
 
 /* c = a b or, with add, c += a b. A step is what lies between two rows; the
@@ -74,10 +74,10 @@ static void multiply(bool small, int64_t rows, int64_t columns, int64_t depth,
     bli_rntm_set_num_threads(1, &settings);
     if (!small)
         bli_rntm_disable_l3_sup(&settings);
-    float one = 1.0f, keep = add ? 1.0f : 0.0f;
+    float one = 1.0f, beta = add ? 1.0f : 0.0f;
     bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, rows, columns, depth,
                  &one, (float *)(uintptr_t)a, a_step, 1, (float *)(uintptr_t)b,
-                 b_step, b_column_step, &keep, c, c_step, 1, NULL, &settings);
+                 b_step, b_column_step, &beta, c, c_step, 1, NULL, &settings);
 }
 
 enum { LIBRARY_QUERIES = 256, LIBRARY_KEYS = 512 };
@@ -143,15 +143,15 @@ static void add_to_slice(const cp_micro *micro, const packed_room *room,
     const int64_t dim = workspace->dim, panel = micro->panel;
     const int64_t rows = cp_min(micro->slice, workspace->rows - r);
     const float *queries =
-        workspace->queries + cp_lanes_place(room->slice, dim, r, 0);
-    float *sums = workspace->sums + cp_lanes_place(one_by_one, dim, r, 0);
+        workspace->queries + cp_lanes_index(room->slice, dim, r, 0);
+    float *sums = workspace->sums + cp_lanes_index(one_by_one, dim, r, 0);
     float *scores = workspace->room + room->scores;
     float *weights = workspace->room + room->weights;
     /* Score the slice against all panels of keys. */
     for (int64_t j = 0; j < count; j += panel)
         cp_micro_multiply(micro, rows, cp_min(panel, count - j), dim, queries,
                           workspace->room +
-                              cp_lanes_place(room->panel, dim, j, 0),
+                              cp_lanes_index(room->panel, dim, j, 0),
                           false, scores + j, WIDE_KEYS);
     for (int64_t i = 0; i < rows; i++)
         weigh_row(workspace, r + i, count, scores + i * WIDE_KEYS);
@@ -161,7 +161,7 @@ static void add_to_slice(const cp_micro *micro, const packed_room *room,
     const float *values = workspace->room + room->values;
     for (int64_t d = 0; d < dim; d += panel)
         cp_micro_multiply(micro, rows, cp_min(panel, dim - d), count, weights,
-                          values + cp_lanes_place(room->panel, count, d, 0),
+                          values + cp_lanes_index(room->panel, count, d, 0),
                           true, sums + d, cp_lanes_group(one_by_one, dim));
 }
 

@@ -212,13 +212,13 @@ static void open_block(timed_block *b, int64_t queries, int64_t keys) {
 static void library(bool small, bool transpose, int64_t rows, int64_t columns,
                     int64_t depth, float *a, float *b, bool add, float *c) {
     rntm_t settings = BLIS_RNTM_INITIALIZER;
-    float one = 1.0f, keep = add ? 1.0f : 0.0f;
+    float one = 1.0f, beta = add ? 1.0f : 0.0f;
     bli_rntm_set_num_threads(1, &settings);
     if (!small)
         bli_rntm_disable_l3_sup(&settings);
     bli_sgemm_ex(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, rows, columns, depth,
                  &one, a, depth, 1, b, transpose ? 1 : WIDE,
-                 transpose ? WIDE : 1, &keep, c, columns, 1, NULL, &settings);
+                 transpose ? WIDE : 1, &beta, c, columns, 1, NULL, &settings);
 }
 
 static void scores_small(timed_block *b) {
@@ -248,8 +248,8 @@ static void scores_packed(timed_block *b) {
             cp_micro_multiply(
                 cp_micro_get(), cp_min(b->slice.width, b->queries - r),
                 cp_min(b->panel.width, b->keys - j), DIM,
-                b->packed_query + cp_lanes_place(b->slice, DIM, r, 0),
-                b->packed_key + cp_lanes_place(b->panel, DIM, j, 0), false,
+                b->packed_query + cp_lanes_index(b->slice, DIM, r, 0),
+                b->packed_key + cp_lanes_index(b->panel, DIM, j, 0), false,
                 b->scores + j, b->keys);
 }
 
@@ -259,7 +259,7 @@ static void output_packed(timed_block *b) {
             cp_micro_multiply(
                 cp_micro_get(), cp_min(b->slice.width, b->queries - r),
                 cp_min(b->panel.width, DIM - d), b->keys, b->packed_weights,
-                b->packed_value + cp_lanes_place(b->panel, b->keys, d, 0), true,
+                b->packed_value + cp_lanes_index(b->panel, b->keys, d, 0), true,
                 b->output + r * DIM + d, DIM);
 }
 
@@ -270,8 +270,8 @@ static void scores_transposed(timed_block *b) {
             cp_micro_multiply(
                 cp_micro_get(), cp_min(b->slice.width, b->keys - j),
                 b->panel.width, DIM,
-                b->packed_query + cp_lanes_place(b->panel, DIM, r, 0),
-                b->packed_key + cp_lanes_place(b->slice, DIM, j, 0), false,
+                b->packed_query + cp_lanes_index(b->panel, DIM, r, 0),
+                b->packed_key + cp_lanes_index(b->slice, DIM, j, 0), false,
                 b->scores + j * b->panel.stride, b->panel.stride);
 }
 
@@ -281,7 +281,7 @@ static void output_transposed(timed_block *b) {
             cp_micro_multiply(
                 cp_micro_get(), cp_min(b->slice.width, DIM - d), b->panel.width,
                 b->keys,
-                b->packed_value + cp_lanes_place(b->slice, b->keys, d, 0),
+                b->packed_value + cp_lanes_index(b->slice, b->keys, d, 0),
                 b->scores, true, b->packed_query + r * DIM + d * b->panel.width,
                 b->panel.stride);
 }

@@ -48,10 +48,10 @@ static void commands_history(const char *word) {
 
 static void fuzz_commands(const char *bytes, int64_t count) {
     static char ranks[] = "--ranks=3", name[] = "longring";
-    char *text = strndup(bytes, (size_t)count), *rest = text, *word;
+    char *text = strndup(bytes, (size_t)count), *remaining = text, *word;
     char *words[COMMAND_WORDS + 3] = {name};
     int used = 1;
-    while (used < COMMAND_WORDS && (word = strsep(&rest, " \n")) != NULL) {
+    while (used < COMMAND_WORDS && (word = strsep(&remaining, " \n")) != NULL) {
         commands_history(word);
         if (*word != '\0')
             words[used++] = word;

@@ -18,7 +18,7 @@ enum { CONVERSATIONS = 2, CONVERSATION_TOKENS = 64 };
 typedef struct {
     cp_model *model;
     cp_session *session;
-    cp_saved_conversation wanted;
+    cp_saved_conversation expected;
 } conversations;
 
 /* Open the smallest model over three ranks, once. */
@@ -31,9 +31,10 @@ static conversations *conversations_open(void) {
                                               .kv_heads = 1,
                                               .context = CONVERSATION_TOKENS,
                                               .seed = 1};
-    const cp_session_options wanted = {.ranks = 3,
-                                       .sequences = CONVERSATIONS,
-                                       .capacity = CONVERSATION_TOKENS};
+    const cp_session_options session_options = {.ranks = 3,
+                                                .sequences = CONVERSATIONS,
+                                                .capacity =
+                                                    CONVERSATION_TOKENS};
     tiny_bytes bytes = {0};
     cp_gguf *file;
     if (conversations.session != NULL)
@@ -42,11 +43,11 @@ static conversations *conversations_open(void) {
     if (cp_gguf_parse(bytes.bytes, bytes.length, &file) != CP_OK ||
         cp_model_open(&cp_backend_threads, file, &conversations.model) !=
             CP_OK ||
-        cp_session_open(conversations.model, &wanted, &conversations.session) !=
-            CP_OK ||
+        cp_session_open(conversations.model, &session_options,
+                        &conversations.session) != CP_OK ||
         cp_saved_conversation_new(conversations.model, file, "tiny",
                                   CONVERSATIONS, 0,
-                                  &conversations.wanted) != CP_OK)
+                                  &conversations.expected) != CP_OK)
         abort();
     cp_gguf_close(file);
     free(bytes.bytes);
@@ -87,7 +88,7 @@ static void fuzz_conversations(const char *bytes, int64_t count) {
     conversations_sign_all(copy, count);
     FILE *file = fmemopen(copy, (size_t)cp_max(count, 1), "rb");
     const cp_status status = cp_saved_conversation_read(
-        file, "fuzz", &conversations->wanted, conversations->session, &saved);
+        file, "fuzz", &conversations->expected, conversations->session, &saved);
     for (int64_t s = 0; s < CONVERSATIONS; s++) {
         const int64_t length = cp_session_length(conversations->session, s);
         assert(length == (status == CP_OK ? saved.lengths[s] : 0));

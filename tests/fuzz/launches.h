@@ -9,10 +9,10 @@
 #include "ring/launch.h"
 
 static void fuzz_launches(const char *bytes, int64_t count) {
-    char *text = strndup(bytes, (size_t)count), *rest = text, *line;
+    char *text = strndup(bytes, (size_t)count), *remaining = text, *line;
     cp_launch launch;
     clearenv();
-    while ((line = strsep(&rest, "\n")) != NULL) {
+    while ((line = strsep(&remaining, "\n")) != NULL) {
         char *value = strchr(line, '=');
         if (value == NULL || value == line)
             continue;

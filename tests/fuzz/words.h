@@ -53,9 +53,9 @@ static void fuzz_words(const char *bytes, int64_t count) {
     int64_t length;
     words_round(tokenizer, bytes, count, false);
     words_round(tokenizer, bytes, count, true);
-    const int64_t some = cp_min(count / 4, 250);
-    memcpy(ids, bytes, (size_t)some * 4);
-    cp_tokenizer_decode(tokenizer, ids, some, &text, &length);
+    const int64_t id_count = cp_min(count / 4, 250);
+    memcpy(ids, bytes, (size_t)id_count * 4);
+    cp_tokenizer_decode(tokenizer, ids, id_count, &text, &length);
     free(text);
 }
 

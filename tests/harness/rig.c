@@ -17,11 +17,11 @@ enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_KEY, INDEX_WEIGHT };
  * identity. */
 static float number(const rig *rig, int what, int64_t sequence,
                     int64_t position, int64_t channel) {
-    if (rig->met != NULL)
+    if (rig->pair_counts != NULL)
         return (float)(channel % rig->shape.head_dim == 0 ? sequence
                                                           : position);
-    if (rig->whose != NULL)
-        sequence = rig->whose[sequence * rig->room + position];
+    if (rig->content != NULL)
+        sequence = rig->content[sequence * rig->room + position];
     uint64_t h = rig->seed * 0x9E3779B97F4A7C15u + (uint64_t)what;
     h = (h ^ (uint64_t)sequence) * 0xBF58476D1CE4E5B9u;
     h = (h ^ (uint64_t)position ^ h >> 31) * 0x94D049BB133111EBu;
@@ -204,13 +204,13 @@ typedef struct {
 /* Compare one row of the truth with one row of an answer that has that part of
  * the heads. */
 static void compare_row(const rig *rig, const rig_answer *truth, int64_t row,
-                        const cp_partial *answer, int part, int64_t there,
+                        const cp_partial *answer, int part, int64_t answer_row,
                         errors *sum) {
     const int64_t heads = answer->heads, width = heads * answer->dim;
     const int64_t first = row * rig->shape.query_heads + part * heads;
     for (int64_t h = 0; h < heads; h++) {
         const double expected = truth->lse[first + h];
-        const double lse = answer->lse[there * heads + h];
+        const double lse = answer->lse[answer_row * heads + h];
         if (isinf(expected) || isinf(lse)) {
             sum->wrong += isinf(expected) != isinf(lse) || lse > 0;
             continue;
@@ -220,7 +220,7 @@ static void compare_row(const rig *rig, const rig_answer *truth, int64_t row,
     }
     for (int64_t c = 0; c < width; c++) {
         const double expected = truth->output[first * answer->dim + c];
-        const double d = answer->output[there * width + c] - expected;
+        const double d = answer->output[answer_row * width + c] - expected;
         sum->wrong += isnan(d);
         sum->most = fmax(sum->most, fabs(d));
         sum->difference += d * d;
@@ -234,8 +234,8 @@ static cp_status same_bits(const rig *rig, cp_span token,
     for (int64_t h = 0; rig->bits != NULL && h < answer->heads; h++) {
         const int64_t at = row * answer->heads + h, dim = answer->dim;
         const int64_t head = part * answer->heads + h;
-        const int64_t whose = token.sequence * rig->room + token.start;
-        uint64_t *seen = &rig->bits[whose * rig->shape.query_heads + head];
+        const int64_t token_at = token.sequence * rig->room + token.start;
+        uint64_t *seen = &rig->bits[token_at * rig->shape.query_heads + head];
         uint64_t bits = cp_hash(1, answer->output + at * dim, dim * 4);
         bits = cp_hash(bits, answer->lse + at, 4);
         if (*seen != 0 && *seen != bits)
@@ -317,18 +317,19 @@ static cp_status rank_main(cp_comm *comm, void *context) {
     const cp_walk_options options = {
         .kernel = rig->kernel,
         .threads = 1,
-        .observe =
-            rig->met == NULL && !rig->unwatched && rig->wire == CP_WIRE_FP32
-                ? watch
-                : NULL,
+        .observe = rig->pair_counts == NULL && !rig->unwatched &&
+                           rig->wire == CP_WIRE_FP32
+                       ? watch
+                       : NULL,
         .context = job,
         .poison = true,
     };
     CP_TRY(cp_walker_new(job->plan, rank, &options, &job->walkers[rank]));
     cp_walker *walker = job->walkers[rank];
-    const cp_use asked = cp_plan_begins(job->plan, rank);
-    fill_block(rig, QUERY, cp_plan_queries(job->plan, asked.origin), asked.part,
-               job->plan->slots[asked.slot].parts, walker->queries);
+    const cp_use query_use = cp_plan_begins(job->plan, rank);
+    fill_block(rig, QUERY, cp_plan_queries(job->plan, query_use.origin),
+               query_use.part, job->plan->slots[query_use.slot].parts,
+               walker->queries);
     fill_block(rig, KEY, own_block, 0, 1, walker->new_keys);
     fill_block(rig, VALUE, own_block, 0, 1, walker->new_values);
     if (rig->indexer.top_k > 0) {
@@ -436,8 +437,8 @@ static void end(rig_job *job) {
 }
 
 /* All tokens of the sequences that take part, as one rank would hold them. */
-static void whole(const rig *rig, const int64_t *new_tokens, cp_pieces *queries,
-                  cp_pieces *keys) {
+static void all_pieces(const rig *rig, const int64_t *new_tokens,
+                       cp_pieces *queries, cp_pieces *keys) {
     int64_t q_row = 0, k_row = 0;
     *queries = *keys = (cp_pieces){0};
     for (int64_t i = 0; i < rig->sequences; i++) {
@@ -452,12 +453,12 @@ static void whole(const rig *rig, const int64_t *new_tokens, cp_pieces *queries,
 }
 
 /* The row of a token in the whole. */
-static int64_t row_of(const cp_pieces *whole, int64_t sequence,
+static int64_t row_of(const cp_pieces *all, int64_t sequence,
                       int64_t position) {
     int64_t n = 0;
-    while (whole->items[n].span.sequence != sequence)
+    while (all->items[n].span.sequence != sequence)
         n++;
-    return whole->items[n].row + position - whole->items[n].span.start;
+    return all->items[n].row + position - all->items[n].span.start;
 }
 
 static bool is_empty(const cp_partial *partial, int64_t row) {
@@ -655,7 +656,7 @@ static cp_status compare_all(rig *rig, const rig_job *job,
     rig_answer truth;
     rig_bound bound = {0, 0};
     errors sum = {0};
-    whole(rig, new_tokens, &queries, &keys);
+    all_pieces(rig, new_tokens, &queries, &keys);
     cp_status status = ask_oracle(rig, &queries, &keys, &truth);
     for (int rank = 0; rank < rig->ranks && status == CP_OK; rank++)
         status = compare_rank(rig, job, rank, &queries, &truth, &sum);
@@ -729,7 +730,7 @@ cp_status rig_call(rig *rig, const int64_t *new_tokens, cp_variant variant) {
  * key. */
 static rig *ledger;
 
-static int64_t who(const rig *rig, const float *row) {
+static int64_t token_index(const rig *rig, const float *row) {
     return (int64_t)row[0] * rig->longest + (int64_t)row[1];
 }
 
@@ -745,9 +746,10 @@ static cp_status ledger_kernel(const cp_attention *call) {
             for (int64_t a = q.row; a < q.row + q.span.count; a++)
                 for (int64_t b = k.row; b < k.row + k.span.count; b++) {
                     const int64_t query =
-                        who(ledger, call->queries + a * q_width);
-                    const int64_t key = who(ledger, call->keys + b * k_width);
-                    __atomic_add_fetch(&ledger->met[query * all + key],
+                        token_index(ledger, call->queries + a * q_width);
+                    const int64_t key =
+                        token_index(ledger, call->keys + b * k_width);
+                    __atomic_add_fetch(&ledger->pair_counts[query * all + key],
                                        shape->query_heads, __ATOMIC_RELAXED);
                 }
         }
@@ -759,19 +761,20 @@ static cp_status check_pair(const rig *rig, const int64_t *new_tokens,
     const int64_t longest = rig->longest, all = longest * rig->sequences;
     const int64_t i = query / longest, position = query % longest;
     const int64_t cached = rig->cache->length[i];
-    const bool asked = position >= cached && position < cached + new_tokens[i];
+    const bool is_query =
+        position >= cached && position < cached + new_tokens[i];
     const bool visible =
-        asked && key / longest == i && key % longest <= position;
+        is_query && key / longest == i && key % longest <= position;
     /* The kernel gets whole blocks and masks what a query may not see. So an
      * invisible pair may meet, but never twice. */
-    const int64_t met = rig->met[query * all + key];
+    const int64_t count = rig->pair_counts[query * all + key];
     const int64_t heads = rig->shape.query_heads;
-    if (visible ? met == heads : met <= heads)
+    if (visible ? count == heads : count <= heads)
         return CP_OK;
     return cp_fail(CP_BROKEN,
                    "query %ld of sequence %ld met key %ld of sequence %ld "
                    "%ld times",
-                   position, i, key % longest, key / longest, met);
+                   position, i, key % longest, key / longest, count);
 }
 
 cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
@@ -782,7 +785,7 @@ cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     const int64_t all = rig->longest * rig->sequences;
     ledger = rig;
     rig->kernel = ledger_kernel;
-    rig->met = calloc((size_t)(all * all), sizeof(int64_t));
+    rig->pair_counts = calloc((size_t)(all * all), sizeof(int64_t));
     for (int rank = 0; rank < rig->ranks; rank++)
         for (int64_t i = 0; i < rig->sequences; i++)
             fill(rig, KEY, cp_cache_held(rig->cache, rank, i),
@@ -791,8 +794,8 @@ cp_status rig_ledger(rig *rig, const int64_t *new_tokens, cp_variant variant) {
     for (int64_t query = 0; query < all; query++)
         for (int64_t key = 0; key < all && status == CP_OK; key++)
             status = check_pair(rig, new_tokens, query, key);
-    free(rig->met);
-    rig->met = NULL;
+    free(rig->pair_counts);
+    rig->pair_counts = NULL;
     end(&job);
     return status;
 }

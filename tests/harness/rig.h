@@ -54,7 +54,7 @@ struct rig {
     uint64_t
         *bits; /* [sequences][room][N_H] bits of an answer, 0: none yet; later
                   answers must have the same. Or NULL */
-    const int64_t *whose; /* [sequences][room] the sequence whose token it is,
+    const int64_t *content; /* [sequences][room] the sequence whose token it is,
                              for shared prefixes; NULL = its own */
 
     /* After a call. */
@@ -68,7 +68,7 @@ struct rig {
     cp_store *store;
 
     /* The ledger; NULL except during its call. */
-    int64_t *met, longest;
+    int64_t *pair_counts, longest;
 };
 
 /* Fails if anything cannot be allocated. */

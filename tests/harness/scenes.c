@@ -74,13 +74,13 @@ int scenes_read(const char *pattern) {
 
 /* Without expectations, standard error must be empty, and so must a failure's
  * standard output; a failure prints one line. */
-static bool is_as_told(const scene *told, int status) {
-    bool out = status == 0, err = false, all = status == told->status;
-    for (int i = 0; i < told->count; i++) {
-        const char *text = told->expected[i].text;
-        const bool on_errors = told->expected[i].where == ERR;
+static bool is_as_expected(const scene *scene, int status) {
+    bool out = status == 0, err = false, all = status == scene->status;
+    for (int i = 0; i < scene->count; i++) {
+        const char *text = scene->expected[i].text;
+        const bool on_errors = scene->expected[i].where == ERR;
         const bool found = strstr(on_errors ? errors : output, text) != NULL;
-        all = all && found == (told->expected[i].where != NOT);
+        all = all && found == (scene->expected[i].where != NOT);
         out = out || !on_errors;
         err = err || on_errors;
     }
@@ -91,12 +91,12 @@ static bool is_as_told(const scene *told, int status) {
 }
 
 void scene_play(int which) {
-    const scene *told = &scenes[which];
-    const int status = shell("%s", told->script);
-    ck_assert_msg(is_as_told(told, status),
+    const scene *scene = &scenes[which];
+    const int status = shell("%s", scene->script);
+    ck_assert_msg(is_as_expected(scene, status),
                   "%s: status %d, not %d\n%s-- said '%.2000s'\n-- and '%.500s'",
-                  told->name, status, told->status, told->script, output,
+                  scene->name, status, scene->status, scene->script, output,
                   errors);
     ck_assert_msg(shell("ls -A $D | grep '[.]tmp$'") != 0, "%s: left %s",
-                  told->name, output);
+                  scene->name, output);
 }

@@ -65,7 +65,7 @@ static void forget_fibers(char *text) {
 }
 
 int shell(const char *format, ...) {
-    static char line[4096], whole[6000];
+    static char line[4096], script[6000];
     const char *program = getenv("LONGRING");
     FILE *out = tmpfile(), *err = tmpfile();
     ck_assert(out != NULL && err != NULL);
@@ -73,15 +73,15 @@ int shell(const char *format, ...) {
     va_start(arguments, format);
     spell(line, sizeof(line), format, arguments);
     va_end(arguments);
-    const int all = snprintf(whole, sizeof(whole), "L='%s'; D='%s'; %s\n%s\n",
+    const int all = snprintf(script, sizeof(script), "L='%s'; D='%s'; %s\n%s\n",
                              program != NULL ? program : "build/longring",
                              directory, beginning, line);
-    ck_assert_int_lt(all, (int)sizeof(whole));
+    ck_assert_int_lt(all, (int)sizeof(script));
     const pid_t child = fork();
     if (child == 0) {
         dup2(fileno(out), STDOUT_FILENO);
         dup2(fileno(err), STDERR_FILENO);
-        execl("/bin/sh", "sh", "-c", whole, (char *)NULL);
+        execl("/bin/sh", "sh", "-c", script, (char *)NULL);
         _exit(127);
     }
     int status = -1;
@@ -92,24 +92,25 @@ int shell(const char *format, ...) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-void accepted(const char *line, const char *wanted) {
+void accepted(const char *line, const char *expected) {
     const int status = shell("%s", line);
     ck_assert_msg(status == 0, "%s: status %d, '%.300s'", line, status, errors);
     ck_assert_msg(errors[0] == '\0', "%s: '%.300s'", line, errors);
-    ck_assert_msg(strstr(output, wanted) != NULL, "%s: '%.3000s', not '%s'",
-                  line, output, wanted);
+    ck_assert_msg(strstr(output, expected) != NULL, "%s: '%.3000s', not '%s'",
+                  line, output, expected);
 }
 
 void refused(int status, const char *because, const char *line) {
     const int got = shell("%s", line);
     const bool merged = strstr(beginning, "2>&1") != NULL;
-    const char *said = merged ? output : errors, *end = strchr(said, '\n');
+    const char *message = merged ? output : errors,
+               *end = strchr(message, '\n');
     ck_assert_msg(got == status && (merged || output[0] == '\0'),
                   "%s: status %d, not %d: '%.300s' '%.300s'", line, got, status,
                   output, errors);
-    ck_assert_msg(strncmp(said, "longring: ", 10) == 0 && end != NULL &&
+    ck_assert_msg(strncmp(message, "longring: ", 10) == 0 && end != NULL &&
                       end[1] == '\0',
-                  "%s: '%.300s' is not one line", line, said);
-    ck_assert_msg(strstr(said, because) != NULL, "%s: '%.300s', not '%s'", line,
-                  said, because);
+                  "%s: '%.300s' is not one line", line, message);
+    ck_assert_msg(strstr(message, because) != NULL, "%s: '%.300s', not '%s'",
+                  line, message, because);
 }

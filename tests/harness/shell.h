@@ -31,8 +31,8 @@ int shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 #define runs(...) ck_assert_msg(shell(__VA_ARGS__) == 0, "'%.300s'", errors)
 
 /* The test fails unless the line's exit status is 0, standard error is empty,
- * and the output contains wanted. */
-void accepted(const char *line, const char *wanted);
+ * and the output contains expected. */
+void accepted(const char *line, const char *expected);
 
 /* The test fails unless the line ends with that status and prints exactly one
  * line, from the program, on standard error (or where that was redirected), and

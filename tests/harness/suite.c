@@ -14,14 +14,14 @@ static struct {
     int now;          /* HARNESS_DONE: the ten have ended */
 } * note;
 
-static void say_where_it_stopped(void) {
+static void print_where_it_stopped(void) {
     if (note->test != NULL && note->now != HARNESS_DONE)
         dprintf(STDOUT_FILENO, "%s stopped at _i = %d\n", note->test,
                 note->now);
 }
 
 int *harness_note(const char *name, int first) {
-    say_where_it_stopped(); /* the tests by tens before these */
+    print_where_it_stopped(); /* the tests by tens before these */
     note->test = name;
     note->now = first;
     return &note->now;
@@ -36,7 +36,7 @@ static int run(Suite *suite) {
     srunner_run_all(runner, CK_ENV);
     const int failed = srunner_ntests_failed(runner);
     srunner_free(runner);
-    say_where_it_stopped();
+    print_where_it_stopped();
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 

@@ -24,8 +24,8 @@ static float number(int what, int64_t sequence, int64_t position,
                     int64_t channel, int64_t dim) {
     if (ledger)
         return what == GRADE_VALUE && channel % dim == position;
-    const int64_t who[] = {what, sequence, position, channel};
-    uint64_t state = cp_hash(grade_seed(), who, sizeof(who));
+    const int64_t coordinates[] = {what, sequence, position, channel};
+    uint64_t state = cp_hash(grade_seed(), coordinates, sizeof(coordinates));
     return (float)(2 * cp_random_uniform(&state) - 1);
 }
 
@@ -61,7 +61,7 @@ static void name_owner(const cp_layout *layout, int64_t sequence,
 }
 
 /* In a ledger, channel j of a query's answer counts how often it met key j. */
-static void read_ledger(const char *whose, const cp_shape *shape,
+static void read_ledger(const char *prefix, const cp_shape *shape,
                         const cp_layout *layout, int64_t sequence,
                         int64_t position, const float *output) {
     double least = INFINITY;
@@ -73,19 +73,19 @@ static void read_ledger(const char *whose, const cp_shape *shape,
         const double times = isfinite(least) ? output[j] / least : 0;
         name_owner(layout, sequence, j, owner, sizeof(owner));
         if (j <= position && !(times > 0))
-            grade_fail("%squery %ld of sequence %ld never met key %ld%s", whose,
-                       position, sequence, j, owner);
+            grade_fail("%squery %ld of sequence %ld never met key %ld%s",
+                       prefix, position, sequence, j, owner);
         if (j > position && output[j] != 0)
             grade_fail("%squery %ld of sequence %ld met key %ld%s, which comes "
                        "after it",
-                       whose, position, sequence, j, owner);
+                       prefix, position, sequence, j, owner);
         if (times > 1.5)
             grade_fail("%squery %ld of sequence %ld met key %ld%s %.0f times",
-                       whose, position, sequence, j, owner, times);
+                       prefix, position, sequence, j, owner, times);
     }
 }
 
-void grade_answer(const char *whose, const cp_shape *shape,
+void grade_answer(const char *prefix, const cp_shape *shape,
                   const cp_layout *layout, const cp_pieces *queries,
                   const int64_t *total, const float *output, const float *lse) {
     const int64_t heads = shape->query_heads, dim = shape->head_dim;
@@ -107,17 +107,17 @@ void grade_answer(const char *whose, const cp_shape *shape,
             double *l = calloc((size_t)heads, sizeof(double));
             char what[120];
             if (ledger)
-                read_ledger(whose, shape, layout, span.sequence, position,
+                read_ledger(prefix, shape, layout, span.sequence, position,
                             output + row * heads * dim);
             grade_fill(GRADE_QUERY, shape, &one, q);
             grade_fill(GRADE_KEY, shape, &all, k);
             grade_fill(GRADE_VALUE, shape, &all, v);
             grade_ok(cp_oracle(shape, &one, q, &all, k, v, o, l));
             snprintf(what, sizeof(what), "%ssequence %ld, query %ld, LSE",
-                     whose, span.sequence, position);
+                     prefix, span.sequence, position);
             grade_near(what, lse + row * heads, l, 1, heads, 1, 1e-5);
             snprintf(what, sizeof(what), "%ssequence %ld, query %ld, output",
-                     whose, span.sequence, position);
+                     prefix, span.sequence, position);
             grade_near(what, output + row * heads * dim, o, 1, heads, dim,
                        1e-5);
             free(q), free(k), free(v), free(o), free(l);
@@ -206,9 +206,9 @@ void grade_run(const cp_plan *plan) {
         total[i] = layout->past[i] + layout->fresh[i];
     grade_ranks(ranks, walk_rank, &all);
     for (int r = 0; r < ranks; r++) {
-        char whose[40];
-        snprintf(whose, sizeof(whose), "rank %d: ", r);
-        grade_answer(whose, &plan->shape, layout, &layout->queries[r].pieces,
+        char prefix[40];
+        snprintf(prefix, sizeof(prefix), "rank %d: ", r);
+        grade_answer(prefix, &plan->shape, layout, &layout->queries[r].pieces,
                      total, all.walkers[r]->result.output,
                      all.walkers[r]->result.lse);
         cp_walker_free(all.walkers[r]);

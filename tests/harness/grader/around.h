@@ -25,8 +25,8 @@ void grade_fill(int what, const cp_shape *shape, const cp_pieces *pieces,
 /* Check that output [rows][N_H][D_H] and lse [rows][N_H] are, in the rows of
  * queries, attention over the tokens 0 .. total[sequence] - 1 of each sequence.
  * In a ledger, the failure says which key was missed or met twice, and which
- * rank of the layout (or NULL) holds it. whose is the message's prefix. */
-void grade_answer(const char *whose, const cp_shape *shape,
+ * rank of the layout (or NULL) holds it. prefix begins its message. */
+void grade_answer(const char *prefix, const cp_shape *shape,
                   const cp_layout *layout, const cp_pieces *queries,
                   const int64_t *total, const float *output, const float *lse);
 

@@ -20,9 +20,9 @@
 enum {
     ROOMS = 4096,
     STROKES = 20000,
-    AROUND = 0xA5, /* fills the bytes of the pages outside a room */
-    SAID = 5,      /* last lines of what an answer printed */
-    WIDE = 62,     /* columns of a line of text */
+    AROUND = 0xA5,  /* fills the bytes of the pages outside a room */
+    LAST_LINES = 5, /* last lines of what an answer printed */
+    WIDE = 62,      /* columns of a line of text */
 };
 
 /* What outlives the process of a case, whatever ended it. */
@@ -261,18 +261,18 @@ static const char *run(int number, char *why, size_t room) {
     srunner_run_all(runner, CK_SILENT);
     TestResult **results = srunner_results(runner);
     const bool passed = tr_rtype(results[0]) == CK_PASS;
-    const char *said = tr_msg(results[0]) ? tr_msg(results[0]) : "";
-    if (strstr(said, "imeout expired"))
+    const char *message = tr_msg(results[0]) ? tr_msg(results[0]) : "";
+    if (strstr(message, "imeout expired"))
         snprintf(why, room, "did not end within %d seconds: %s", seconds,
                  grade_this.late);
-    else if (!board->over && strstr(said, "eceived signal 25"))
+    else if (!board->over && strstr(message, "eceived signal 25"))
         snprintf(why, room, "printed or wrote more than a megabyte");
-    else if (!board->over && strstr(said, "eceived signal"))
-        snprintf(why, room, "crashed: %s", said);
+    else if (!board->over && strstr(message, "eceived signal"))
+        snprintf(why, room, "crashed: %s", message);
     else if (!board->over)
         snprintf(why, room, "the program was left before the case was over");
     else
-        snprintf(why, room, "%s", said);
+        snprintf(why, room, "%s", message);
     const bool held = passed && board->over;
     free(results);
     srunner_free(runner);
@@ -311,7 +311,7 @@ static void show_printed(void) {
     tail[got] = '\0';
     char *from = tail + got;
     for (int lines = 0; from > tail; from--)
-        if (from[-1] == '\n' && from[0] != '\0' && ++lines == SAID)
+        if (from[-1] == '\n' && from[0] != '\0' && ++lines == LAST_LINES)
             break;
     for (char *c = from; *c != '\0'; c++) /* answers may not control the
                                              terminal */
@@ -376,15 +376,15 @@ static bool grade_time(void) {
     const char *path = environment("GRADE_TIME");
     FILE *file = path != NULL ? fopen(path, "r") : NULL;
     double hours = 0;
-    const bool told = file != NULL && fscanf(file, "%lf", &hours) == 1 &&
-                      hours > 0 && hours < 1000;
+    const bool valid = file != NULL && fscanf(file, "%lf", &hours) == 1 &&
+                       hours > 0 && hours < 1000;
     if (file != NULL)
         fclose(file);
     board->ran[0] = '\0';
     now++;
-    report(&graded, told ? NULL : "write a number, as 1.5, into time.txt",
+    report(&graded, valid ? NULL : "write a number, as 1.5, into time.txt",
            false);
-    return told;
+    return valid;
 }
 
 int main(void) {

@@ -202,9 +202,9 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
         return ncclInvalidArgument;
     enter();
     char *id = uniqueId->internal;
-    if (root != NULL || peers_met())
+    if (root != NULL || peers_next_root())
         snprintf(id, sizeof *uniqueId, "%s%s", AT,
-                 root != NULL ? root : peers_met());
+                 root != NULL ? root : peers_next_root());
     else
         snprintf(id, sizeof *uniqueId, "stand-in %ld", ++unique_ids);
     return leave(ncclSuccess);
@@ -228,13 +228,13 @@ static void arrive_at_split(communicator *from, int color, int key,
  * happened. */
 static ncclResult_t give_birth(ncclComm_t comm, int color, int key,
                                uint64_t without, ncclComm_t *newcomm) {
-    const news said = {.kind = SPLIT,
-                       .clique = comm->in->key,
-                       .rank = comm->rank,
-                       .color = color,
-                       .key = key,
-                       .without = without};
-    peers_tell(&said, NULL);
+    const news notice = {.kind = SPLIT,
+                         .clique = comm->in->key,
+                         .rank = comm->rank,
+                         .color = color,
+                         .key = key,
+                         .without = without};
+    peers_send(&notice, NULL);
     *newcomm = NULL;
     comm->born = new_shell(key);
     comm->born->home = comm->home;
@@ -285,7 +285,7 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList,
     if (!(shrinkFlags & NCCL_SHRINK_ABORT) && comm->issued > comm->finished)
         accuse("rank %d shrinks communicator %ld while it has work", comm->rank,
                comm->number);
-    settle();
+    advance_streams();
     changed();
     return leave(give_birth(comm, 0, comm->rank, without, newcomm));
 }
@@ -307,38 +307,38 @@ static void part_arrives(const clique *of, int rank, const part *what,
 }
 
 /* False: its subject is not known here yet. */
-static bool take_news(int process, const news *said, char **bytes) {
+static bool take_news(int process, const news *notice, char **bytes) {
     clique *of = cliques;
-    while (of != NULL && of->key != said->clique)
+    while (of != NULL && of->key != notice->clique)
         of = of->next;
     if (of == NULL)
         return false;
-    communicator *from = of->members[said->rank];
-    switch (said->kind) {
+    communicator *from = of->members[notice->rank];
+    switch (notice->kind) {
     case SPLIT:
-        arrive_at_split(from, said->color, said->key, said->without,
-                        new_proxy(process, said->key));
+        arrive_at_split(from, notice->color, notice->key, notice->without,
+                        new_proxy(process, notice->key));
         break;
     case PART:
-        part_arrives(of, said->rank, &said->what, bytes);
+        part_arrives(of, notice->rank, &notice->what, bytes);
         break;
     case END:
         from->of_process = -1;
-        if (said->failed)
+        if (notice->failed)
             fail_clique(of, NULL, ncclRemoteError);
     }
     return true;
 }
 
-static void hear(int process) {
-    news said;
+static void read_news(int process) {
+    news notice;
     char *bytes;
     bool taken = true;
-    while (taken && peers_hear(process, &said, &bytes)) {
-        taken = take_news(process, &said, &bytes);
+    while (taken && peers_peek(process, &notice, &bytes)) {
+        taken = take_news(process, &notice, &bytes);
         free(bytes);
         if (taken)
-            peers_heard(process, &said);
+            peers_consume(process, &notice);
         changed();
     }
 }
@@ -354,9 +354,9 @@ static void lose_process(int process) {
 /* Read news every tenth of a millisecond, and check for ended processes a
  * hundredth as often. */
 void messages_arrive(void) {
-    static double heard, looked; /* when, last */
+    static double last_read, looked; /* when, last */
     const int size = peers();
-    if (size == 0 || cp_clock() <= heard + 1e-4)
+    if (size == 0 || cp_clock() <= last_read + 1e-4)
         return;
     const bool look = cp_clock() > looked + 1e-2;
     for (int r = 0; r < size; r++) {
@@ -365,12 +365,12 @@ void messages_arrive(void) {
             first = first->next;
         if (first != NULL && peers_come(r))
             arrive(first, (gathering_entry){0, r, r, new_proxy(r, r)});
-        hear(r);
+        read_news(r);
         if (look && peers_lost(r))
             lose_process(r);
     }
-    heard = cp_clock();
-    looked = look ? heard : looked;
+    last_read = cp_clock();
+    looked = look ? last_read : looked;
 }
 
 /* Polling and ending. */
@@ -406,9 +406,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
 
 /* Run until nothing of this communicator is left. */
 static void drain(const communicator *c) {
-    settle();
+    advance_streams();
     while (c->issued > c->finished && machine.failed == cudaSuccess && step())
-        settle();
+        advance_streams();
 }
 
 static void abandon_all(const communicator *by) {
@@ -444,11 +444,11 @@ static bool has_peers(void) {
 
 static void end_communicator(communicator *c) {
     if (c->in != NULL) {
-        const news said = {.kind = END,
-                           .clique = c->in->key,
-                           .rank = c->rank,
-                           .failed = c->issued > c->finished};
-        peers_tell(&said, NULL);
+        const news notice = {.kind = END,
+                             .clique = c->in->key,
+                             .rank = c->rank,
+                             .failed = c->issued > c->finished};
+        peers_send(&notice, NULL);
     }
     operation_free(c->deferred);
     c->deferred = NULL;
@@ -459,7 +459,7 @@ static void end_communicator(communicator *c) {
     if (!has_peers())
         peers_leave();
     abandon_all(c);
-    settle();
+    advance_streams();
     changed();
 }
 
@@ -634,8 +634,8 @@ static ncclResult_t add_to_group(part what, cudaStream_t on) {
 }
 
 /* Record one call: within a group it is kept; outside it is its own group. */
-static ncclResult_t say(part what, const void *at, size_t count,
-                        ncclComm_t comm, cudaStream_t on) {
+static ncclResult_t submit(part what, const void *at, size_t count,
+                           ncclComm_t comm, cudaStream_t on) {
     ncclResult_t result = enter_with(comm, true);
     what.by = comm;
     what.at = (char *)(uintptr_t)at;
@@ -653,19 +653,20 @@ static ncclResult_t say(part what, const void *at, size_t count,
 
 ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type,
                       int peer, ncclComm_t comm, cudaStream_t on) {
-    return say((part){.type = type, .peer = peer}, from, count, comm, on);
+    return submit((part){.type = type, .peer = peer}, from, count, comm, on);
 }
 
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t on) {
     const part what = {.receives = true, .type = type, .peer = peer};
-    return say(what, to, count, comm, on);
+    return submit(what, to, count, comm, on);
 }
 
 /* All ranks send to all others, in place: a rank's own part of an all-gather,
  * or of a sum, is already where it belongs. */
-static ncclResult_t say_to_all(part outgoing, const void *from, char *to,
-                               size_t count, ncclComm_t comm, cudaStream_t on) {
+static ncclResult_t submit_to_all(part outgoing, const void *from, char *to,
+                                  size_t count, ncclComm_t comm,
+                                  cudaStream_t on) {
     const size_t stride =
         outgoing.of == GATHERED ? count * size_of(outgoing.type) : 0;
     TRY(enter_with(comm, true));
@@ -681,8 +682,8 @@ static ncclResult_t say_to_all(part outgoing, const void *from, char *to,
         outgoing.peer = incoming.peer = rank;
         incoming.receives = true;
         if (rank != comm->rank) {
-            say(outgoing, from, count, comm, on);
-            say(incoming, to + (size_t)rank * stride, count, comm, on);
+            submit(outgoing, from, count, comm, on);
+            submit(incoming, to + (size_t)rank * stride, count, comm, on);
         }
     }
     return ncclGroupEnd();
@@ -692,7 +693,7 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t count,
                            ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t on) {
     const part outgoing = {.of = GATHERED, .type = type};
-    return say_to_all(outgoing, from, to, count, comm, on);
+    return submit_to_all(outgoing, from, to, count, comm, on);
 }
 
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
@@ -700,7 +701,7 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t count,
                            cudaStream_t on) {
     const part outgoing = {.of = ADDED, .type = type};
     (void)op; /* the header knows sums only */
-    return say_to_all(outgoing, from, to, count, comm, on);
+    return submit_to_all(outgoing, from, to, count, comm, on);
 }
 
 /* At the end: report the communicators that are left, and reset everything. */

@@ -32,12 +32,12 @@ cudaError_t capture_operation(stream *on, operation *what) {
     }
     graph *g = on->capture->into;
     g->count++;
-    what->place = on->place;
+    what->stream_index = on->stream_index;
     for (int i = 0; i < what->part_count; i++)
         what->parts[i].captured = true;
     *g->end = what;
     g->end = &what->next;
-    on->before.of[on->place] += what->point == NULL;
+    on->before.of[on->stream_index] += what->point == NULL;
     return cudaSuccess;
 }
 
@@ -53,7 +53,7 @@ cudaError_t capture_record(stream *on, event *what) {
 
 static void join(stream *on, capture *c) {
     on->capture = c;
-    on->place = c->into->streams++;
+    on->stream_index = c->into->streams++;
     on->before = (history){{0}};
     c->into->ranked |= on->priority != c->origin->priority;
 }
@@ -142,8 +142,8 @@ static cudaError_t check_capture(const capture *c) {
     if (c->invalid)
         return invalidated();
     for (const stream *s = machine.streams; s != NULL; s = s->next)
-        if (s->capture == c &&
-            c->origin->before.of[s->place] < s->before.of[s->place])
+        if (s->capture == c && c->origin->before.of[s->stream_index] <
+                                   s->before.of[s->stream_index])
             return complain(cudaErrorStreamCaptureUnjoined,
                             "a stream that joined the capture of stream %ld "
                             "was not joined to it again",
@@ -235,8 +235,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *pGraphExec, cudaGraph_t from,
     x->of = from;
     for (const operation *o = from->first; o != NULL; o = o->next)
         machine.counted.graph_nodes += o->point == NULL;
-    for (int place = 1; place < from->streams; place++)
-        x->streams[place] = add_stream(++machine.numbers);
+    for (int i = 1; i < from->streams; i++)
+        x->streams[i] = add_stream(++machine.numbers);
     from->references++;
     enlist(&machine.executables, x);
     return leave(cudaSuccess);
@@ -280,10 +280,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t given, cudaStream_t where) {
         enqueue_point(on, WAIT, given->end);
     mark_end(given, on); /* of all before */
     given->streams[0] = on;
-    for (int place = 1; place < given->of->streams; place++)
-        enqueue_point(given->streams[place], WAIT, given->end);
+    for (int i = 1; i < given->of->streams; i++)
+        enqueue_point(given->streams[i], WAIT, given->end);
     for (const operation *o = given->of->first; o != NULL; o = o->next)
-        replay(given->streams[o->place], o);
+        replay(given->streams[o->stream_index], o);
     mark_end(given, on);
     return leave(cudaSuccess);
 }
@@ -296,8 +296,8 @@ static void remove_executable(executable *x) {
     if (runs(x))
         accuse("graph %ld was destroyed with a launch of it left",
                x->of->number);
-    for (int place = 1; place < x->of->streams; place++)
-        remove_stream(x->streams[place]);
+    for (int i = 1; i < x->of->streams; i++)
+        remove_stream(x->streams[i]);
     mark_release(x->end);
     unlist(&machine.executables, x);
     release_graph(x->of);
@@ -322,7 +322,7 @@ static void reap(void) {
  * failed. */
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t given) {
     const cudaError_t error = enter_with_executable(given);
-    settle();
+    advance_streams();
     if (listed(&machine.executables, given))
         given->gone = true;
     reap();

@@ -163,12 +163,12 @@ void stand_in_named(int id, int threads, bool waits, const char *file,
 
 static int registers[MOST_WARPS * LANES], spare_registers;
 
-void stand_in_registers(int count, bool more, const char *file, int line) {
+void stand_in_registers(int count, bool increases, const char *file, int line) {
     int *held = &registers[this_thread()];
     if (count % 8 != 0 || count < 24 || count > 256 ||
-        (more ? count < *held : count > *held)) {
+        (increases ? count < *held : count > *held)) {
         accuse_block("%d registers cannot become %d %s", *held, count,
-                     more ? "or more" : "or fewer");
+                     increases ? "or more" : "or fewer");
         return;
     }
     while (spare_registers < count - *held)
@@ -614,7 +614,7 @@ static void finish(int warp, int count) {
 void stand_in_products_wait(int left, const char *file, int line) {
     const int warp = this_thread() / LANES, lane = this_thread() % LANES;
     warp_state *w = &warps[warp];
-    stand_in_meet(file, line);
+    stand_in_converge(file, line);
     w->fenced[lane] = false;
     const int last = w->groups[lane] - left;
     const int count = last > 0 ? w->ends[lane][last - 1] : 0;

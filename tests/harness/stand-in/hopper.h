@@ -39,7 +39,7 @@ void stand_in_named(int id, int threads, bool waits, const char *file,
 #define named_arrive(id, threads)                                              \
     stand_in_named(id, threads, false, STAND_IN_HERE)
 
-void stand_in_registers(int count, bool more, const char *file, int line);
+void stand_in_registers(int count, bool increases, const char *file, int line);
 #define REGISTERS_DOWN(count) stand_in_registers(count, false, STAND_IN_HERE)
 #define REGISTERS_UP(count) stand_in_registers(count, true, STAND_IN_HERE)
 
@@ -93,14 +93,14 @@ static inline float2 load_pair(const float *from) {
     return pair;
 }
 
-static inline void store_one(float *to, float x, bool there) {
-    if (there)
+static inline void store_one(float *to, float x, bool valid) {
+    if (valid)
         *to = x;
 }
 
-static inline void store_pair(float *to, float x, float y, bool there) {
-    store_one(to, x, there);
-    store_one(to + 1, y, there);
+static inline void store_pair(float *to, float x, float y, bool valid) {
+    store_one(to, x, valid);
+    store_one(to + 1, y, valid);
 }
 
 /* Orders nothing, so nothing has to be fenced before it. */

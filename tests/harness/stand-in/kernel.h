@@ -84,14 +84,14 @@ void stand_in_barrier(bool of_block, const char *file, int line);
 float stand_in_exchange(float number, int lane, const char *file, int line);
 
 /* All lanes of the warp, without an order of memory. */
-void stand_in_meet(const char *file, int line);
+void stand_in_converge(const char *file, int line);
 
 /* Makes this block's stores visible before an atomic that announces them. */
 #define __threadfence() stand_in_fence()
-#define atomicAdd(to, more) stand_in_add(to, more)
+#define atomicAdd(to, addend) stand_in_add(to, addend)
 
 void stand_in_fence(void);
-int stand_in_add(int *to, int more);
+int stand_in_add(int *to, int addend);
 
 static inline int take_ticket(int *ticket) {
     __threadfence();

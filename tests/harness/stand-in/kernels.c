@@ -41,18 +41,18 @@
  * has only that on some machines. */
 #if HARNESS_SANITIZED || defined(__x86_64__)
 typedef void *saved_context[5];
-#define save_place(here) __builtin_setjmp(here)
-#define leave_for(there) __builtin_longjmp(there, 1)
+#define save_context(buffer) __builtin_setjmp(buffer)
+#define leave_for(target) __builtin_longjmp(target, 1)
 #else
 typedef jmp_buf saved_context;
-#define save_place(here) _setjmp(here)
-#define leave_for(there) _longjmp(there, 1)
+#define save_context(buffer) _setjmp(buffer)
+#define leave_for(target) _longjmp(target, 1)
 #endif
 
 /* A separate function: gcc assumes that only a call can return to a saved
  * context. */
-UNCHECKED static void go_to(saved_context there) {
-    leave_for(there);
+UNCHECKED static void go_to(saved_context target) {
+    leave_for(target);
 }
 
 enum {
@@ -83,7 +83,7 @@ typedef struct {
 static fiber fibers[MOST_THREADS];
 static fiber_state states[MOST_THREADS]; /* separate, because they are
                                             searched */
-static saved_context scheduler_place;
+static saved_context scheduler_context;
 static int current;
 
 /* The running warp: how many lanes are left, and the next one. */
@@ -95,7 +95,7 @@ static bool broken;  /* the block, which has an error */
 /* The values of a warp's lanes, the lanes whose values they ask for, and the
  * results once all have arrived. */
 static float brought[MOST_THREADS], given[MOST_THREADS];
-static int asked[MOST_THREADS];
+static int source_lane[MOST_THREADS];
 
 static const operation *job; /* the kernel that runs */
 static uint64_t block_serial;
@@ -144,7 +144,7 @@ static void others_have_run(void) {
 /* Switch from a fiber to the next, or to the scheduler, and back later. */
 UNCHECKED static void pause_fiber(void) {
     const int number = current;
-    if (save_place(fibers[number].resume_at) == 0) {
+    if (save_context(fibers[number].resume_at) == 0) {
         const int next = next_thread();
         if (next >= 0 && fibers[next].stack != NULL) {
             now_runs(next);
@@ -154,7 +154,7 @@ UNCHECKED static void pause_fiber(void) {
         }
         to_enter = next;
         LEAVING(&fake_of_fiber[number], scheduler_stack, scheduler_stack_bytes);
-        go_to(scheduler_place);
+        go_to(scheduler_context);
     }
     others_have_run();
     back_in_fiber(fake_of_fiber[current]);
@@ -186,7 +186,7 @@ static char *new_stack(void) {
 UNCHECKED static void resume(int number) {
     fiber *f = &fibers[number];
     now_runs(number);
-    if (save_place(scheduler_place) != 0) {
+    if (save_context(scheduler_context) != 0) {
         others_have_run();
         ARRIVED(fake_of_scheduler, NULL, NULL);
         return;
@@ -195,7 +195,7 @@ UNCHECKED static void resume(int number) {
         before_fiber(number);
         go_to(f->resume_at);
     }
-    static ucontext_t fresh, here;
+    static ucontext_t fresh, caller;
     f->stack = new_stack();
     getcontext(&fresh);
     fresh.uc_stack.ss_sp = f->stack;
@@ -203,7 +203,7 @@ UNCHECKED static void resume(int number) {
     fresh.uc_link = NULL;
     makecontext(&fresh, fiber_main, 0);
     before_fiber(number);
-    swapcontext(&here, &fresh);
+    swapcontext(&caller, &fresh);
 }
 
 /* Abandon fibers whose wait cannot end, with their stacks. */
@@ -273,7 +273,7 @@ void accuse_block(const char *format, ...) {
     broken = true;
 }
 
-void stand_in_meet(const char *file, int line) {
+void stand_in_converge(const char *file, int line) {
     fibers[current].orders = false;
     stop_at(false, file, line);
 }
@@ -281,8 +281,8 @@ void stand_in_meet(const char *file, int line) {
 float stand_in_exchange(float number, int lane, const char *file, int line) {
     const int me = current;
     brought[me] = number;
-    asked[me] = lane & (LANES - 1);
-    stand_in_meet(file, line);
+    source_lane[me] = lane & (LANES - 1);
+    stand_in_converge(file, line);
     return given[me];
 }
 
@@ -354,7 +354,7 @@ static bool check_shared(void) {
 
 /* The scheduler of one block. */
 
-static bool same_place(int one, int other) {
+static bool same_location(int one, int other) {
     const fiber *a = &fibers[one], *b = &fibers[other];
     return states[one] == states[other] &&
            (states[one] == ENDED ||
@@ -365,7 +365,7 @@ static bool same_place(int one, int other) {
  * `other`. */
 static int find_standing(int start, int threads, int other) {
     int i = start;
-    while (i < threads && (states[i] == RUNNING || same_place(i, other)))
+    while (i < threads && (states[i] == RUNNING || same_location(i, other)))
         i++;
     return i;
 }
@@ -406,7 +406,8 @@ static bool release_warp(int first, int lanes) {
     if (find_standing(first, first + lanes, first) < first + lanes)
         return false;
     for (int i = first; i < first + lanes; i++) {
-        given[i] = asked[i] < lanes ? brought[first + asked[i]] : NAN;
+        given[i] =
+            source_lane[i] < lanes ? brought[first + source_lane[i]] : NAN;
         states[i] = RUNNING;
     }
     if (fibers[first].orders)
@@ -434,7 +435,7 @@ static bool can_run(int first, int lanes) {
     return false;
 }
 
-static bool some_wait(int threads) {
+static bool any_waits(int threads) {
     for (int i = 0; i < threads; i++)
         if (states[i] == AT_OBJECT)
             return true;
@@ -467,7 +468,7 @@ static bool run_to_barrier(int threads, bool far) {
     woken = true;
     while (!broken) {
         instructions_complete(false);
-        if (count == 0 && !woken && some_wait(threads) &&
+        if (count == 0 && !woken && any_waits(threads) &&
             instructions_complete(true))
             continue;
         if (woken) {
@@ -504,7 +505,7 @@ static bool run_block(int threads) {
     do {
         if (!run_to_barrier(threads, far))
             return false;
-        if (some_wait(threads))
+        if (any_waits(threads))
             return stuck(threads, "a wait that nothing can end");
         if (find_standing(0, threads, 0) < threads)
             return stuck(threads, "a barrier that not all threads reach");

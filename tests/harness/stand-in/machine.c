@@ -138,7 +138,7 @@ unsigned complain(unsigned error, const char *format, ...) {
 
 /* Waiting. */
 
-static bool met(const waiting *what) {
+static bool is_satisfied(const waiting *what) {
     if (what->empty != NULL)
         return what->empty->head == NULL;
     if (what->point != NULL)
@@ -168,11 +168,11 @@ bool sleep_for_change(void) {
 /* Take steps, at most `most`, until the condition holds or the machine has
  * failed. */
 bool run_until(const waiting *what, uint64_t most) {
-    settle();
-    while (machine.failed == cudaSuccess && !met(what)) {
+    advance_streams();
+    while (machine.failed == cudaSuccess && !is_satisfied(what)) {
         if (most-- == 0 || !step())
             return false;
-        settle();
+        advance_streams();
     }
     return true;
 }

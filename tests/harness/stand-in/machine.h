@@ -75,8 +75,8 @@ typedef struct operation {
     int value;
     uint64_t fingerprint;
 
-    mark *point; /* record, wait */
-    int place;   /* in a graph: its stream, among those of the capture */
+    mark *point;      /* record, wait */
+    int stream_index; /* in a graph: its stream, among those of the capture */
 
     communicator *by; /* messages */
     part *parts;
@@ -101,7 +101,7 @@ struct CUstream_st {
     int64_t issued; /* of these */
     double clock;   /* pretended milliseconds */
     struct capture *capture;
-    int place; /* among the streams of the capture */
+    int stream_index; /* among the streams of the capture */
     history before;
 };
 
@@ -245,7 +245,7 @@ bool is_device(const void *address);
 bool is_seen(
     const void *address); /* accessible to the device: its own memory, or
                              pinned */
-void open_memory(const char *whom); /* for the message of a bad access */
+void open_memory(const char *accessor); /* for the message of a bad access */
 void close_memory(void);
 void watch_memory(void);
 void release_memory(void);
@@ -264,7 +264,7 @@ cudaError_t enqueue(stream *on, operation *what);
 cudaError_t issue(stream *on, operation *what);
 void forget_work(stream *on);
 bool step(void);
-void settle(void);
+void advance_streams(void);
 void finish_streams(void);
 mark *mark_new(const stream *on);
 void mark_release(mark *point);
@@ -333,7 +333,7 @@ bool messages_startable(operation *what);
 void messages_start(operation *what);
 bool messages_done(const operation *what);
 bool meeting_ready(const meeting *at);
-bool sent_here(const part *what);
+bool sender_is_local(const part *what);
 void meeting_complete(meeting *at);
 void messages_finished(operation *what);
 void messages_cancel(operation *what);

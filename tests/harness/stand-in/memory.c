@@ -28,7 +28,7 @@ static allocation *allocations;
 static int tombstones;
 static int64_t made;
 static bool opened;
-static const char *running = "the host";
+static const char *accessor_name = "the host";
 static char handler_stack[1 << 16];
 
 /* Valid until the next call. */
@@ -90,22 +90,22 @@ static void protect(int rights) {
             mprotect(a->base + GUARD, a->mapped - 2 * GUARD, rights);
 }
 
-void open_memory(const char *whom) {
-    running = whom;
+void open_memory(const char *accessor) {
+    accessor_name = accessor;
     if (!opened && !machine.options.open)
         protect(PROT_READ | PROT_WRITE);
     opened = true;
 }
 
 void close_memory(void) {
-    running = "the host";
+    accessor_name = "the host";
     if (opened && !machine.options.open)
         protect(PROT_NONE);
     opened = false;
 }
 
 /* Describe an address, for the report of a bad access. */
-static void say_where(const char *at, char *text, size_t bytes) {
+static void describe_address(const char *at, char *text, size_t bytes) {
     const allocation *a = around(at);
     if (a == NULL) {
         snprintf(text, bytes, "address %p, in no allocation", (const void *)at);
@@ -124,9 +124,9 @@ static void say_where(const char *at, char *text, size_t bytes) {
 static void bad_access(int signal_number, siginfo_t *info, void *context) {
     (void)context;
     char where[192], text[320];
-    say_where(info->si_addr, where, sizeof where);
+    describe_address(info->si_addr, where, sizeof where);
     const int length = snprintf(text, sizeof text, "stand-in: %s touched %s\n",
-                                running, where);
+                                accessor_name, where);
     if (length > 0 && write(STDERR_FILENO, text, (size_t)length) < 0)
         _exit(1);
     signal(signal_number, SIG_DFL);

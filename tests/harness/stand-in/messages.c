@@ -39,7 +39,7 @@ void remove_meeting(meeting *in) {
     free(in);
 }
 
-static part **place_of(meeting *in, const part *side) {
+static part **side_of(meeting *in, const part *side) {
     return side->receives ? &in->receiver : &in->sender;
 }
 
@@ -50,7 +50,7 @@ void attend(part *what) {
     const int to = what->receives ? what->by->rank : what->peer;
     meeting **in = &of->meetings;
     while (*in != NULL && ((*in)->from != from || (*in)->to != to ||
-                           *place_of(*in, what) != NULL || (*in)->broken))
+                           *side_of(*in, what) != NULL || (*in)->broken))
         in = &(*in)->next;
     if (*in == NULL) {
         *in = take(1, sizeof **in);
@@ -58,7 +58,7 @@ void attend(part *what) {
         (*in)->from = from;
         (*in)->to = to;
     }
-    *place_of(*in, what) = what;
+    *side_of(*in, what) = what;
     what->in = *in;
 }
 
@@ -69,7 +69,7 @@ static void desert(part *side) {
     side->in = NULL;
     if (in == NULL)
         return;
-    *place_of(in, side) = NULL;
+    *side_of(in, side) = NULL;
     in->broken = true;
     if (in->sender == NULL && in->receiver == NULL)
         remove_meeting(in);
@@ -118,7 +118,7 @@ bool meeting_ready(const meeting *in) {
 }
 
 /* Is this a receive whose send is in this process, which completes both? */
-bool sent_here(const part *what) {
+bool sender_is_local(const part *what) {
     return what->receives && !what->in->sender->by->proxy;
 }
 
@@ -219,12 +219,12 @@ void messages_start(operation *what) {
             memset(what->parts[i].at, POISON, what->parts[i].bytes);
     for (int i = 0; i < what->part_count; i++) {
         const part *side = &what->parts[i];
-        const news said = {.kind = PART,
-                           .clique = what->by->in->key,
-                           .rank = what->by->rank,
-                           .what = *side,
-                           .bytes = side->receives ? 0 : side->bytes};
-        peers_tell(&said, side->at);
+        const news notice = {.kind = PART,
+                             .clique = what->by->in->key,
+                             .rank = what->by->rank,
+                             .what = *side,
+                             .bytes = side->receives ? 0 : side->bytes};
+        peers_send(&notice, side->at);
     }
 }
 

@@ -68,11 +68,11 @@ typedef struct {
 } news;
 bool peers_join(const char *root, int rank, int size);
 void peers_leave(void);
-const char *peers_met(void); /* an address where they may meet again; or NULL */
-void peers_tell(const news *what, const void *bytes);
+const char *peers_next_root(void); /* where they may meet again; or NULL */
+void peers_send(const news *what, const void *bytes);
 bool peers_come(int rank);
-bool peers_hear(int rank, news *what, char **bytes);
-void peers_heard(int rank, const news *what);
+bool peers_peek(int rank, news *what, char **bytes);
+void peers_consume(int rank, const news *what);
 bool peers_lost(int rank);
 
 #endif

@@ -40,13 +40,14 @@ static bool is_locked(int file) {
 /* Rank 0 listens, as NCCL's does, until all have come, and cannot if another
  * does. */
 static int listen_at(const char *root) {
-    const struct sockaddr_in here = {
+    const struct sockaddr_in address = {
         .sin_family = AF_INET,
         .sin_port = htons((uint16_t)atoi(strrchr(root, ':') + 1))};
     const int yes = 1,
               listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (bind(listener, (const struct sockaddr *)&here, sizeof here) == 0 &&
+    if (bind(listener, (const struct sockaddr *)&address, sizeof address) ==
+            0 &&
         listen(listener, 8) == 0)
         return listener;
     close(listener);
@@ -89,17 +90,17 @@ void peers_leave(void) {
     job.all = NULL;
 }
 
-const char *peers_met(void) {
-    static char place[sizeof job.root];
-    snprintf(place, sizeof place, "again-%d-%d", (int)getpid(), job.times);
-    return job.times > 0 ? place : NULL;
+const char *peers_next_root(void) {
+    static char root[sizeof job.root];
+    snprintf(root, sizeof root, "again-%d-%d", (int)getpid(), job.times);
+    return job.times > 0 ? root : NULL;
 }
 
 int peers(void) {
     return job.all != NULL ? job.size : 0;
 }
 
-void peers_tell(const news *what, const void *bytes) {
+void peers_send(const news *what, const void *bytes) {
     const int news_file = job.all != NULL ? job.all[job.rank].file : -1;
     const struct iovec both[] = {
         {(void *)(uintptr_t)what, sizeof *what},
@@ -128,8 +129,8 @@ bool peers_come(int rank) {
 }
 
 /* Read the next news of a rank, and its bytes, which the caller frees; the same
- * news is read again until peers_heard. */
-bool peers_hear(int rank, news *what, char **bytes) {
+ * news is read again until peers_consume. */
+bool peers_peek(int rank, news *what, char **bytes) {
     const peer *one = &job.all[rank];
     if (one->file < 0 || rank == job.rank ||
         pread(one->file, what, sizeof *what, one->at) < (ssize_t)sizeof *what)
@@ -142,7 +143,7 @@ bool peers_hear(int rank, news *what, char **bytes) {
     return false;
 }
 
-void peers_heard(int rank, const news *what) {
+void peers_consume(int rank, const news *what) {
     job.all[rank].at += (off_t)(sizeof *what + what->bytes);
 }
 
@@ -154,7 +155,7 @@ bool peers_lost(int rank) {
     peer *one = &job.all[rank];
     if (one->file < 0 || one->lost || rank == job.rank || is_locked(one->file))
         return false;
-    if (peers_hear(rank, &what, &bytes)) {
+    if (peers_peek(rank, &what, &bytes)) {
         free(bytes);
         return false;
     }

@@ -40,7 +40,7 @@ static _Thread_local bool watching; /* set in the thread that runs the kernel */
 static const char *kernel;
 
 /* A thread's stores to global memory: what has followed the last one. */
-typedef enum { PUBLISHED, STORED, FENCED, MET } stores;
+typedef enum { PUBLISHED, STORED, FENCED, PAST_BARRIER } stores;
 static stores left_by[MOST_THREADS];
 
 /* Time advances whenever a party passes on its knowledge. All threads know what
@@ -88,10 +88,10 @@ static unsigned party_of(unsigned thread) {
     return MOST_AGENTS + thread;
 }
 
-static void add_past(past *to, const past *more) {
+static void add_past(past *to, const past *from) {
     for (unsigned i = 0; i < party_of(blockDim.x); i++)
         to->until[i] =
-            to->until[i] > more->until[i] ? to->until[i] : more->until[i];
+            to->until[i] > from->until[i] ? to->until[i] : from->until[i];
 }
 
 void hand_on(past *to) {
@@ -132,20 +132,21 @@ void order_block(void) {
     of_block = now++;
     memset(uneven, 0, sizeof uneven);
     for (unsigned i = 0; i < blockDim.x; i++)
-        left_by[i] =
-            left_by[i] == STORED || left_by[i] == MET ? MET : PUBLISHED;
+        left_by[i] = left_by[i] == STORED || left_by[i] == PAST_BARRIER
+                         ? PAST_BARRIER
+                         : PUBLISHED;
 }
 
 void stand_in_fence(void) {
     stores *state = &left_by[threadIdx.x];
     *state = *state == STORED ? FENCED : *state;
     for (unsigned i = 0; i < blockDim.x; i++)
-        left_by[i] = left_by[i] == MET ? PUBLISHED : left_by[i];
+        left_by[i] = left_by[i] == PAST_BARRIER ? PUBLISHED : left_by[i];
 }
 
-int stand_in_add(int *to, int more) {
+int stand_in_add(int *to, int addend) {
     const int before = *to;
-    *to += more;
+    *to += addend;
     for (unsigned i = 0; i < blockDim.x && watching; i++) {
         if (left_by[i] == PUBLISHED ||
             (left_by[i] == FENCED && i == threadIdx.x))
@@ -186,19 +187,20 @@ static bool is_fenced(uint32_t time, unsigned party) {
  * came second; `other` came first. */
 static void report(int region, size_t at, const char *does, unsigned other,
                    const char *did, const char *missing) {
-    char who[40];
+    char party_name[40];
     watching = false;
     if (other >= MOST_AGENTS)
-        snprintf(who, sizeof who, "thread %u", other - MOST_AGENTS);
+        snprintf(party_name, sizeof party_name, "thread %u",
+                 other - MOST_AGENTS);
     else if (other >= products_of(0))
-        snprintf(who, sizeof who, "a product of warp %u",
+        snprintf(party_name, sizeof party_name, "a product of warp %u",
                  other - products_of(0));
     else
-        snprintf(who, sizeof who, "a copy for barrier %u", other);
+        snprintf(party_name, sizeof party_name, "a copy for barrier %u", other);
     accuse("race: kernel %s, block (%u, %u, %u): thread %u %s byte %zu of %s, "
            "which %s %s, with no %s between",
            kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, does, at,
-           regions[region].name, who, did, missing);
+           regions[region].name, party_name, did, missing);
 }
 
 static void touch(int region, size_t grain, bool writes, unsigned party) {

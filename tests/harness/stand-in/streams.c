@@ -120,7 +120,7 @@ cudaError_t enqueue(stream *on, operation *what) {
     changed();
     /* A host that reads the destination too early must see NaN. */
     if (on->head == what && what->kind == COPY && !is_device(what->to))
-        settle();
+        advance_streams();
     return cudaSuccess;
 }
 
@@ -296,7 +296,7 @@ static bool pass_head(stream *on) {
     }
 }
 
-void settle(void) {
+void advance_streams(void) {
     messages_arrive();
     bool again = machine.failed == cudaSuccess;
     while (again) {
@@ -345,7 +345,7 @@ static void offer_head(stream *on) {
         offer(on, NULL, what->kind == COPY ? 2 : 1);
     for (int i = 0; i < what->part_count && what->started; i++) {
         const part *side = &what->parts[i];
-        if (!side->done && meeting_ready(side->in) && !sent_here(side))
+        if (!side->done && meeting_ready(side->in) && !sender_is_local(side))
             offer(on, side->in, 3);
     }
 }
@@ -415,7 +415,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t given) {
     TRY(machine.begun ? find_stream(given, &on) : error);
     if (on->number == 0)
         return leave(cudaErrorInvalidResourceHandle);
-    settle();
+    advance_streams();
     if (on->capture != NULL)
         error = spoil_capture(on, "cudaStreamDestroy");
     remove_stream(on);
@@ -663,8 +663,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t given) {
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start,
                                  cudaEvent_t end) {
     TRY(enter_event(start));
-    const bool there = listed(&machine.events, end);
-    if (!there || start->latest == NULL || end->latest == NULL ||
+    const bool exists = listed(&machine.events, end);
+    if (!exists || start->latest == NULL || end->latest == NULL ||
         ((start->flags | end->flags) & cudaEventDisableTiming) != 0)
         return leave(complain(cudaErrorInvalidResourceHandle,
                               "time between events that keep none"));

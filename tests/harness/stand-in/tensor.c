@@ -70,11 +70,11 @@ void cp_copy_async(cp_shared to, const void *from, int bytes) {
         read_source(c);
 }
 
-void cp_load_16(uint32_t to[4], const void *from, bool there) {
+void cp_load_16(uint32_t to[4], const void *from, bool valid) {
     memset(to, 0, WIDTH);
-    if (there && (uintptr_t)from % WIDTH != 0)
+    if (valid && (uintptr_t)from % WIDTH != 0)
         accuse("a load of %d bytes that is not aligned to its size", WIDTH);
-    else if (there)
+    else if (valid)
         memcpy(to, from, WIDTH);
 }
 
@@ -111,7 +111,7 @@ void stand_in_load_matrices(uint32_t to[4], const unsigned char *row,
     const int me = (int)threadIdx.x, lane = me % LANES, first = me - lane;
     const int turn = parity[me] ^= 1;
     brought[me][turn].row = row;
-    stand_in_meet(file, line);
+    stand_in_converge(file, line);
     for (int matrix = 0; matrix < 4; matrix++) {
         if (lane == 0)
             check_banks(first, turn, matrix);
@@ -141,7 +141,7 @@ void stand_in_multiply_add(float sums[4], const uint32_t a[4],
     const int turn = parity[me] ^= 1;
     memcpy(brought[me][turn].a, a, 16);
     memcpy(brought[me][turn].b, b, 8);
-    stand_in_meet(file, line);
+    stand_in_converge(file, line);
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4, column = lane % 4 * 2 + i % 2;
         for (int k = 0; k < 16; k++) {

@@ -41,7 +41,7 @@ void stand_in_load_matrices(uint32_t to[4], const unsigned char *row,
 void stand_in_multiply_add(float sums[4], const uint32_t a[4],
                            const uint32_t b[2], const char *file, int line);
 
-void cp_load_16(uint32_t to[4], const void *from, bool there);
+void cp_load_16(uint32_t to[4], const void *from, bool valid);
 
 /* e4m3 and mma.m16n8k16, f16: here the pairs are of bf16, which has room too. */
 #define cp_multiply_add_f8 cp_multiply_add

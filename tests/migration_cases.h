@@ -1,7 +1,7 @@
 /* Caches with a past, and rows with stamps, to be moved to other ranks. For
  * suites that walk migrations. */
-#ifndef TESTS_MOVING_H
-#define TESTS_MOVING_H
+#ifndef TESTS_MIGRATION_CASES_H
+#define TESTS_MIGRATION_CASES_H
 
 #include "expect.h"
 
@@ -52,12 +52,12 @@ static inline cp_cache *lived_in(const cp_dealing *how, int ranks,
                                  uint64_t seed) {
     cp_cache *cache = empty_cache(how, ranks, seed);
     uint64_t random = seed + 1;
-    const int64_t some = (int64_t)(harness_random(&random) % 60);
-    take_turn(cache, (int64_t[]){some + 1, 0, 2 * ranks + 1}, false);
-    for (int64_t step = 0; step < 3 * ranks + some % 7; step++)
+    const int64_t turn_length = (int64_t)(harness_random(&random) % 60);
+    take_turn(cache, (int64_t[]){turn_length + 1, 0, 2 * ranks + 1}, false);
+    for (int64_t step = 0; step < 3 * ranks + turn_length % 7; step++)
         take_turn(cache, (int64_t[]){1, 0, step % 3 > 0}, true);
     must(cp_cache_truncate(cache, 0, cache->length[0] - 2));
-    take_turn(cache, (int64_t[]){some % 5, 0, 40}, false);
+    take_turn(cache, (int64_t[]){turn_length % 5, 0, 40}, false);
     return cache;
 }
 
