@@ -35,7 +35,7 @@ static __device__ float join(float a, float b, bool largest) {
     return largest ? fmaxf(a, b) : a + b;
 }
 
-/* The sum over a block's threads, or the largest. */
+/* The sum of x over a block's threads, or the largest x. */
 static __device__ float join_block(float x, bool largest, float *of_warps) {
     for (int turn = 16; turn > 0; turn /= 2)
         x = join(x, __shfl_xor_sync(0xffffffffu, x, turn), largest);
