@@ -487,7 +487,7 @@ CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
     const int heads = (int)a->call.shape.query_heads;
     rows_of_item *rows = &block->items[done->item.stage];
     const int last = item->count - 1;
-    __syncwarp(); /* all lanes have read the positions of the item before */
+    __syncwarp(); /* all lanes have read the previous item's positions */
     CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) {
         const int n = item->first + (r < last ? r : last);
         const int token = n / item->group;
@@ -538,7 +538,7 @@ CP_ALWAYS uint32_t next_item(const prefill_call *a) {
     return (uint32_t)uniform(n);
 }
 
-/* Ask for the next item only when the one before the last has been written;
+/* Ask for the next item only when the last item but one has been written;
  * otherwise blocks would hold work for which others have time. */
 CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
                           int dim) {
