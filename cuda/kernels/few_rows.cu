@@ -17,7 +17,7 @@ enum {
     LEAST = 4 * WARPS * STEP,         /* numbers of a row for a split */
     MOST_TILES = CP_FEW_ROWS / 8,
     PER_THREAD = CP_FEW_ROWS / STRIDE,
-    APART = CP_FEW_HEIGHT + 4, /* of tokens in shared memory: other banks */
+    APART = CP_FEW_HEIGHT + 4, /* from token to token, in other banks */
 };
 
 /* In fragments of 16 rows of w by 8 tokens. */
