@@ -203,7 +203,7 @@ CP_ALWAYS void store_one(float *to, float x, bool exists) {
                  : "memory");
 }
 
-/* The counter's old number; adds 1 to it. Orders nothing else. */
+/* Add 1 to the counter and return its old number. Orders nothing else. */
 CP_ALWAYS int take_number(int32_t *counter) {
     return atomicAdd(counter, 1);
 }

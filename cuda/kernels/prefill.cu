@@ -916,7 +916,7 @@ PREFILL(in_turns, 128, WITH_PRODUCER)
 /* A block for each item; or persistent ones, one for each multiprocessor. */
 static cudaError_t blocks_for(int which, const prefill_call *a,
                               int64_t *blocks) {
-    int twice = 0; /* the multiprocessors */
+    int twice = 0; /* twice the multiprocessors */
     const cudaError_t error = cp_device_blocks(&twice);
     const int64_t most = cp_max(1, twice / 2 - a->call.spared);
     const int64_t heads = a->call.shape.kv_heads;
