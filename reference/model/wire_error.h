@@ -11,8 +11,8 @@ typedef struct {
     double output, lse; /* largest error of any number */
 } cp_wire_error;
 
-/* Which payloads are encoded (keys and values; queries), and how often at most a
- * partial or its successor is encoded: no more often than a rank sends it. */
+/* Which payloads are encoded (keys and values; queries), and how often at most
+ * a partial or its successor is: no more often than a rank sends it. */
 typedef struct {
     bool keys, queries;
     int partials;
