@@ -96,7 +96,7 @@ static __device__ void divide(float *x, float scale, bool divides) {
     }
 }
 
-/* Magnitudes are ordered as their bits are as integers; NaN comes last. */
+/* Magnitudes are ordered like their bits, read as integers; NaN is last. */
 enum { INFINITE = 0x7f800000 };
 static __device__ uint32_t larger(uint32_t most, float x) {
     const uint32_t size = __float_as_uint(x) & 0x7fffffffu;

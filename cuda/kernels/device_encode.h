@@ -6,8 +6,8 @@
 #include "cuda/kernels/kernels.h"
 #include "ring/wire.h"
 
-/* Rows of a head, dim numbers each, as they are held and as they are sent:
- * encoded, not CP_ENCODING_NONE (encode.h), and aligned to 4 bytes. */
+/* Rows of a head, dim numbers each, as they are held and as they are sent. Sent
+ * rows are encoded (not CP_ENCODING_NONE; encode.h) and aligned to 4 bytes. */
 typedef struct {
     cp_encoding encoding;
     cp_element element; /* of those held */

@@ -17,7 +17,7 @@ enum {
     LEAST = 4 * WARPS * STEP,         /* numbers of a row for a split */
     MOST_TILES = CP_FEW_ROWS / 8,
     PER_THREAD = CP_FEW_ROWS / STRIDE,
-    APART = CP_FEW_HEIGHT + 4, /* of tokens in shared memory: other banks */
+    APART = CP_FEW_HEIGHT + 4, /* from token to token, in other banks */
 };
 
 /* In fragments of 16 rows of w by 8 tokens. */
@@ -66,8 +66,8 @@ CP_INLINED int token_of(int t) {
     return (int)threadIdx.x / CP_FEW_HEIGHT + STRIDE * t;
 }
 
-/* Add parts that are `apart` floats apart; a token's sum is `width` behind that
- * of the token before. Sums of missing tokens are undefined. */
+/* Add parts that are `apart` floats apart; the sums of neighbouring tokens are
+ * `width` apart. Sums of missing tokens are undefined. */
 CP_INLINED void add_parts(float *sums, int count, const float *from, int parts,
                           int64_t apart, int64_t width) {
     CP_EACH(t, count)

@@ -64,7 +64,8 @@ CP_ALWAYS void barrier_init(uint64_t *barrier, int arrivals) {
                  : "memory");
 }
 
-/* After barrier_init, before copies use them; then a barrier of the block. */
+/* Call after barrier_init and before copies use the barriers; then the block
+ * needs a barrier. */
 CP_ALWAYS void barriers_ready(void) {
     asm volatile("fence.mbarrier_init.release.cluster;\n\t"
                  "fence.proxy.async.shared::cta;" ::
@@ -136,8 +137,8 @@ CP_ALWAYS void hold_registers(float *sums, int count) {
     "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "   \
     "%59, %60, %61, %62, %63"
 
-/* 64 x 128 over 16: a, 64 rows, by b, 128 rows, both with the depth contiguous.
- * adds: add to the sums, which otherwise begin at 0. */
+/* A 64 x 128 product of depth 16: a, 64 rows, by b, 128 rows, both with the
+ * depth contiguous. adds: add to the sums, which otherwise begin at 0. */
 CP_ALWAYS void multiply_scores(float *sums, uint64_t a, uint64_t b, bool adds) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -146,7 +147,7 @@ CP_ALWAYS void multiply_scores(float *sums, uint64_t a, uint64_t b, bool adds) {
                  : "l"(a), "l"(b), "r"((int)adds));
 }
 
-/* Add 64 x 128 over 16: four registers a thread by b, [16][128]. */
+/* Add a 64 x 128 product: four registers per thread by b, [16][128]. */
 CP_ALWAYS void multiply_values_128(float *sums, const uint32_t *a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
                  "{" NAMES_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
@@ -183,7 +184,7 @@ CP_ALWAYS float after_weight(float x, float weight) {
 }
 
 /* Load two numbers, bypassing the L1 cache; and store, without a branch, only
- * where `there` is set. */
+ * if exists. */
 CP_ALWAYS float2 load_pair(const float *from) {
     return __ldcg((const float2 *)(const void *)from);
 }
@@ -202,7 +203,7 @@ CP_ALWAYS void store_one(float *to, float x, bool exists) {
                  : "memory");
 }
 
-/* The counter's old number; adds 1 to it. Orders nothing else. */
+/* Add 1 to the counter and return its old number. Orders nothing else. */
 CP_ALWAYS int take_number(int32_t *counter) {
     return atomicAdd(counter, 1);
 }

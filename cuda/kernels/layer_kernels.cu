@@ -14,7 +14,7 @@ enum {
     WARPS = THREADS / 32,
     EIGHT = 8, /* numbers that a thread loads or stores at once */
     PART = EIGHT * THREADS,
-    SHARED_ROW = 24576 /* numbers, in 96 KB, which a block of sm_80 has */
+    SHARED_ROW = 24576 /* numbers, in 96 KB, which sm_80 gives a block */
 };
 
 /* Go over a row from first to end: each thread takes the eight numbers at i. */
@@ -22,8 +22,8 @@ enum {
     for (int64_t i = (first) + EIGHT * (int64_t)threadIdx.x; i < (end);        \
          i += PART)
 
-/* Launch a block for each part of each row, and none for empty rows. If keeps,
- * shared memory has room for a row that is not too wide. */
+/* Launch a block for each part of each row, and none for empty rows. If keeps
+ * is set, shared memory has room for a row that is not too wide. */
 #define LAUNCH(kernel, rows, width, parts, keeps)                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
         kernel, (width) > 0 ? (rows) : (width), parts, 1, THREADS,             \
@@ -35,7 +35,7 @@ static __device__ float join(float a, float b, bool largest) {
     return largest ? fmaxf(a, b) : a + b;
 }
 
-/* The sum over a block's threads, or the largest. */
+/* The sum of x over a block's threads, or the largest x. */
 static __device__ float join_block(float x, bool largest, float *of_warps) {
     for (int turn = 16; turn > 0; turn /= 2)
         x = join(x, __shfl_xor_sync(0xffffffffu, x, turn), largest);

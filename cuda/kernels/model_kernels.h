@@ -8,9 +8,9 @@
 #include "cuda/kernels/kernels.h"
 
 /* y[t] = x[t] / rms(x[t]) * weight, with epsilon under the root. The mean
- * square is right to 1e-6. Here and below, y is of element if scales is NULL.
- * Otherwise it is e4m3 with a scale for each row, as cp_device_quantise writes
- * it. */
+ * square is right to 1e-6. Here and below, y's type is element if scales is
+ * NULL. Otherwise it is e4m3 with a scale for each row, as cp_device_quantise
+ * writes it. */
 typedef struct {
     int64_t rows, width;
     const float *x, *weight;
@@ -87,7 +87,7 @@ typedef struct {
     float *scales;
 } cp_device_quantise_args;
 
-/* Enqueue one on a stream. Fails only if the launch is impossible: more rows
+/* Enqueue a call on a stream. Fails only if the launch is impossible: more rows
  * than a grid has blocks (2^31 - 1), or more pairs than a head has. */
 cudaError_t cp_device_norm(const cp_device_norm_args *, cudaStream_t);
 cudaError_t cp_device_rotate(const cp_device_rotate_args *, cudaStream_t);
@@ -101,8 +101,8 @@ cudaError_t cp_device_argmax(const cp_device_argmax_args *, cudaStream_t);
  * what cp_dequantise computes (dequantise.h), then rounded to element.
  *   blocks   on the device, aligned to 2 bytes
  *   out      [count], on the device
- * Fails with cudaErrorInvalidValue if the type is unknown, or if count is not a
- * multiple of its block's values. */
+ * Fails with cudaErrorInvalidValue if the type is unknown, or if count values
+ * are not whole blocks. */
 cudaError_t cp_device_expand(int gguf_type, const void *blocks, int64_t count,
                              cp_element element, void *out,
                              cudaStream_t stream);

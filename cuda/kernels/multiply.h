@@ -27,8 +27,8 @@ typedef struct cp_multiplier cp_multiplier;
 cp_status cp_multiplier_new(cp_multiplier **out);
 void cp_multiplier_free(cp_multiplier *multiplier);
 
-/* Check that the device multiplies such numbers. If not, fails with CP_INVALID
- * and a message that says what it would need. */
+/* Check that the device can multiply numbers of this format. If not, fails with
+ * CP_INVALID and a message that says what is needed. */
 cp_status cp_multiplier_check(cp_multiplier *multiplier, cp_numbers numbers);
 
 /* From now on the bits of a product's row depend only on the row of x and the

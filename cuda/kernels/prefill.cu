@@ -487,7 +487,7 @@ CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
     const int heads = (int)a->call.shape.query_heads;
     rows_of_item *rows = &block->items[done->item.stage];
     const int last = item->count - 1;
-    __syncwarp(); /* all lanes have read the positions of the item before */
+    __syncwarp(); /* all lanes have read the previous item's positions */
     CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) {
         const int n = item->first + (r < last ? r : last);
         const int token = n / item->group;
@@ -538,7 +538,7 @@ CP_ALWAYS uint32_t next_item(const prefill_call *a) {
     return (uint32_t)uniform(n);
 }
 
-/* Ask for the next item only when the one before the last has been written;
+/* Ask for the next item only when the last item but one has been written;
  * otherwise blocks would hold work for which others have time. */
 CP_ALWAYS void walk_lists(const prefill_call *a, const block_memory *block,
                           int dim) {
@@ -916,7 +916,7 @@ PREFILL(in_turns, 128, WITH_PRODUCER)
 /* A block for each item; or persistent ones, one for each multiprocessor. */
 static cudaError_t blocks_for(int which, const prefill_call *a,
                               int64_t *blocks) {
-    int twice = 0; /* the multiprocessors */
+    int twice = 0; /* twice the multiprocessors */
     const cudaError_t error = cp_device_blocks(&twice);
     const int64_t most = cp_max(1, twice / 2 - a->call.spared);
     const int64_t heads = a->call.shape.kv_heads;

@@ -49,7 +49,7 @@ void cp_pair_know(const cp_state_shape *shape, const float *state, float *pair);
 void cp_pair_state(const cp_state_shape *shape, const float *pair,
                    float *state);
 
-/* Put an earlier run before that of pair: pair becomes (M M', M U' + U), where
+/* Put an earlier run before pair's run: pair becomes (M M', M U' + U), where
  * earlier is (M', U'). Cannot fail. */
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
                      float *pair);
@@ -78,8 +78,8 @@ static inline int64_t cp_tail_floats(int64_t width, int64_t channels) {
     return 1 + (width - 1) * channels;
 }
 
-/* Convolve into out [tokens][channels], which must not be rows. tail is that of
- * all tokens before. */
+/* Convolve into out [tokens][channels], which must not be rows. tail is the
+ * tail of all earlier tokens. */
 void cp_convolve(const cp_convolution *call, const float *tail, float *out);
 
 /* Take the tail of the call's rows only; and put the tail of an earlier run

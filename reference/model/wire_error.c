@@ -164,7 +164,7 @@ double cp_error_value(const cp_error_table *table, int64_t head) {
     return range_of(table, head).off;
 }
 
-/* The error of a partial with numbers up to most. Its scale is no less than
+/* The error of a partial with numbers up to `most`. Its scale is no less than
  * FLT_MIN; its error is encoded, too, the next time. */
 static double off_by_partials(cp_sent_kinds sent_kinds, double most) {
     return sent_kinds.partials * fmax(most, 16383.0 * FLT_MIN) /

@@ -1,7 +1,7 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
 /* How wrong an attention call's answer can become because its messages have
  * fewer bits: bounds from keys, values and queries alone, and from the LSE of
- * partials; and how much of them fp32 adds. */
+ * partials; and how much fp32 adds to them. */
 #ifndef CP_WIRE_ERROR_H
 #define CP_WIRE_ERROR_H
 
@@ -11,8 +11,8 @@ typedef struct {
     double output, lse; /* largest error of any number */
 } cp_wire_error;
 
-/* Which payloads are encoded (keys and values; queries), and how many times, at
- * most, a partial or its successor is: no more often than a rank sends it. */
+/* Which payloads are encoded (keys and values; queries), and how often at most
+ * a partial or its successor is: no more often than a rank sends it. */
 typedef struct {
     bool keys, queries;
     int partials;
@@ -35,7 +35,7 @@ typedef struct {
 } cp_error_table;
 
 /* Make a table without keys; add rows to it. values may be NULL where they are
- * part of their keys. Fails with CP_MEMORY; free even then. */
+ * part of the keys. Fails with CP_MEMORY; free even then. */
 cp_status cp_error_table_new(cp_wire wire, int64_t held, const cp_shape *shape,
                              cp_error_table *table);
 void cp_error_table_clear(cp_error_table *table);
@@ -50,7 +50,7 @@ double cp_error_value(const cp_error_table *table, int64_t head);
 double cp_error_score(const cp_error_table *table, cp_sent_kinds sent_kinds,
                       int64_t head, const float *query);
 
-/* The largest error of its answer, if scores can be off by score; in exact
+/* The largest error of a query's answer if scores can be off by score; in exact
  * arithmetic, as with cp_error_bound_of below. */
 cp_wire_error cp_error_bound(const cp_error_table *table,
                              cp_sent_kinds sent_kinds, int64_t head,
@@ -66,7 +66,7 @@ typedef struct {
 cp_error_depth cp_error_depth_of(const cp_machine *machine,
                                  const cp_layout *layout);
 
-/* How far these roundings can put two calls apart, one of which sends fewer
+/* How far apart these roundings can put two calls, one of which sends fewer
  * bits. */
 cp_wire_error cp_error_rounding(const cp_error_table *table,
                                 cp_sent_kinds sent_kinds, int64_t head,

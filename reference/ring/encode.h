@@ -19,7 +19,7 @@ void cp_rows_encode(cp_encoding encoding, int64_t rows, int64_t dim,
 void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,
                     const char *from, float *to);
 
-/* From the contents of a slot to its message, and back, where these differ. */
+/* Encode a slot's contents into its message, and decode it, if they differ. */
 void cp_slot_encode(const cp_plan *plan, int slot, const void *held,
                     void *sent);
 void cp_slot_decode(const cp_plan *plan, int slot, const void *sent,

@@ -39,14 +39,14 @@ cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
                        const cp_convolution chunks[2], float *tail,
                        float *const outputs[2]);
 
-/* Send state, floats numbers, from rank from into the buffer of rank to. Other
- * ranks may call it too; it does nothing there. */
+/* Send `floats` numbers of state from rank `from` into the buffer of rank `to`.
+ * Other ranks may call it too; it does nothing there. */
 cp_status cp_state_hand(cp_comm *comm, int from, int to, float *state,
                         int64_t floats);
 
 /* Run one call of a layer over N ranks that are all in this process, by the
  * functions above. bytes and messages are the most that one rank sent. Fails as
- * they do; state is then untouched. */
+ * those functions do; state is then untouched. */
 typedef struct {
     int ranks, threads; /* threads inside each rank */
     cp_scan scan;

@@ -14,8 +14,8 @@ typedef struct {
     double bytes;   /* of the states of a layer on a GPU, at most */
 } cp_state_forecast;
 
-/* Predict a layer with a state of the call's model; plan is that of its
- * attention. The forecast is all zero if the model has no such layers. Assumes
+/* Predict a layer with a state, of the call's model; plan is its attention's
+ * plan. The forecast is all zero if the model has no such layers. Assumes
  * that its linear layers cost as much as those of a layer that attends, and
  * that a decode step leaves states where they are. Fails as cp_plan_scan and
  * cp_timeline_run do. */

@@ -5,8 +5,8 @@
 
 #include "ring/build.h"
 
-/* The slot where rank k has chunk c, after all chunks before it have been
- * merged into it. */
+/* The slot where rank k has chunk c once all earlier chunks are merged into
+ * it. */
 static cp_use item(const cp_plan *plan, int items, int k, int c) {
     const int ranks = plan->layout->ranks, half = c >= ranks;
     const int owner = half ? 2 * ranks - 1 - c : c;
