@@ -60,22 +60,22 @@ B        ?= build
 # These files of src/app include CUDA.
 SEE_CUDA  = src/app/backend_cuda.c src/app/device_calibrate.c src/app/bench_device.c src/app/bench_device_ring.c
 # These need MPI, and are left out without it.
-SEE_MPI   = src/app/backend_mpi.c reference/ring/processes.c tests/test_mpi.c figures/measure_mpi.c
+SEE_MPI   = src/app/backend_mpi.c reference/run/processes.c tests/test_mpi.c figures/measure_mpi.c
 sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))
 OBJECTS   = $(patsubst %.c,$(B)/%.o,$(filter-out $(SEE_CUDA),$(call sources,src/*/*.c reference/*/*.c))) $(B)/built-in.o
 BUILT_IN  = $(wildcard figures/data/machines/*.machine figures/data/models/*.model)
 SUITES    = $(patsubst %.c,$(B)/%,$(call sources,tests/test_*.c))
-HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-stand-in.c tests/harness/which-gpu.c tests/harness/tiny-model.c,$(wildcard tests/harness/*.c)))
+HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests/harness/on-emulator.c tests/harness/which-gpu.c tests/harness/tiny-model.c,$(wildcard tests/harness/*.c)))
 # The programs that write figures/data, and what they share.
-WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rules.c figures/ladder/measure_ladder.c)
+WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rule_lines.c figures/ladder/measure_ladder.c)
 SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(call sources,figures/*.c)))
 LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
-# The CUDA path on any machine: cuda/ and the stand-in for CUDA and NCCL, linked
+# The CUDA path on any machine: cuda/ and the emulator of CUDA and NCCL, linked
 # into the suites that need them, never into the library.
-STAND_IN  = $(patsubst %,$(B)/stand-in/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/harness/stand-in/*.c))
-ON_STAND_IN = $(filter $(addprefix $(B)/tests/test_,stand_in% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces% soak),$(SUITES))
-stand_in  = -isystem tests/harness/stand-in
-# In these suites stand-in/races.c sees the kernels' loads and stores, except under a sanitizer.
+EMULATOR  = $(patsubst %,$(B)/emulator/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/emulator/*.c))
+ON_EMULATOR = $(filter $(addprefix $(B)/tests/test_,emulator% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces% soak),$(SUITES))
+emulator  = -isystem tests/emulator
+# In these suites emulator/races.c sees the kernels' loads and stores, except under a sanitizer.
 WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
 watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
@@ -88,7 +88,7 @@ GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
-# Attention kernels for Python, on a GPU and on the stand-in.
+# Attention kernels for Python, on a GPU and on the emulator.
 HELD      = figures/gpu/held.cu $(patsubst %,cuda/kernels/%,attend_loops.cu tiles.cu attend_latent.cu attend_few.cu prefill.cu maps.c)
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
@@ -109,39 +109,39 @@ $(B)/longring: $(B)/src/app/main.o $(LIBRARY)
 $(B)/tests/test_%: $(B)/tests/test_%.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $(filter %.o,$^) $(LIBRARY) $$(pkg-config --libs check) $(libraries)
-$(filter-out $(WATCHED),$(ON_STAND_IN)): $(STAND_IN)
-$(WATCHED): $(STAND_IN:.cu.o=.cu.watched.o)
+$(filter-out $(WATCHED),$(ON_EMULATOR)): $(EMULATOR)
+$(WATCHED): $(EMULATOR:.cu.o=.cu.watched.o)
 $(B)/tests/test_predictions: $(SHARED)
-$(B)/tests/test_gpu_commands: $(B)/stand-in/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply | held
+$(B)/tests/test_gpu_commands: $(B)/emulator/measure_gpu $(B)/tiny-model $(B)/tests/test_multiply | held
 $(B)/tests/test_bench: $(B)/figures/measure_million $(B)/figures/tools.o
-# The whole program on the stand-in, with GPUs in its table of backends.
-$(B)/stand-in/longring: $(B)/stand-in/src/app/backends.c.o $(B)/stand-in/tests/harness/on-stand-in.c.o $(STAND_IN) $(LIBRARY)
+# The whole program on the emulator, with GPUs in its table of backends.
+$(B)/emulator/longring: $(B)/emulator/src/app/backends.c.o $(B)/emulator/tests/harness/on-emulator.c.o $(EMULATOR) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
 $(B)/tiny-model: $(B)/tests/harness/tiny-model.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
-$(B)/stand-in/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
-$(B)/stand-in/measure_gpu: $(B)/stand-in/figures/gpu/measure_gpu.c.o $(STAND_IN) $(LIBRARY)
+$(B)/emulator/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
+$(B)/emulator/measure_gpu: $(B)/emulator/figures/gpu/measure_gpu.c.o $(EMULATOR) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)
-$(B)/stand-in/libheld.so: $(patsubst %,$(B)/stand-in/%.o,$(HELD) $(wildcard tests/harness/stand-in/*.c)) $(patsubst %.c,$(B)/%.o,$(wildcard src/ground/*.c) src/ring/span.c)
+$(B)/emulator/libheld.so: $(patsubst %,$(B)/emulator/%.o,$(HELD) $(wildcard tests/emulator/*.c)) $(patsubst %.c,$(B)/%.o,$(wildcard src/ground/*.c) src/tokens/span.c)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -shared -Wl,-Bsymbolic -o $@ $^ -lm
 held: # for Python, whatever flags the rest is built with
-	+@$(again) -s build/pic/stand-in/libheld.so B=build/pic MPI= CFLAGS="-O1 -fPIC"
-$(ON_STAND_IN:%=%.o): private flags += $(stand_in)
-$(B)/stand-in/%.c.o: %.c $(B)/flags
-	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
-	$(Q)$(CC) $(flags) $(stand_in) -MD -MP -c -o $@ $<
-$(B)/stand-in/%.cu.o: %.cu $(B)/flags
-	@echo "  cc   $< (stand-in)"; mkdir -p $(@D)
-	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) -MD -MP -c -o $@ $<
-$(B)/stand-in/%.cu.watched.o: %.cu $(B)/flags
-	@echo "  cc   $< (stand-in, watched)"; mkdir -p $(@D)
-	$(Q)$(CC) -x c -include tests/harness/stand-in/kernel.h $(flags) $(stand_in) $(watched) -MD -MP -c -o $@ $<
-$(B)/tests/test_stand_in_races.o: private flags += $(watched)
-$(B)/real-%.o: tests/harness/stand-in/%.c $(B)/flags
+	+@$(again) -s build/pic/emulator/libheld.so B=build/pic MPI= CFLAGS="-O1 -fPIC"
+$(ON_EMULATOR:%=%.o): private flags += $(emulator)
+$(B)/emulator/%.c.o: %.c $(B)/flags
+	@echo "  cc   $< (emulator)"; mkdir -p $(@D)
+	$(Q)$(CC) $(flags) $(emulator) -MD -MP -c -o $@ $<
+$(B)/emulator/%.cu.o: %.cu $(B)/flags
+	@echo "  cc   $< (emulator)"; mkdir -p $(@D)
+	$(Q)$(CC) -x c -include tests/emulator/kernel.h $(flags) $(emulator) -MD -MP -c -o $@ $<
+$(B)/emulator/%.cu.watched.o: %.cu $(B)/flags
+	@echo "  cc   $< (emulator, watched)"; mkdir -p $(@D)
+	$(Q)$(CC) -x c -include tests/emulator/kernel.h $(flags) $(emulator) $(watched) -MD -MP -c -o $@ $<
+$(B)/tests/test_emulator_races.o: private flags += $(watched)
+$(B)/real-%.o: tests/emulator/%.c $(B)/flags
 	$(Q)$(CC) $(flags) -isystem $(REAL_CUDA) -c -o $@ $<
 $(WRITERS): $(B)/%: $(B)/%.o $(SHARED) $(LIBRARY)
 	@echo "  link $@"
@@ -162,7 +162,7 @@ $(B)/built-in.c: $(BUILT_IN) tests/harness/built-in
 	@mkdir -p $(@D); tests/harness/built-in $(BUILT_IN) >$@
 $(B)/built-in.o: $(B)/built-in.c $(B)/flags
 	$(Q)$(CC) $(flags) -c -o $@ $<
--include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/*/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/stand-in/*/*/*.d) $(STAND_IN:.o=.d)
+-include $(wildcard $(B)/src/*/*.d $(B)/reference/*/*.d $(B)/tests/*.d $(B)/tests/*/*.d $(B)/figures/*.d $(B)/figures/ladder/*.d $(B)/gpu/*/*.d $(B)/gpu/*/*/*.d $(B)/emulator/*/*/*.d) $(EMULATOR:.o=.d)
 
 check: ## install what is missing, build, and run every test
 	@echo "make check: compiles, grades lab answers and runs $(words $(SUITES)) suites; about $(minutes) minutes on this machine's $(cores) cores"
@@ -173,7 +173,7 @@ minutes   = $(shell echo $$((4 + 10 / $(cores))))
 packages: # what check needs; without MPI, the build and the tests leave it out
 	@$(call install,$(FOR_BUILD) $(FOR_CHECK))
 	@$(if $(MPI),:,$(call install,$(FOR_MPI)) || echo "no MPI here: building and testing without it")
-suites: all $(B)/stand-in/longring $(SUITES)
+suites: all $(B)/emulator/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/check-make
 	@tests/harness/words
@@ -183,11 +183,11 @@ suites: all $(B)/stand-in/longring $(SUITES)
 	@LONGRING=$(B)/longring ONE_PROCESS="$(one_process)" tests/harness/run-suites $(SUITES)
 # As on a GPU. The address sanitizer ends the process at a finding, so there each
 # test has its own process.
-one_process = $(if $(findstring -fsanitize,$(CFLAGS)),,$(ON_STAND_IN))
+one_process = $(if $(findstring -fsanitize,$(CFLAGS)),,$(ON_EMULATOR))
 # RUN= only links, for when the suites have just been run.
 RUN      ?= tests/harness/run-suites
-chapters: all $(B)/stand-in/longring $(SUITES) ## build and test each chapter with only the chapters before it
-	@LONGRING=$(B)/longring SHARED="$(HARNESS) $(SHARED) $(STAND_IN)" tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
+chapters: all $(B)/emulator/longring $(SUITES) ## build and test each chapter with only the chapters before it
+	@LONGRING=$(B)/longring SHARED="$(HARNESS) $(SHARED) $(EMULATOR)" tests/harness/chapters $(B) "$(CC) $(flags)" "$$(pkg-config --libs check) $(libraries)" $(RUN)
 need_nvcc = test -n "$(NVCC)" || { echo "make $@: no nvcc found; name it with NVCC=..." >&2; exit 1; }
 check-gpu: ## build cuda/ with nvcc and run its suites on a GPU; fails without one
 	@$(need_nvcc)
@@ -238,7 +238,7 @@ first-gpu-pack: ## pack what first-gpu builds, for a machine with only a driver 
 	@tests/harness/first-gpu-pack build/portable $(B)/first-gpu
 count-gpu: ## count the GPU resources of kernels and plans, by nvcc; fails over a budget
 	@$(need_nvcc)
-	+@$(again) $(B)/tiny-model $(B)/stand-in/longring
+	+@$(again) $(B)/tiny-model $(B)/emulator/longring
 	@NVCC=$(NVCC) $(write)/gpu-counts.csv figures/gpu/count kernels $(B)
 	@$(write)/gpu-plans.csv figures/gpu/count plans $(B); grep -v '^#' $(data)/gpu-plans.csv
 bench: all ## measure this machine into figures/data/bench.csv and bench-model.csv
@@ -251,7 +251,7 @@ rivals: all ## measure PyTorch and llama.cpp beside us into figures/data (PYTHON
 rivals-gpu: gpu ## measure cuDNN, FlashAttention 3 and FlashInfer beside us on a GPU into figures/data (PYTHON=... with torch)
 	@figures/write-bench $(data)/bench-gpu.csv $(PYTHON) figures/gpu/rivals.py prefill decode $(B)/gpu/longring
 writers: $(WRITERS)
-measure: all writers $(B)/stand-in/longring $(B)/tiny-model ## measure what the book's other figures show (ONLY="ring-cpu ...": only those)
+measure: all writers $(B)/emulator/longring $(B)/tiny-model ## measure what the book's other figures show (ONLY="ring-cpu ...": only those)
 	@MODEL=$(MODEL) figures/measure $(if $(filter command,$(origin ONLY)),$(ONLY))
 paper: writers ## predict the paper's tables and figures, and score its rules, into figures/data
 	@$(write)/predictions.csv $(B)/figures/paper predictions
@@ -296,13 +296,13 @@ skeletons = rm -rf build/skeletons; book/tangle build/skeletons book/labs/[0-9]*
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI)); $(skeletons)
 	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="$(CFLAGS) -Werror" && echo "$$cc: no warnings" || exit 1; done
-LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/grade.c $(SKELETONS)/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/stand-in/%.o,$(wildcard $(SKELETONS)/*/*.cu))
-$(B)/exercises/%.o $(B)/$(SKELETONS)/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(stand_in)
-$(B)/stand-in/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
-objects: $(STAND_IN:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(STAND_IN) $(B)/stand-in/figures/gpu/measure_gpu.c.o $(B)/stand-in/figures/gpu/held.cu.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
+LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/grade.c $(SKELETONS)/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/emulator/%.o,$(wildcard $(SKELETONS)/*/*.cu))
+$(B)/exercises/%.o $(B)/$(SKELETONS)/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(emulator)
+$(B)/emulator/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
+objects: $(EMULATOR:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(EMULATOR) $(B)/emulator/figures/gpu/measure_gpu.c.o $(B)/emulator/figures/gpu/held.cu.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI)); $(skeletons)
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] figures/*.[ch] figures/*/*.[ch] figures/gpu/*.cu exercises/*/grade.c) $(SKELETONS)/*/*
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] tests/emulator/*.[ch] figures/*.[ch] figures/*/*.[ch] figures/gpu/*.cu exercises/*/grade.c) $(SKELETONS)/*/*
 
 CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 ONLY ?= $(CHAPTERS)

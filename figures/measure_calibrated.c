@@ -15,7 +15,7 @@
 #include "figures/ring.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 enum { MOST_ROUNDS = 64, MOST_TIMES = 16, CALLS = 18 };
 

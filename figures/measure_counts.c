@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ring/cache.h"
-#include "ring/check.h"
+#include "tokens/cache.h"
+#include "plan/check.h"
 #include "figures/tools.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 /* The pairs of each query block with each key block: [ranks][ranks]. */
 static double *pairs(const cp_layout *layout) {

@@ -10,8 +10,8 @@
 
 #include "figures/ring.h"
 #include "model/session.h"
-#include "ring/leaves.h"
-#include "ring/variants.h"
+#include "tokens/leaves.h"
+#include "variants/variants.h"
 
 enum { MOST = 64, PROMPT = 2048, STEPS = 24 };
 

@@ -8,8 +8,8 @@
 
 #include "figures/tools.h"
 #include "predict/simulate.h"
-#include "ring/cache.h"
-#include "ring/variants.h"
+#include "tokens/cache.h"
+#include "variants/variants.h"
 
 #define COUNT_OF(list) (int)(sizeof(list) / sizeof((list)[0]))
 

@@ -16,9 +16,9 @@
 #include "ground/host.h"
 #include "reference/attend/fast.h"
 #include "reference/attend/oracle.h"
-#include "reference/ring/walk.h"
-#include "ring/cache.h"
-#include "ring/variants.h"
+#include "reference/run/walk.h"
+#include "tokens/cache.h"
+#include "variants/variants.h"
 
 enum { HEADS = 16, DIM = 128, WIDTH = HEADS * DIM };
 enum { ROWS_SAMPLED = 8, STEPS_SAMPLED = 4 };

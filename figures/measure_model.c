@@ -19,7 +19,7 @@
 #include "reference/model/dequantise.h"
 #include "reference/model/linear.h"
 #include "model/sample.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,10 +6,10 @@
  *
  * Run by figures/measure-hosts, which makes the links. */
 #include "reference/attend/fast.h"
-#include "reference/ring/processes.h"
-#include "reference/ring/store.h"
-#include "ring/variants.h"
-#include "reference/ring/walk.h"
+#include "reference/run/processes.h"
+#include "reference/run/store.h"
+#include "variants/variants.h"
+#include "reference/run/walk.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 #include "reference/attend/fast.h"
 #include "figures/tools.h"
-#include "ring/cache.h"
+#include "tokens/cache.h"
 
 #include <stdio.h>
 #include <stdlib.h>

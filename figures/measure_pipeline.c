@@ -20,7 +20,7 @@
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 enum { STAGES = 2, BLOCK = 256, MOST_SEQUENCES = 2, STEPS = 24 };
 

@@ -8,7 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include "figures/tools.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "figures/ring.h"
-#include "ring/check.h"
-#include "ring/variants.h"
+#include "plan/check.h"
+#include "variants/variants.h"
 
 static void variants(int repeats) {
     static const struct {

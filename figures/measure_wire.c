@@ -15,7 +15,7 @@
 #include "figures/tools.h"
 #include "model/session.h"
 #include "model/tokenizer.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 #include "tests/harness/one_call.h"
 
 /* The library's kernel, under another name. */

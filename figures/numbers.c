@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 enum { MOST_BATCH = 64 };
 

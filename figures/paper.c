@@ -10,7 +10,7 @@
 
 #include "figures/numbers.h"
 #include "predict/rules.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 static paper_numbers paper;
 

@@ -2,9 +2,9 @@
 #include "figures/ring.h"
 
 #include "ground/host.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 #include "reference/attend/fast.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 void ring_open(ring *ring) {
     const int64_t room = ring->fresh + ring->past + 16;

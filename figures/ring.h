@@ -4,8 +4,8 @@
 #define FIGURES_RING_H
 
 #include "figures/tools.h"
-#include "reference/ring/store.h"
-#include "reference/ring/walk.h"
+#include "reference/run/store.h"
+#include "reference/run/walk.h"
 
 enum { RING_RANKS = 16 };
 

@@ -5,10 +5,10 @@
 #define TESTS_AROUND_H
 
 #include "problem.h"
-#include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
-#include "ring/build.h"
-#include "ring/check.h"
+#include "reference/run/threads.h"
+#include "reference/run/walk.h"
+#include "plan/build.h"
+#include "plan/check.h"
 
 /* The plan for new tokens of one sequence; plan_drop frees it. */
 static inline cp_plan *plan_of(cp_plan_builder *build, int ranks,

@@ -3,7 +3,7 @@
 #ifndef TESTS_COMM_CHECKS_H
 #define TESTS_COMM_CHECKS_H
 
-#include "ring/comm.h"
+#include "group/comm.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

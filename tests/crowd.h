@@ -4,14 +4,14 @@
 #define TESTS_CROWD_H
 
 #define _POSIX_C_SOURCE 200809L /* barriers */
-#include "device.h"
+#include "on_device.h"
 
 #include <pthread.h>
 #include <stdio.h>
 
 #include <nccl.h>
 
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 enum { CROWD = 12 };
 

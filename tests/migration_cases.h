@@ -5,9 +5,10 @@
 
 #include "expect.h"
 
-#include "reference/ring/walk.h"
-#include "ring/check.h"
-#include "ring/assign.h"
+#include "reference/run/walk.h"
+#include "plan/check.h"
+#include "variants/move.h"
+#include "tokens/assign.h"
 
 enum { SEQUENCES = 3, POSITIONS = 300, PAGE = 8 };
 

@@ -1,21 +1,21 @@
-/* Conversations over ranks on the stand-in for a GPU, compared with dense
+/* Conversations over ranks on the emulator of a GPU, compared with dense
  * attention. For suites only. */
 #ifndef TESTS_TALK_H
 #define TESTS_TALK_H
 
-#include "device.h"
+#include "on_device.h"
 
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
 
-#include "cuda/ring/nccl_link.h"
+#include "cuda/run/nccl_link.h"
 #include "formats.h"
 #include "ground/random.h"
 #include "reference/attend/oracle.h"
-#include "ring/cache.h"
-#include "ring/check.h"
-#include "ring/variants.h"
+#include "tokens/cache.h"
+#include "plan/check.h"
+#include "variants/variants.h"
 
 enum { LAYERS = 2, MOST_RANKS = 16 };
 
@@ -602,7 +602,7 @@ static inline cp_status call(talk *t, const int64_t *fresh,
 /* Check that this turn of the conversation was correct. */
 static inline void went_well(const talk *t, int turn) {
     ck_assert_msg(t->problem[0] == '\0', "%d ranks, turn %d: %s; %s", t->ranks,
-                  turn, t->problem, stand_in_report());
+                  turn, t->problem, emulator_report());
 }
 
 /* A communicator of one rank, which sends to itself: a path of NCCL that a

@@ -2,7 +2,7 @@
  * back, no rank gets more than its room. */
 #include "expect.h"
 
-#include "ring/cache.h"
+#include "tokens/cache.h"
 
 static cp_cache *cache;
 

@@ -6,7 +6,7 @@
 #include "model/elastic.h"
 #include "predict/draw.h"
 #include "model/saved_conversation.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 #include "tests/harness/tiny_gguf.h"
 
 #include <math.h>

@@ -9,7 +9,7 @@ static char where[200]; /* the current call, for failures */
 #include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
 #include "reference/attend/nodes.h"
-#include "ring/node_lists.h"
+#include "plan/node_lists.h"
 
 #include <stdio.h>
 

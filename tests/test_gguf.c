@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "reference/model/dequantise.h"
 #include "model/gguf.h"
-#include "tests/harness/blocks.h"
+#include "tests/harness/gguf_blocks.h"
 #include "expect.h"
 #include "tests/harness/tiny_gguf.h"
 

@@ -1,4 +1,4 @@
-/* Calibration of ranks on GPUs, on the stand-in or on a real one. */
+/* Calibration of ranks on GPUs, on the emulator or on a real one. */
 #include "crowd.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
     const cp_calibration request = request_of(ranks, &h);
     begin(1);
     must(cp_device_calibrate(&runner, setups[_i].numbers, &request));
-    if (stand_in_pretends()) {
+    if (emulator_pretends()) {
         /* The times of the pretended clock. */
         const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
         near(h.memory, 1 << 30);
@@ -51,7 +51,7 @@ LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
         }
         /* Kernels of two rounds: three products, attentions, one beside a
          * message, and two over many keys, which are split. */
-        ck_assert_int_eq(stand_in_count().launches,
+        ck_assert_int_eq(emulator_count().launches,
                          2 * 16 * ranks * (3 + 3 + (ranks > 1) + 2));
     }
     ck_assert_int_eq(h.cores, 1);
@@ -102,10 +102,10 @@ static void run_processes(calibrate_process *all, int count, double timeout) {
     run_crowd(all, sizeof(*all), count, calibrate);
 }
 
-LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
+LOOP(processes_come_to_one_description, 0, 2 * emulator_pretends()) {
     calibrate_process all[CROWD];
     const int count = 2 + _i;
-    stand_in_begin(&(stand_in_options){.open = true, .timeout = 20});
+    emulator_begin(&(emulator_options){.open = true, .timeout = 20});
     run_processes(all, count, 10);
     for (int r = 0; r < count; r++) {
         ck_assert_msg(all[r].member.status == CP_OK, "%s",
@@ -116,15 +116,15 @@ LOOP(processes_come_to_one_description, 0, 2 * stand_in_pretends()) {
         ck_assert_mem_eq(&all[r].hardware, &all[0].hardware,
                          sizeof(cp_hardware));
     }
-    const stand_in_statistics seen = stand_in_count();
+    const emulator_statistics seen = emulator_count();
     const int64_t once = 2 + 1 + 2 * (count - 1);
     ck_assert_int_eq(seen.messages, 2 * count * once * 16);
     end();
 }
 
-LOOP(failures_leave_nothing_behind, 0, 3 * stand_in_pretends()) {
+LOOP(failures_leave_nothing_behind, 0, 3 * emulator_pretends()) {
     static void (*const break_it[])(int64_t) = {
-        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+        emulator_fail_allocation, emulator_fail_launch, emulator_fail_copy};
     cp_hardware h;
     const cp_calibration request = request_of(2, &h);
     cp_status status = CP_BROKEN;
@@ -154,24 +154,24 @@ static const struct {
 };
 
 LOOP(impossible_calls_are_refused, 0,
-     COUNT_OF(impossible) * stand_in_pretends()) {
+     COUNT_OF(impossible) * emulator_pretends()) {
     cp_hardware h;
     cp_calibration request = request_of(2, &h);
     request.shape = impossible[_i].shape;
-    stand_in_begin(&(stand_in_options){.bytes = impossible[_i].room});
+    emulator_begin(&(emulator_options){.bytes = impossible[_i].room});
     refuses(cp_device_calibrate(&runner, impossible[_i].numbers, &request),
             impossible[_i].status, impossible[_i].words);
     end();
 }
 
-LOOP(a_dead_process_times_out, 0, stand_in_pretends()) {
+LOOP(a_dead_process_times_out, 0, emulator_pretends()) {
     calibrate_process all[CROWD];
     begin_open(1);
-    stand_in_dead_rank(1, 40);
+    emulator_dead_rank(1, 40);
     run_processes(all, 3, 0.3);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_ne(all[r].member.status, CP_OK);
         ck_assert_str_ne(all[r].member.message, "");
     }
-    stand_in_end();
+    emulator_end();
 }

@@ -1,4 +1,4 @@
-/* The program with GPUs in it, on the stand-in or on a real one. */
+/* The program with GPUs in it, on the emulator or on a real one. */
 #define _GNU_SOURCE
 #include "harness/scenes.h"
 #include "harness/shell.h"
@@ -59,7 +59,7 @@ static void write_ids(const char *name, int64_t count) {
 static void set_up(void) {
     make_directory();
     before_every_line(
-        "G=${LONGRING_GPU:-${L%%/*}/stand-in/longring}; export D; ranks() { "
+        "G=${LONGRING_GPU:-${L%%/*}/emulator/longring}; export D; ranks() { "
         "export NCCL_COMM_ID=127.0.0.1:$((20000 + $$ %% 10000)) WORLD_SIZE=$1 "
         "LOCAL_WORLD_SIZE=$1; all=; shift; "
         "for r in $(seq $((WORLD_SIZE - 1))); do RANK=$r LOCAL_RANK=$r $G "
@@ -79,7 +79,7 @@ static void set_up(void) {
 
 AROUND_EACH(set_up, remove_directory);
 
-/* On the stand-in all scenes, on a real GPU those for any device. */
+/* On the emulator all scenes, on a real GPU those for any device. */
 LOOP(scene_is_as_expected, 0,
      scenes_read(getenv("LONGRING_GPU") != NULL ? "tests/scenes/gpu/any.txt"
                                                 : "tests/scenes/gpu/*.txt")) {

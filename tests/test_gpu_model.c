@@ -4,10 +4,10 @@
 #include <math.h>
 
 #include "cuda/model/device_engine.h"
-#include "cuda/ring/nccl_link.h"
+#include "cuda/run/nccl_link.h"
 #include "harness/tiny_gguf.h"
 #include "model/session.h"
-#include "ring/agree.h"
+#include "group/agree.h"
 
 enum { SEQUENCES = 3, MOST = 4096 };
 
@@ -32,18 +32,18 @@ static cp_numbers numbers_to_open; /* of run_processes' models */
  * default, until a test changes that. Device memory is open unless a test asks
  * otherwise, since closing it takes most of the time. */
 static void begin_with(const tiny_gguf_options *model,
-                       stand_in_options machine) {
+                       emulator_options machine) {
     dealing = (cp_dealing){0};
     numbers_to_open = CP_NUMBERS_F32;
     f.words = tiny_gguf_vocabulary_size(model);
-    stand_in_begin(&machine);
+    emulator_begin(&machine);
     tiny_gguf_build(model, &f.bytes);
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
 }
 
 static void begin_file(const tiny_gguf_options *model, int seed) {
     begin_with(model,
-               (stand_in_options){.seed = (uint64_t)seed, .open = seed > 1});
+               (emulator_options){.seed = (uint64_t)seed, .open = seed > 1});
 }
 
 static void open_session(const cp_backend *backend,
@@ -319,8 +319,8 @@ LOOP(graphs_change_nothing, 0, 2) {
         logits[m] =
             listen(&backend, 1 + 3 * _i, CP_AUTO, turns, STEPS + 1, &numbers);
     }
-    if (stand_in_pretends())
-        ck_assert_int_ge(stand_in_count().graph_launches, STEPS - 4);
+    if (emulator_pretends())
+        ck_assert_int_ge(emulator_count().graph_launches, STEPS - 4);
     ck_assert_mem_eq(logits[0], logits[1], (size_t)numbers * sizeof(float));
     end_file();
 }
@@ -355,11 +355,11 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     end_file();
 }
 
-LOOP(a_stale_length_is_found, 0, stand_in_pretends()) {
+LOOP(a_stale_length_is_found, 0, emulator_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     model_turn turns[STEPS + 1];
     make_long_talk(turns);
-    stand_in_freeze_uploads(true);
+    emulator_freeze_uploads(true);
     const double apart =
         compare(&cp_backend_cuda_fp32, 4, CP_AUTO, turns, STEPS + 1);
     ck_assert_msg(apart > 1e-3, "nothing was found: %g", apart);
@@ -372,7 +372,7 @@ static void make_calls(const model_turn *turns, int count) {
         must(make_call(f.session, &turns[n], (uint64_t)n + 1, &rows));
 }
 
-LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
+LOOP(a_second_turn_allocates_nothing, 0, 4 * emulator_pretends()) {
     static const model_turn turns[] = {
         {false, {40, 7, 2}}, {true, {1, 1, 1}}, {true, {1, 0, 1}},
         {true, {1, 1, 1}},   {true, {0, 1, 1}}, {false, {30, 9, 2}},
@@ -384,14 +384,14 @@ LOOP(a_second_turn_allocates_nothing, 0, 4 * stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 5}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
     make_calls(turns, 2 + _i);
-    const int64_t before = stand_in_count().allocations;
+    const int64_t before = emulator_count().allocations;
     make_calls(turns + 2 + _i, COUNT_OF(turns) - 2 - _i);
     ck_assert_int_gt(before, 0);
-    ck_assert_int_eq(stand_in_count().allocations, before);
+    ck_assert_int_eq(emulator_count().allocations, before);
     end_file();
 }
 
-LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
+LOOP(a_prefill_makes_room_for_decode, 0, 4 * emulator_pretends()) {
     static const model_turn turns[] = {{false, {40, 7, 2}}, {true, {1, 1, 1}}};
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .capacity = 400};
@@ -399,7 +399,7 @@ LOOP(a_prefill_makes_room_for_decode, 0, 4 * stand_in_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 5}, 2);
     open_session(&cp_backend_cuda_fp32, &options);
     make_calls(turns, 1);
-    stand_in_fail_allocation(1 + _i);
+    emulator_fail_allocation(1 + _i);
     must(make_call(f.session, &turns[1], 2, &rows));
     end_file();
 }
@@ -421,9 +421,9 @@ static void answer(const model_turn *call, uint64_t seed,
     must(cp_session_logits(f.session, rows - 1, 1, out));
 }
 
-LOOP(after_a_failure_the_conversation_continues, 0, 3 * stand_in_pretends()) {
+LOOP(after_a_failure_the_conversation_continues, 0, 3 * emulator_pretends()) {
     void (*const faults[])(int64_t) = {
-        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+        emulator_fail_allocation, emulator_fail_launch, emulator_fail_copy};
     begin_file(&(tiny_gguf_options){.seed = 9, .blocks = 1}, 2);
     const cp_session_options options = {
         .ranks = 2, .sequences = SEQUENCES, .variant = CP_PASS_Q};
@@ -469,12 +469,12 @@ static bool fails_everywhere(cp_session *session, model_process *self,
                              uint64_t seed) {
     int64_t count;
     if (self->member.group.rank == 0)
-        stand_in_fail_allocation(1);
+        emulator_fail_allocation(1);
     pthread_barrier_wait(&meeting);
     const cp_status status = make_call(session, &talk[3], seed, &count);
     pthread_barrier_wait(&meeting);
     if (self->member.group.rank == 0)
-        stand_in_fail_allocation(0);
+        emulator_fail_allocation(0);
     pthread_barrier_wait(&meeting);
     if (status != CP_MEMORY && status != CP_ABORTED)
         return false;
@@ -488,7 +488,7 @@ static bool fails_everywhere(cp_session *session, model_process *self,
 static void fail_one_allocation(void) {
     pthread_barrier_wait(&meeting);
     if (myself->group.rank == 0)
-        stand_in_fail_allocation(1);
+        emulator_fail_allocation(1);
     pthread_barrier_wait(&meeting);
 }
 
@@ -595,7 +595,7 @@ static const struct {
               {3, 1, 0, REFUSED}, {3, 1, 0, NOT_MADE}};
 
 LOOP(ranks_in_processes_give_the_same_logits, 0,
-     COUNT_OF(crowds) * stand_in_pretends()) {
+     COUNT_OF(crowds) * emulator_pretends()) {
     const int count = crowds[_i].processes;
     begin_file(&(tiny_gguf_options){.seed = 7, .up = CP_GGUF_Q8_0}, _i);
     model_process all[CROWD] = {0};
@@ -607,9 +607,9 @@ LOOP(ranks_in_processes_give_the_same_logits, 0,
     const float *expected =
         listen(&cp_backend_threads, 1, CP_AUTO, talk, TALK, &numbers);
     if (crowds[_i].without == REFUSED)
-        stand_in_refuse_captures(1);
+        emulator_refuse_captures(1);
     run_processes(all, count, crowds[_i].parts);
-    const int64_t launches = stand_in_count().graph_launches;
+    const int64_t launches = emulator_count().graph_launches;
     if (crowds[_i].without > 0) /* except two successful trials */
         ck_assert_int_eq(launches, crowds[_i].without == REFUSED ? 2 : 0);
     else
@@ -629,7 +629,7 @@ LOOP(ranks_in_processes_give_the_same_logits, 0,
 
 /* With 2 GPUs for each of 2 ranks, and 8 for one. */
 LOOP(sums_of_fewer_bits_give_nearly_the_same_logits, 0,
-     4 * stand_in_pretends()) {
+     4 * emulator_pretends()) {
     static const double most[] = {0.027, 0.3};
     const int count = 4 << _i / 2;
     model_process all[CROWD] = {0};
@@ -667,12 +667,12 @@ static int64_t count_nodes(int ranks, int layers) {
     for (int r = 0; r < ranks; r++)
         ck_assert_msg(all[r].member.status == CP_OK, "%s",
                       all[r].member.message);
-    const int64_t nodes = stand_in_count().graph_nodes;
+    const int64_t nodes = emulator_count().graph_nodes;
     end_file();
     return nodes;
 }
 
-LOOP(a_decode_layer_has_a_known_number_of_nodes, 0, 3 * stand_in_pretends()) {
+LOOP(a_decode_layer_has_a_known_number_of_nodes, 0, 3 * emulator_pretends()) {
     static const struct {
         int ranks, nodes;
     } most[] = {{1, 11}, {4, 19}, {8, 27}};
@@ -691,7 +691,7 @@ TEST(a_model_that_cannot_be_shared_is_refused) {
     end_file();
 }
 
-LOOP(ranks_that_disagree_fail, 0, stand_in_pretends()) {
+LOOP(ranks_that_disagree_fail, 0, emulator_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 7}, 2);
     model_process all[CROWD] = {[2] = {.odd = true}};
     run_processes(all, 3, 1);
@@ -707,29 +707,29 @@ LOOP(ranks_that_disagree_fail, 0, stand_in_pretends()) {
  * a prefill while that graph exists. */
 static const int last_words[] = {1, 5, 9, 35, 50};
 
-LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * stand_in_pretends()) {
+LOOP(a_silent_rank_ends_a_call, 0, COUNT_OF(last_words) * emulator_pretends()) {
     bool reported = false;
     begin_file(&(tiny_gguf_options){.seed = 7, .blocks = 5}, 2);
     model_process all[CROWD] = {
         {.timeout = 0.6}, {.timeout = 0.6}, {.timeout = 0.6}};
-    stand_in_dead_rank(1, last_words[_i]);
+    emulator_dead_rank(1, last_words[_i]);
     run_processes(all, 3, 1);
     for (int r = 0; r < 3; r++) {
         ck_assert_int_eq(all[r].member.status, CP_BROKEN);
         reported = reported || strstr(all[r].member.message, " 0.6 s") != NULL;
     }
     ck_assert(reported);
-    ck_assert_int_eq(stand_in_count().graph_launches > 0, _i >= 3);
+    ck_assert_int_eq(emulator_count().graph_launches > 0, _i >= 3);
     close_file();
     end();
 }
 
-LOOP(missing_resources_are_named, 0, stand_in_pretends()) {
+LOOP(missing_resources_are_named, 0, emulator_pretends()) {
     begin_with(&(tiny_gguf_options){.seed = 9},
-               (stand_in_options){.bare = true});
+               (emulator_options){.bare = true});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_BROKEN,
             "no GPU");
-    stand_in_begin(&(stand_in_options){.bytes = 100000});
+    emulator_begin(&(emulator_options){.bytes = 100000});
     refuses(cp_model_open(&cp_backend_cuda, f.file, &f.model), CP_MEMORY,
             "of 100000 left");
     end_file();

@@ -1,8 +1,8 @@
 /* A rank on a GPU is lost, and the conversation continues: ranks that share a
- * device, and ranks over NCCL, as threads of one process on the stand-in. Each
+ * device, and ranks over NCCL, as threads of one process on the emulator. Each
  * answers as one rank on a core does. */
 #define _DEFAULT_SOURCE /* sockets */
-#include "device.h"
+#include "on_device.h"
 
 #include <math.h>
 #include <netinet/in.h>
@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 #include "cuda/model/device_engine.h"
-#include "cuda/ring/rendezvous.h"
+#include "cuda/run/rendezvous.h"
 #include "harness/tiny_gguf.h"
 #include "model/session_repair.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 enum { SEQUENCES = 3, MOST = 500, RANKS = 5 };
 
@@ -98,7 +98,7 @@ static void begin_talk(bool exact) {
     turns[0] = prompts[exact];
     base_options.dealing = dealings[exact];
     f.words = tiny_gguf_vocabulary_size(&model);
-    stand_in_begin(&(stand_in_options){.seed = 2, .open = true});
+    emulator_begin(&(emulator_options){.seed = 2, .open = true});
     tiny_gguf_build(&model, &f.bytes);
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
     learn();
@@ -364,7 +364,7 @@ static cp_status go_on(cp_session *session) {
     me->group.ranks = me->world->ranks;
     dying++;
     for (int r = 0; r < RANKS; r++)
-        stand_in_dead_rank(r, INT32_MAX);
+        emulator_dead_rank(r, INT32_MAX);
     CP_TRY(barrier());
     return repair(session, lost);
 }
@@ -379,8 +379,8 @@ static cp_status arrange(int n, bool *dies) {
             (next->also > 0 && me->group.rank == next->also);
     CP_TRY(barrier());
     if (*dies && next->how != IS_GONE)
-        (next->how == FAILS ? stand_in_failing_rank
-                            : stand_in_dead_rank)(me->group.rank, next->after);
+        (next->how == FAILS ? emulator_failing_rank
+                            : emulator_dead_rank)(me->group.rank, next->after);
     return barrier();
 }
 
@@ -452,7 +452,7 @@ static void run_all(int ranks) {
 }
 
 LOOP(a_conversation_survives_a_rank_of_nccl, 0,
-     COUNT_OF(plays) * stand_in_pretends()) {
+     COUNT_OF(plays) * emulator_pretends()) {
     cp_backend backend = cp_backend_cuda_fp32;
     int died = 0;
     play = _i;

@@ -3,8 +3,8 @@
 #include "crowd.h"
 #include "talk.h"
 
-#include "cuda/ring/graph.h"
-#include "cuda/ring/nccl_link.h"
+#include "cuda/run/graph.h"
+#include "cuda/run/nccl_link.h"
 
 typedef struct {
     talk t; /* its plan is the one that walkers were made for, not the step's */
@@ -60,10 +60,10 @@ static cp_status enqueue_step(void *context) {
     for (int layer = 0; layer < t->layers; layer++) {
         if (!b->outside)
             give_all_inputs(t);
-        stand_in_freeze_uploads(b->stale);
+        emulator_freeze_uploads(b->stale);
         must(cp_stream_walk(t->walkers, t->ranks, t->link, t->keys[layer],
                             t->values[layer]));
-        stand_in_freeze_uploads(false);
+        emulator_freeze_uploads(false);
         if (!b->outside)
             take_all_answers(t, layer);
     }
@@ -267,7 +267,7 @@ LOOP_FOR(120, a_rank_receives_from_itself, 0, 2) {
     end();
 }
 
-LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * stand_in_pretends()) {
+LOOP(a_stale_list_is_found_at_the_second_step, 0, 12 * emulator_pretends()) {
     graph_batch b;
     const int64_t fresh[3] = {1, 1, 0};
     open_batch(&b, (uint64_t)_i, 40);
@@ -368,7 +368,7 @@ static void all_do(graph_batch *b, cp_status (*what)(crowd_member *)) {
         ck_assert_msg(members[r].status == CP_OK, "%s", members[r].message);
 }
 
-LOOP(ranks_over_nccl_capture_messages, 0, 10 * stand_in_pretends()) {
+LOOP(ranks_over_nccl_capture_messages, 0, 10 * emulator_pretends()) {
     graph_batch b;
     open_batch(&b, (uint64_t)_i, 20);
     all_do(&b, join);

@@ -1,8 +1,8 @@
-/* The stand-in's Hopper instructions: one small kernel that uses all of them is
+/* The emulator's Hopper instructions: one small kernel that uses all of them is
  * right to the bit, and each mistake in it is found. */
-#include "device.h"
+#include "on_device.h"
 
-#include "harness/stand-in/kernel.h"
+#include "emulator/kernel.h"
 
 #include "cuda/kernels/device_numbers.h"
 
@@ -238,7 +238,7 @@ static const struct {
 LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {
     for (int seed = 1; seed < 6; seed++) {
         bool is_right;
-        begin_late(seed, STAND_IN_LATE);
+        begin_late(seed, EMULATOR_LATE);
         const cudaError_t error = run(mistakes[_i].how, 128, &is_right);
         hold(!is_right);
         if (mistakes[_i].report != NULL) {
@@ -246,7 +246,7 @@ LOOP(mistakes_with_instructions_are_found, 0, COUNT_OF(mistakes)) {
             says(mistakes[_i].report);
         }
         release();
-        stand_in_end();
+        emulator_end();
     }
 }
 

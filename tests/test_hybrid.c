@@ -5,11 +5,11 @@
 
 #include <math.h>
 
-#include "reference/ring/states.h"
-#include "reference/ring/store.h"
-#include "ring/cache.h"
-#include "ring/check.h"
-#include "ring/variants.h"
+#include "reference/run/states.h"
+#include "reference/run/store.h"
+#include "tokens/cache.h"
+#include "plan/check.h"
+#include "variants/variants.h"
 
 enum { LAYERS = 8, WIDTH = 32, INNER = 48, RANKS = 4, CHUNK = 24, ROOM = 96 };
 enum {

@@ -1,20 +1,20 @@
 /* Every kernel against its definition: attention, the small layers of a model,
- * blocks of weights, and all their roundings; on the stand-in for a GPU, or on
+ * blocks of weights, and all their roundings; on the emulator of a GPU, or on
  * a real one. */
-#include "device.h"
+#include "on_device.h"
 
 #include "cuda/kernels/model_kernels.h"
 #include "cuda/kernels/device_top_k.h"
 #include "cuda/kernels/device_encode.h"
 #include "formats.h"
-#include "harness/blocks.h"
+#include "harness/gguf_blocks.h"
 #include "problem.h"
 #include "reference/attend/select.h"
 #include "reference/model/dequantise.h"
 #include "model/facts.h"
 #include "model/sample.h"
 #include "reference/model/layers.h"
-#include "reference/ring/encode.h"
+#include "reference/run/encode.h"
 
 static const format_case f8 = {3, 7, 0x7e};
 
@@ -1125,7 +1125,7 @@ static void far_gathering(int64_t row, const float *x, float *y) {
     must(cp_device_gather(&call, NULL));
 }
 
-LOOP(far_blocks_work_on_far_rows, 0, 5 * stand_in_pretends()) {
+LOOP(far_blocks_work_on_far_rows, 0, 5 * emulator_pretends()) {
     static void (*const far[])(int64_t, const float *, float *) = {
         far_norm, far_gate, far_codes, far_merge, far_gathering};
     uint64_t state = 5;
@@ -1135,7 +1135,7 @@ LOOP(far_blocks_work_on_far_rows, 0, 5 * stand_in_pretends()) {
     float *other = upload(fetch(one, 512), 512);
     far[_i](0, x, one);
     must(cudaDeviceSynchronize());
-    stand_in_skip_blocks(LAST);
+    emulator_skip_blocks(LAST);
     far[_i](LAST, x, other);
     ck_assert_mem_eq(fetch(other, 512), fetch(one, 512), 512);
     end();

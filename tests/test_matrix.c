@@ -3,7 +3,7 @@
 #include "reference/attend/micro.h"
 #include "reference/model/linear.h"
 #include "expect.h"
-#include "harness/blocks.h"
+#include "harness/gguf_blocks.h"
 
 #include <math.h>
 #include <string.h>

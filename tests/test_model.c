@@ -2,11 +2,11 @@
  * values of a real file; and what happens when a call fails. */
 #define _GNU_SOURCE
 #include "model/session.h"
-#include "ring/check.h"
-#include "ring/choose.h"
+#include "plan/check.h"
+#include "variants/choose.h"
 #include "model/arena.h"
 #include "model/sample.h"
-#include "tests/harness/blocks.h"
+#include "tests/harness/gguf_blocks.h"
 #include "tests/harness/golden.h"
 #include "tests/harness/naive_llama.h"
 #include "tests/harness/shell.h"

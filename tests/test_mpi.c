@@ -2,7 +2,7 @@
  * --rank SCENE it plays one rank. */
 #define _DEFAULT_SOURCE
 
-#include "reference/ring/processes.h"
+#include "reference/run/processes.h"
 
 #include "comm_checks.h"
 #include "expect.h"
@@ -10,9 +10,10 @@
 #include "tests/harness/shell.h"
 #include "harness/tiny_gguf.h"
 #include "model/backend.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 #include "app/npy.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
+#include "variants/move.h"
 
 #include <math.h>
 #include <mpi.h>

@@ -1,6 +1,6 @@
 /* Products, by the library and of few rows: the definition's numbers, what is
  * remembered and what is refused, captures, and faults of the device. */
-#include "device.h"
+#include "on_device.h"
 
 #include <math.h>
 
@@ -92,7 +92,7 @@ static void check_product(const product_problem *p, int added) {
     const int64_t count = p->rows * p->w.out;
     const float *got = fetch(p->y, (count + 1) * 4);
     const double part =
-        p->w_scales != NULL && !stand_in_pretends() ? 1e-3 : 1e-6;
+        p->w_scales != NULL && !emulator_pretends() ? 1e-3 : 1e-6;
     for (int64_t i = 0; i < count; i++) {
         double size;
         const double one = expected(p, i / p->w.out, i % p->w.out, &size);
@@ -118,7 +118,7 @@ static void begin_products(int seed) {
 enum { KINDS = 4 };
 static cp_numbers begin_kind(int seed, int kind) {
     begin(seed);
-    stand_in_pretend_hopper(kind == KINDS - 1);
+    emulator_pretend_hopper(kind == KINDS - 1);
     must(cp_multiplier_new(&multiplier));
     return (cp_numbers)(kind == KINDS - 1 ? CP_NUMBERS_F8 : kind);
 }
@@ -138,7 +138,7 @@ static cp_status product(const product_problem *p, bool add,
 static bool can(cp_numbers kind) {
     const cp_status status = cp_multiplier_check(multiplier, kind);
     ck_assert(status == CP_OK ||
-              (kind == CP_NUMBERS_F8 && !stand_in_pretends()));
+              (kind == CP_NUMBERS_F8 && !emulator_pretends()));
     return status == CP_OK;
 }
 
@@ -203,7 +203,7 @@ LOOP(rows_in_order_do_not_depend_on_others, 0, KINDS) {
     const cp_numbers kind = begin_kind(_i, _i);
     if (can(kind)) {
         product_problem p = make_problem(160, 80, 1, kind, 5);
-        if (stand_in_pretends())
+        if (emulator_pretends())
             refuses(cp_multiplier_try_order(multiplier, &p.w, NULL), CP_INVALID,
                     "sums a row of 160 numbers in one order among");
         cp_multiplier_keep_order(multiplier);
@@ -290,7 +290,7 @@ LOOP(a_product_can_be_captured, 0, 2 * KINDS) {
     end_products();
 }
 
-LOOP(a_capture_without_a_call_before_it_is_found, 0, stand_in_pretends()) {
+LOOP(a_capture_without_a_call_before_it_is_found, 0, emulator_pretends()) {
     cudaGraph_t graph;
     begin_products(1);
     cudaStream_t stream = new_stream();
@@ -321,7 +321,7 @@ static bool right_across_streams(const product_problem *p, bool wait) {
     return !isnan(*(float *)fetch(p->y, 4));
 }
 
-LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
+LOOP(a_missing_event_shows, 0, emulator_pretends()) {
     int misses = 0;
     for (int seed = 0; seed < 20; seed++) {
         begin_products(seed);
@@ -331,13 +331,13 @@ LOOP(a_missing_event_shows, 0, stand_in_pretends()) {
         misses += !right_across_streams(&p, false);
         cp_multiplier_free(multiplier);
         release();
-        stand_in_end(); /* it may have seen the race */
+        emulator_end(); /* it may have seen the race */
     }
     ck_assert_int_ge(misses, 5);
 }
 
 /* A multiplier needs its products to run one after another. */
-LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
+LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * emulator_pretends()) {
     begin_products(_i);
     cp_multiplier *first = multiplier, *second;
     must(cp_multiplier_new(&second));
@@ -357,7 +357,7 @@ LOOP(a_workspace_is_of_one_product_at_a_time, 0, 20 * stand_in_pretends()) {
     cp_multiplier_free(second);
     release();
     cp_multiplier_free(multiplier);
-    ck_assert_int_ge(stand_in_end(), 1);
+    ck_assert_int_ge(emulator_end(), 1);
     says("race: the workspace of a product of 3 x 20 was used while it was");
 }
 
@@ -382,29 +382,29 @@ TEST(bad_products_are_refused) {
     spoiled[6].w.in = 0;
     for (int n = 0; n < COUNT_OF(spoiled); n++)
         refuses(product(&spoiled[n], false, NULL), CP_INVALID, words[n]);
-    if (stand_in_pretends()) {
-        stand_in_pretend_f8(false);
+    if (emulator_pretends()) {
+        emulator_pretend_f8(false);
         refuses(product(&p, false, NULL), CP_INVALID,
                 "compute capability 9.0; device 0 has 8.0");
         ck_assert_int_eq(cp_multiplier_check(multiplier, CP_NUMBERS_F8),
                          CP_INVALID);
-        stand_in_pretend_f8(true);
+        emulator_pretend_f8(true);
         must(cp_multiplier_check(multiplier, CP_NUMBERS_F8));
     }
     end_products();
 }
 
-LOOP(failures_of_the_device_are_reported, 0, stand_in_pretends()) {
+LOOP(failures_of_the_device_are_reported, 0, emulator_pretends()) {
     begin(1);
     for (int n = 1; n < 3; n++) {
-        stand_in_fail_allocation(n);
+        emulator_fail_allocation(n);
         refuses(cp_multiplier_new(&multiplier), CP_MEMORY,
                 n == 1 ? "workspace of 4194304 bytes" : "starting cuBLASLt");
         cp_multiplier_free(multiplier);
     }
     must(cp_multiplier_new(&multiplier));
     product_problem p = make_problem(32, 20, 3, CP_NUMBERS_BF16, 1);
-    stand_in_fail_launch(1);
+    emulator_fail_launch(1);
     refuses_with(product(&p, false, NULL), CP_BROKEN,
                  "multiplying 3 x 32 by 32 x 20 in bf16: the function "
                  "failed to launch on the GPU");
@@ -481,7 +481,7 @@ static const struct {
     {0, "", {0}},
 };
 
-LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * stand_in_pretends()) {
+LOOP(what_the_library_refuses, 0, COUNT_OF(faults) * emulator_pretends()) {
     const fault f = faults[_i].fault;
     const int32_t transposed = CUBLAS_OP_T;
     const float one = 1.0f, zero = 0.0f;

@@ -9,7 +9,7 @@ static char where[200]; /* the current step, for failures */
 
 #include "ground/random.h"
 #include "harness/rig.h"
-#include "ring/check.h"
+#include "plan/check.h"
 
 enum { SEQUENCES = 5, BLOCKS = 37, MOST = 200 };
 

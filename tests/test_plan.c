@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-#include "ring/build.h"
-#include "ring/cache.h"
-#include "ring/check.h"
-#include "ring/variants.h"
+#include "plan/build.h"
+#include "tokens/cache.h"
+#include "plan/check.h"
+#include "variants/variants.h"
 
 /* The current test's objects; freed after it. */
 static cp_cache *cache;

@@ -1,7 +1,7 @@
-/* The kernels of chapter 14 against the oracle, on the stand-in for Hopper or
+/* The kernels of chapter 14 against the oracle, on the emulator of Hopper or
  * on a real one, on no other GPU: bf16 queries, keys and values, with NaN
  * around them. */
-#include "device.h"
+#include "on_device.h"
 
 #include <stdio.h>
 
@@ -212,7 +212,7 @@ static bool is_hopper(void) {
 LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_FAST *COUNT_OF(problems)) {
     which = CP_PREFILL_PLAIN + _i / COUNT_OF(problems);
     begin(_i + 1);
-    stand_in_pretend_hopper(true);
+    emulator_pretend_hopper(true);
     if (is_hopper())
         check_rounded(
             new_prefill(&problems[_i % COUNT_OF(problems)], (uint64_t)_i + 1));
@@ -226,7 +226,7 @@ LOOP(few_rows_are_those_of_the_oracle, 0, 4 * COUNT_OF(few)) {
     which = 0;
     splits = like->far ? 1 : parts[_i / COUNT_OF(few)];
     begin(_i + 1);
-    stand_in_pretend_hopper(true);
+    emulator_pretend_hopper(true);
     if (is_hopper())
         check_rounded(new_prefill(like, (uint64_t)_i + 1));
     end();

@@ -2,7 +2,7 @@
  * ends when a rank fails. */
 #define _DEFAULT_SOURCE
 
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 #include "comm_checks.h"
 #include "expect.h"

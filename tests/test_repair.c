@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "model/session_repair.h"
-#include "ring/check.h"
-#include "ring/repair.h"
-#include "ring/variants.h"
+#include "plan/check.h"
+#include "tokens/repair.h"
+#include "variants/variants.h"
 #include "tests/harness/tiny_gguf.h"
 
 /* The current test's objects; freed after it. */

@@ -10,7 +10,7 @@ static char where[200]; /* the current turn, for failures */
 #include <string.h>
 
 #include "harness/rig.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 enum { SEQUENCES = 18, RANKS = 16, TURNS = 12 };
 

@@ -4,10 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "ring/cache.h"
-#include "ring/check.h"
+#include "tokens/cache.h"
+#include "plan/check.h"
 #include "expect.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 enum {
     EQUATION_1,

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-#include "ring/layout.h"
-#include "ring/shares.h"
+#include "tokens/layout.h"
+#include "tokens/shares.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {

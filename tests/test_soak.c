@@ -17,7 +17,7 @@ static char where[300]; /* the seed, and the last action */
 #include "harness/one_call.h"
 #include "harness/rig.h"
 #include "harness/shell.h"
-#include "harness/stand-in/stand_in.h"
+#include "emulator/emulator.h"
 #include "harness/tiny_gguf.h"
 #include "model/draft.h"
 #include "model/saved_conversation.h"
@@ -25,7 +25,7 @@ static char where[300]; /* the seed, and the last action */
 #include "model/session.h"
 #include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
-#include "ring/leaves.h"
+#include "tokens/leaves.h"
 
 static uint64_t randoms;
 
@@ -180,13 +180,13 @@ static void begin_talk(uint64_t seed) {
     pick_options();
     note_talk("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
               "placement %d%s",
-              t.options.ranks, t.pretended ? " of a stand-in" : "",
+              t.options.ranks, t.pretended ? " of an emulator" : "",
               t.options.sequences, t.options.block, t.options.rows,
               cp_variant_name(t.options.variant), t.options.wire,
               t.options.dealing.placement,
               t.options.dealing.weights != NULL ? ", uneven" : "");
     if (t.pretended)
-        stand_in_begin(&(stand_in_options){.seed = seed, .open = true});
+        emulator_begin(&(emulator_options){.seed = seed, .open = true});
     t.words = tiny_gguf_vocabulary_size(model);
     tiny_gguf_build(model, &t.bytes);
     must(cp_gguf_parse(t.bytes.bytes, t.bytes.length, &t.file));
@@ -210,8 +210,8 @@ static void end_talk(void) {
     cp_gguf_close(t.file);
     free(t.bytes.bytes);
     free(t.rows);
-    if (t.pretended && stand_in_end() != 0)
-        ck_abort_msg("%s: %s", where, stand_in_report());
+    if (t.pretended && emulator_end() != 0)
+        ck_abort_msg("%s: %s", where, emulator_report());
 }
 
 /* One rank's logits after each of the last count tokens of a text. It continues
@@ -350,7 +350,7 @@ static cp_status make_call(const soak_call *now) {
  * the call succeeds and is done; otherwise returns 0. */
 static cp_status disturb(const soak_call *now) {
     void (*const faults[])(int64_t) = {
-        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+        emulator_fail_allocation, emulator_fail_launch, emulator_fail_copy};
     cp_status status;
     if (t.pretended && pick(2) == 0) {
         const int kind = (int)pick(3);

@@ -1,6 +1,6 @@
 /* Spans against brute force, and against known sums. */
 #include "expect.h"
-#include "ring/span.h"
+#include "tokens/span.h"
 
 #include <string.h>
 

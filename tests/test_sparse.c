@@ -10,8 +10,8 @@ static char where[200]; /* the current turn, for failures */
 
 #include "harness/rig.h"
 #include "predict/simulate.h"
-#include "ring/check.h"
-#include "ring/sparse.h"
+#include "plan/check.h"
+#include "variants/sparse.h"
 
 enum { SEQUENCES = 3, TURNS = 4, RANKS = 7 };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ring/launch.h"
+#include "group/launch.h"
 
 /* Environments are "NAME=value NAME=value". */
 static const struct {

@@ -6,9 +6,9 @@
 
 #include <stdio.h>
 
-#include "reference/ring/states.h"
+#include "reference/run/states.h"
 #include "predict/simulate.h"
-#include "ring/check.h"
+#include "plan/check.h"
 
 typedef struct {
     cp_state_shape shape;

@@ -1,12 +1,12 @@
-/* Plans on streams: conversations against dense attention, on the stand-in for
+/* Plans on streams: conversations against dense attention, on the emulator of
  * a GPU, and the same with an edge removed. */
 #include "talk.h"
 
-#include "cuda/ring/leaf_lists.h"
-#include "cuda/ring/tile_lists.h"
+#include "cuda/run/leaf_lists.h"
+#include "cuda/run/tile_lists.h"
 #include "ground/random.h"
-#include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
+#include "reference/run/threads.h"
+#include "reference/run/walk.h"
 
 static void draw_lengths(const talk *t, uint64_t *state, bool decode,
                          int64_t *fresh) {
@@ -247,9 +247,9 @@ LOOP(exact_order_leaves_the_bits_alone, 0, COUNT_OF(exact)) {
 
 /* Prompts long enough for Hopper's kernel, then a word; and the same on a GPU
  * that is not Hopper. */
-LOOP(tensor_cores_walk_too, 0, 6 * stand_in_pretends()) {
+LOOP(tensor_cores_walk_too, 0, 6 * emulator_pretends()) {
     begin_open(_i);
-    stand_in_pretend_hopper(_i < 4);
+    emulator_pretend_hopper(_i < 4);
     talk t = {.shape = {8, 2, 64},
               .ranks = 1 + _i % 4,
               .element = CP_BF16,
@@ -277,8 +277,8 @@ LOOP_FOR(120, ranks_of_one_process_send_to_themselves, 0, 4) {
               .room = 60,
               .link = &nccl->link};
     hold_talk(&t);
-    if (stand_in_pretends())
-        ck_assert_int_ge(stand_in_count().messages, TURNS);
+    if (emulator_pretends())
+        ck_assert_int_ge(emulator_count().messages, TURNS);
     cp_nccl_free(nccl);
     end();
 }
@@ -622,7 +622,7 @@ static talk open_short(int seed, int lateness, int layers) {
 
 static bool found_something(talk *t) {
     close_talk(t);
-    return stand_in_end() > 0 || t->problem[0] != '\0';
+    return emulator_end() > 0 || t->problem[0] != '\0';
 }
 
 /* The number of waits in such a call; the k-th is omitted. */
@@ -631,14 +631,14 @@ static int64_t call_without(talk *t, int64_t k, cp_variant variant) {
     const bool decode = variant == CP_DECODE;
     if (decode)
         remember(t, fresh);
-    const int64_t before = stand_in_count().waits;
-    stand_in_ignore_wait(k);
+    const int64_t before = emulator_count().waits;
+    emulator_ignore_wait(k);
     call(t, decode ? &one : &fresh, variant);
-    return stand_in_count().waits - before;
+    return emulator_count().waits - before;
 }
 
-static const int latenesses[] = {STAND_IN_LATE, STAND_IN_EAGER, STAND_IN_MIXED,
-                                 STAND_IN_MIXED};
+static const int latenesses[] = {EMULATOR_LATE, EMULATOR_EAGER, EMULATOR_MIXED,
+                                 EMULATOR_MIXED};
 
 static bool is_missed(int64_t k, cp_variant variant) {
     bool found = false;
@@ -650,11 +650,11 @@ static bool is_missed(int64_t k, cp_variant variant) {
     return found;
 }
 
-LOOP(removed_edges_are_noticed, 0, 4 * stand_in_pretends()) {
+LOOP(removed_edges_are_noticed, 0, 4 * emulator_pretends()) {
     int64_t missed = 0;
-    talk t = open_short(1, STAND_IN_LATE, LAYERS);
+    talk t = open_short(1, EMULATOR_LATE, LAYERS);
     const int64_t waits = call_without(&t, 0, variants[_i]);
-    ck_assert_msg(!found_something(&t), "%s; %s", t.problem, stand_in_report());
+    ck_assert_msg(!found_something(&t), "%s; %s", t.problem, emulator_report());
     for (int64_t k = 1 + _i % 2; k <= waits; k += 2) /* every other one */
         missed += is_missed(k, variants[_i]);
     ck_assert_int_ge(10 * missed, waits);
@@ -680,7 +680,7 @@ static void receive_where_it_sends(cp_plan *plan) {
     op->out.slot = op->in.slot;
 }
 
-LOOP(faults_of_a_plan_are_found_on_every_seed, 0, 4 * stand_in_pretends()) {
+LOOP(faults_of_a_plan_are_found_on_every_seed, 0, 4 * emulator_pretends()) {
     void (*const spoils[])(cp_plan *) = {attend_before_the_wait,
                                          receive_where_it_sends};
     const int64_t fresh = 12; /* all ranks see something of all */
@@ -692,15 +692,15 @@ LOOP(faults_of_a_plan_are_found_on_every_seed, 0, 4 * stand_in_pretends()) {
     }
 }
 
-LOOP(a_call_that_does_not_fit_fails_before_it_begins, 0, stand_in_pretends()) {
-    stand_in_begin(&(stand_in_options){.bytes = 8 << 20});
+LOOP(a_call_that_does_not_fit_fails_before_it_begins, 0, emulator_pretends()) {
+    emulator_begin(&(emulator_options){.bytes = 8 << 20});
     talk t = {.shape = {8, 2, 64}, .ranks = 4, .sequences = 1, .room = 400};
     open_talk(&t);
     const int64_t fresh = 1500, few = 5;
-    const stand_in_statistics before = stand_in_count();
+    const emulator_statistics before = emulator_count();
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_Q), CP_MEMORY);
     ck_assert_ptr_nonnull(strstr(t.problem, "bytes on a GPU that has"));
-    ck_assert_int_eq(stand_in_count().launches, before.launches);
+    ck_assert_int_eq(emulator_count().launches, before.launches);
     call(&t, &few, CP_PASS_Q);
     went_well(&t, 1);
     close_talk(&t);
@@ -717,7 +717,7 @@ static int64_t bytes_of_slots(const cp_plan *plan, int rank) {
     return sum;
 }
 
-LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * stand_in_pretends()) {
+LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * emulator_pretends()) {
     const int64_t fresh = INT64_C(1) << 21;
     begin_open(1);
     talk t = {.shape = {16, 1, 128}, .ranks = 1 + _i / 3, .sequences = 1};
@@ -737,9 +737,9 @@ LOOP(sizes_beyond_32_bits_are_added_up, 0, 12 * stand_in_pretends()) {
     end();
 }
 
-LOOP(a_failure_leaves_the_conversation_unchanged, 0, 3 * stand_in_pretends()) {
+LOOP(a_failure_leaves_the_conversation_unchanged, 0, 3 * emulator_pretends()) {
     void (*const faults[])(int64_t) = {
-        stand_in_fail_allocation, stand_in_fail_launch, stand_in_fail_copy};
+        emulator_fail_allocation, emulator_fail_launch, emulator_fail_copy};
     for (int64_t n = 1; n < 400; n += 1 + n / 5) {
         begin_open(1);
         talk t = {.shape = {4, 2, 8}, .ranks = 3, .sequences = 2, .room = 90};
@@ -751,7 +751,7 @@ LOOP(a_failure_leaves_the_conversation_unchanged, 0, 3 * stand_in_pretends()) {
         faults[_i](0);
         ck_assert_msg(status != CP_OK || t.problem[0] == '\0', "%s", t.problem);
         close_talk(&t);
-        stand_in_end();
+        emulator_end();
         if (status == CP_OK)
             return;
     }
@@ -792,12 +792,12 @@ LOOP(ranks_that_disagree_about_a_batch_fail, 0, 2) {
     end();
 }
 
-LOOP(machines_without_a_gpu_say_why, 0, 3 * stand_in_pretends()) {
+LOOP(machines_without_a_gpu_say_why, 0, 3 * emulator_pretends()) {
     static const int drivers[] = {-1, 11080, 13000};
     static const char *const words[] = {"no driver", "driver for CUDA 11.8",
                                         "no device"};
-    stand_in_begin(&(stand_in_options){.driver = drivers[_i], .bare = _i == 2});
+    emulator_begin(&(emulator_options){.driver = drivers[_i], .bare = _i == 2});
     int count;
     refuses(cp_device_count(&count), CP_BROKEN, words[_i]);
-    stand_in_end();
+    emulator_end();
 }

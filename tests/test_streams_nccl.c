@@ -1,4 +1,4 @@
-/* Ranks over NCCL, as threads of one process on the stand-in. */
+/* Ranks over NCCL, as threads of one process on the emulator. */
 #include "crowd.h"
 #include "talk.h"
 
@@ -135,7 +135,7 @@ LOOP(survivors_of_a_lost_rank_end, 0, COUNT_OF(losses)) {
     went_well(&t, 0);
     timeout = silent ? 0.5 : 8.0;
     timeout_of_others = 8.0;
-    (silent ? stand_in_dead_rank : stand_in_failing_rank)(2, losses[_i].after);
+    (silent ? emulator_dead_rank : emulator_failing_rank)(2, losses[_i].after);
     const double began = cp_clock();
     ck_assert_int_eq(call(&t, &follow_up, losses[_i].variant), CP_BROKEN);
     ck_assert_double_le(cp_clock() - began, 4.0);
@@ -163,7 +163,7 @@ TEST(a_lost_message_is_named) {
     begin(1);
     talk t = open_one(3);
     timeout = timeout_of_others = 0.5;
-    stand_in_drop_message(0, 1, 1);
+    emulator_drop_message(0, 1, 1);
     ck_assert_int_eq(call(&t, &fresh, CP_PASS_KV), CP_BROKEN);
     ck_assert(any_rank_reports(&t, "hop 1: 512 bytes"));
     close_talk(&t);
@@ -210,7 +210,7 @@ LOOP(a_rank_with_another_plan_is_named, 0, 9) {
     ck_assert_double_le(cp_clock() - began, 4.0);
     for (int r = 0; r < t.ranks; r++)
         ck_assert_int_eq(members[r].member.status, CP_BROKEN);
-    const char *report = stand_in_report();
+    const char *report = emulator_report();
     ck_assert_msg(strstr(report, "rank 1 sends") != NULL ||
                       strstr(report, "to rank 1, which receives") != NULL,
                   "%s", report);
@@ -273,7 +273,7 @@ LOOP(failures_spread_through_groups_and_end, 0, COUNT_OF(losses)) {
     begin(1);
     open_grid(2, 3);
     plan_grid(2, 20, CP_PASS_KV);
-    (silent ? stand_in_dead_rank : stand_in_failing_rank)(1, losses[_i].after);
+    (silent ? emulator_dead_rank : emulator_failing_rank)(1, losses[_i].after);
     const double began = cp_clock();
     walk_all(rings_of, 2, 6, given, given);
     ck_assert_double_le(cp_clock() - began, 5);
@@ -376,7 +376,7 @@ LOOP(a_launch_that_does_not_return_is_freed, 0, 3) {
         "a call did not return"};
     begin(1);
     fate = _i;
-    (fate == FAILS ? stand_in_failing_rank : stand_in_dead_rank)(1, 0);
+    (fate == FAILS ? emulator_failing_rank : emulator_dead_rank)(1, 0);
     for (int r = 0; r < 2; r++) {
         members[r] = (nccl_member){0};
         buffers[r] = on_device(256);

@@ -13,8 +13,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "cuda/ring/nccl_group.h"
-#include "ring/agree.h"
+#include "cuda/run/nccl_group.h"
+#include "group/agree.h"
 
 static const char *const nccl_on_one_gpu[] = {
     "NCCL_NET=Socket",     "NCCL_IB_DISABLE=1",   "NCCL_SOCKET_IFNAME=lo",
@@ -210,7 +210,7 @@ static cp_status shrink_twice(const cp_process_group *group, int64_t unused) {
     CP_TRY(require(!group->shrink(&(int){0}), "shrunk", 0));
     for (int n = 0; n < 35; n++) {
         if (n == 6 && world_rank == 0)
-            stand_in_drop_message(1, 0, 1);
+            emulator_drop_message(1, 0, 1);
         if (n % 15 == 7 && world_rank == 1 + n / 15)
             kill(getpid(), SIGKILL);
         world_ranks[group->rank] = world_rank;
@@ -281,7 +281,7 @@ static cp_status join_group(double timeout, cp_process_group *group) {
 static int play_rank(const char *name) {
     cp_process_group group;
     scene = name;
-    stand_in_begin(&(stand_in_options){.seed = 1, .open = true, .timeout = 20});
+    emulator_begin(&(emulator_options){.seed = 1, .open = true, .timeout = 20});
     if (join_group(timeout_of(name), &group) != CP_OK) {
         fprintf(stderr, "longring: %s\n", cp_message());
         return 1;
@@ -411,7 +411,7 @@ static void measure_start(void) {
 AROUND_ALL(measure_start, NULL);
 
 /* GPUs take their time to begin. */
-#define LIMIT (stand_in_pretends() ? 20 : 120)
+#define LIMIT (emulator_pretends() ? 20 : 120)
 
 LOOP_FOR(LIMIT, processes_join_and_end_together, 0, SHORT_PLAYS) {
     started_process play = start_play(_i);
@@ -424,10 +424,10 @@ LOOP_FOR(LIMIT, waiting_ranks_time_out, 0, 1) {
     started_process play[PLAYS];
     for (int n = SHORT_PLAYS; n < PLAYS; n++) {
         play[n] = start_play(n);
-        if (!stand_in_pretends())
+        if (!emulator_pretends())
             end_play(n, &play[n]);
     }
-    for (int n = SHORT_PLAYS; n < PLAYS && stand_in_pretends(); n++)
+    for (int n = SHORT_PLAYS; n < PLAYS && emulator_pretends(); n++)
         end_play(n, &play[n]);
 }
 
@@ -443,7 +443,7 @@ int main(int count, char **words) {
     if (count == 3 && strcmp(words[1], "--rank") == 0)
         return play_rank(words[2]);
     int devices = 0;
-    if (!stand_in_pretends() && cp_device_count(&devices) != CP_OK) {
+    if (!emulator_pretends() && cp_device_count(&devices) != CP_OK) {
         fprintf(stderr, "%s\n", cp_message());
         return 1;
     }

@@ -8,7 +8,7 @@
 
 #include "predict/draw.h"
 #include "predict/timeline.h"
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 enum { MOST_RANKS = 8, MOST_OPS = 16 };
 

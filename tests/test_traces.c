@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "cuda/ring/graph.h"
+#include "cuda/run/graph.h"
 
 typedef struct {
     char name[32];
@@ -123,7 +123,7 @@ static cp_status walk_and_look(talk *t) {
     look_for_all(t);
     if (t->plan->variant == CP_PASS_KV && t->ranks > 1)
         ck_assert_int_ge(count_hidden(t),
-                         stand_in_pretends() ? t->ranks * t->layers : 0);
+                         emulator_pretends() ? t->ranks * t->layers : 0);
     return status;
 }
 
@@ -168,17 +168,17 @@ LOOP(a_trace_names_every_operation_on_its_queue, 0, 20) {
     close_traced(&t);
 }
 
-LOOP(without_a_trace_events_have_no_timing, 0, 4 * stand_in_pretends()) {
+LOOP(without_a_trace_events_have_no_timing, 0, 4 * emulator_pretends()) {
     talk t = open_traced(_i, _i % 2 == 1);
     int64_t timed[2];
     for (int again = 0; again < 2; again++) {
         call(&t, fresh, CP_PASS_KV);
         call(&t, fresh, CP_PASS_Q);
-        timed[again] = stand_in_count().timed_events;
+        timed[again] = emulator_count().timed_events;
     }
     ck_assert_int_eq(timed[0] > 0, _i % 2 == 1);
-    ck_assert_int_gt(stand_in_count().ranges, 0);
-    ck_assert_int_eq(stand_in_count().open_ranges, 0);
+    ck_assert_int_gt(emulator_count().ranges, 0);
+    ck_assert_int_eq(emulator_count().open_ranges, 0);
     ck_assert_int_eq(timed[0], timed[1]);
     went_well(&t, 0);
     close_traced(&t);

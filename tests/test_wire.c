@@ -12,10 +12,10 @@ static char where[200]; /* the current call, for failures */
 
 #include "harness/one_call.h"
 #include "reference/attend/oracle.h"
-#include "reference/ring/encode.h"
-#include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
-#include "ring/variants.h"
+#include "reference/run/encode.h"
+#include "reference/run/threads.h"
+#include "reference/run/walk.h"
+#include "variants/variants.h"
 
 enum { WIDEST = 40 };
 

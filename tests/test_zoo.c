@@ -17,7 +17,7 @@ static const char *const runs_of[][2] = {
     {"$L", "--variant all-gather"},
     {"$L", "--variant decode"},
     {"$L", "--variant pass-q --placement interleave:2 --pages 2"},
-    {"${L%/*}/stand-in/longring", "--on cuda-fp32"},
+    {"${L%/*}/emulator/longring", "--on cuda-fp32"},
 };
 enum { RUNS = sizeof(runs_of) / sizeof(runs_of[0]) };
 

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 #include "cuda/kernels/device_encode.h"
-#include "ring/encoding.h"
+#include "tokens/encoding.h"
 #ifdef __cplusplus
 }
 #endif

@@ -4,7 +4,7 @@
 #define CP_DEVICE_ENCODE_H
 
 #include "cuda/kernels/kernels.h"
-#include "ring/wire.h"
+#include "tokens/wire.h"
 
 /* Rows of a head, dim numbers each, as they are held and as they are sent. Sent
  * rows are encoded (not CP_ENCODING_NONE; encode.h) and aligned to 4 bytes. */

@@ -4,7 +4,7 @@
 #define CP_DEVICE_TOP_K_H
 
 #include "cuda/kernels/kernels.h"
-#include "ring/indexer.h"
+#include "tokens/indexer.h"
 
 /* Computes the lists of cp_select (select.h) on a device, with the same bits as
  * a processor with fused multiply-add. Writes every row that a tile of queries

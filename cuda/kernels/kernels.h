@@ -6,8 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "ring/leaves.h"
-#include "ring/span.h"
+#include "tokens/leaves.h"
+#include "tokens/span.h"
 
 /* How a number of a tensor is stored. */
 typedef enum { CP_F32, CP_BF16 } cp_element;

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "model/attend_call.h"
-#include "ring/agree.h"
-#include "ring/encoding.h"
+#include "group/agree.h"
+#include "tokens/encoding.h"
 
 typedef struct {
     const cp_device_runner *runner;

@@ -8,7 +8,7 @@
 #include "cuda/kernels/in_order.h"
 #include "cuda/kernels/model_kernels.h"
 #include "model/blocks.h"
-#include "ring/encoding.h"
+#include "tokens/encoding.h"
 
 static cp_device_engine *engine_of(const cp_engine *base) {
     return (cp_device_engine *)(uintptr_t)base;

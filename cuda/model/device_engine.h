@@ -5,7 +5,7 @@
 #define CP_DEVICE_ENGINE_H
 
 #include "cuda/model/device_model.h"
-#include "cuda/ring/nccl_link.h"
+#include "cuda/run/nccl_link.h"
 #include "model/engine.h"
 
 /* Where the ranks of an engine run. */

@@ -8,11 +8,11 @@
 #include <stdlib.h>
 
 #include "cuda/kernels/model_kernels.h"
-#include "cuda/ring/graph.h"
+#include "cuda/run/graph.h"
 #include "model/arena.h"
 #include "model/pass.h"
-#include "ring/agree.h"
-#include "ring/variants.h"
+#include "group/agree.h"
+#include "variants/variants.h"
 
 enum { MOST_ROWS = 4096 }; /* of a block, unless the runner sets it */
 

@@ -4,7 +4,7 @@
 #ifndef DEADLOCK_H
 #define DEADLOCK_H
 
-#include "ring/comm.h"
+#include "group/comm.h"
 
 /* Send to one rank, or receive from one; return when the message has arrived. A
  * send thus waits until its receive is posted. */

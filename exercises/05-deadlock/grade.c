@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "predict/draw.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 #include "tests/harness/grader/around.h"
 
 enum { RANKS = 8, EVENTS = 200, TURNS = 12 };

@@ -9,7 +9,7 @@
 
 #include "predict/draw.h"
 #include "reference/attend/attend.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 #include "tests/harness/grader/around.h"
 
 enum { RANKS = 8, EVENTS = 120, TOKENS = 60, MANY = 400 };

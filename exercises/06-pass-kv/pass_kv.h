@@ -4,8 +4,8 @@
 #define PASS_KV_H
 
 #include "reference/attend/partial.h"
-#include "ring/comm.h"
-#include "ring/span.h"
+#include "group/comm.h"
+#include "tokens/span.h"
 
 /* A block is what one rank has cached: its keys [length][N_KV][D_H], directly
  * followed by its values, in fp32. A length may be 0. */

@@ -1,11 +1,11 @@
 /* Tangled from book/labs/07-pass-q.nw; the skeleton; write your answer here. */
 /* Ring pass-Q in which a partial travels with its queries: a plan builder
- * (ring/build.h), and its cost. Rank k sends to k + 1 and receives from k - 1,
+ * (plan/build.h), and its cost. Rank k sends to k + 1 and receives from k - 1,
  * around the ring. */
 #ifndef PASS_Q_H
 #define PASS_Q_H
 
-#include "ring/build.h"
+#include "plan/build.h"
 
 /* The rank whose queries `rank` holds at a hop, hop from 0 to ranks. At hop
  * `ranks`, no rank attends any more: each receives its own partial. */

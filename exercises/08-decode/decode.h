@@ -6,7 +6,7 @@
 
 #include "reference/attend/attend.h"
 #include "reference/attend/partial.h"
-#include "ring/comm.h"
+#include "group/comm.h"
 
 /* The rank that keeps the next token of a sequence, of which rank r holds
  * held[r] tokens: the one with the fewest, among ranks with fewer than room; of

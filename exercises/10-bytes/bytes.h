@@ -4,7 +4,7 @@
 #ifndef BYTES_H
 #define BYTES_H
 
-#include "ring/build.h"
+#include "plan/build.h"
 
 /* The builder. plan->spare blocks may be in flight while another is attended
  * to: 1 + plan->spare buffers, and one slot for the rank's own block. */

@@ -4,7 +4,7 @@
 #ifndef HIDE_H
 #define HIDE_H
 
-#include "ring/build.h"
+#include "plan/build.h"
 
 /* The builder. At hop h = 1 .. N-1 rank k computes a partial for the queries of
  * rank k - h, sends it there immediately, and receives the one for its own

@@ -5,7 +5,7 @@
 #ifndef BOTH_WAYS_H
 #define BOTH_WAYS_H
 
-#include "ring/build.h"
+#include "plan/build.h"
 
 /* A builder, as cp_plan_pass_kv is one.
  *   messages  to the neighbours only, at most N / 2 to each; N (N - 1) of

@@ -38,7 +38,7 @@ extern "C" {
 cudaError_t fold_launch(const fold *call, cudaStream_t stream);
 
 /* Where kernels are emulated, exponentials are counted for each thread. */
-#ifdef STAND_IN_KERNEL_H
+#ifdef EMULATOR_KERNEL_H
 void fold_count(unsigned thread, unsigned threads);
 #define FOLD_COUNT fold_count(threadIdx.x, blockDim.x)
 #define expf(x) (FOLD_COUNT, expf(x))

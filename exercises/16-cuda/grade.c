@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/harness/grader/grade.h"
-#include "tests/harness/stand-in/stand_in.h"
+#include "tests/emulator/emulator.h"
 
 /* A call whose partials are on the host, and the expected result. */
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     float *got, *lse; /* where the device's answer goes */
 } problem;
 
-/* Exponentials, on the stand-in: all, and those of each thread of a block. */
+/* Exponentials, on the emulator: all, and those of each thread of a block. */
 static struct {
     int64_t all, by[1024];
     unsigned narrowest; /* block in which one was computed */
@@ -81,7 +81,7 @@ static void truth_of(problem *p, int64_t cell) {
 
 static void must(cudaError_t error, const char *what) {
     grade_hold(error == cudaSuccess, "%s: %s\n%s", what,
-               cudaGetErrorString(error), stand_in_report());
+               cudaGetErrorString(error), emulator_report());
 }
 
 /* Device memory, filled with NaN. */
@@ -94,7 +94,7 @@ static float *reserve(int64_t count) {
 }
 
 static void begin(problem *p, uint64_t turn) {
-    stand_in_begin(&(stand_in_options){.seed = grade_seed() + turn});
+    emulator_begin(&(emulator_options){.seed = grade_seed() + turn});
     fold *call = &p->call;
     call->split_output = reserve(call->splits * p->cells * call->dim);
     call->split_lse = reserve(call->splits * p->cells);
@@ -102,13 +102,13 @@ static void begin(problem *p, uint64_t turn) {
     call->lse = reserve(p->cells);
 }
 
-/* Free everything; the stand-in then reports faults. */
+/* Free everything; the emulator then reports faults. */
 static void end(problem *p) {
     cudaFree((void *)(uintptr_t)p->call.split_output);
     cudaFree((void *)(uintptr_t)p->call.split_lse);
     cudaFree(p->call.output);
     cudaFree(p->call.lse);
-    grade_hold(stand_in_end() == 0, "%s", stand_in_report());
+    grade_hold(emulator_end() == 0, "%s", emulator_report());
 }
 
 static void copy(void *to, const void *from, int64_t count, cudaStream_t on) {
@@ -283,16 +283,16 @@ static void pin(float **numbers, int64_t count) {
 /* Fold twice: a wait before the second launch would run the first. An
  * allocation would fail, and be reported. */
 static void fold_twice(const problem *p, cudaStream_t on) {
-    const int64_t before = stand_in_count().launches;
+    const int64_t before = emulator_count().launches;
     for (int n = 0; n < 2; n++) {
-        stand_in_fail_allocation(1);
+        emulator_fail_allocation(1);
         const cudaError_t error = fold_launch(&p->call, on);
-        stand_in_fail_allocation(0);
-        grade_hold(strstr(stand_in_report(), "failed on demand") == NULL,
+        emulator_fail_allocation(0);
+        grade_hold(strstr(emulator_report(), "failed on demand") == NULL,
                    "fold_launch allocates memory");
         must(error, "fold_launch");
         grade_equal(
-            stand_in_count().launches, before,
+            emulator_count().launches, before,
             "kernels that had run when the %s fold_launch returned: it waited",
             n == 0 ? "first" : "second");
     }
@@ -314,15 +314,15 @@ static void in_its_stream(void) {
         for (int i = 0; i < 4; i++)
             pin(pinned[i], counts[i]);
         must(cudaStreamCreateWithFlags(&on, cudaStreamNonBlocking), "a stream");
-        const int64_t before = stand_in_count().launches;
+        const int64_t before = emulator_count().launches;
         upload(&p, on);
         fold_twice(&p, on);
         download(&p, on);
         must(cudaStreamSynchronize(on), "waiting for the stream");
         check(&p, 1e-5);
         must(cudaDeviceSynchronize(), "waiting for all");
-        if (stand_in_pretends())
-            grade_equal(stand_in_count().launches, before + 2,
+        if (emulator_pretends())
+            grade_equal(emulator_count().launches, before + 2,
                         "kernels that two calls launched");
         for (int i = 0; i < 4; i++)
             cudaFreeHost(*pinned[i]);
@@ -360,22 +360,22 @@ static void weigh_once(void) {
         problem p = draw_problem(splits, 2, 2, 128, 0, 4);
         run(&p, n);
         check(&p, 1e-5);
-        if (stand_in_pretends())
+        if (emulator_pretends())
             check_shares(splits, p.cells);
     }
 }
 
 /* Check that the call returns this, and launches nothing. */
 static void answers(fold call, cudaError_t want) {
-    stand_in_begin(&(stand_in_options){.seed = grade_seed()});
+    emulator_begin(&(emulator_options){.seed = grade_seed()});
     grade_ran("fold_launch with %d splits, %ld rows, %ld heads, dim %ld",
               call.splits, call.rows, call.heads, call.dim);
     const cudaError_t got = fold_launch(&call, NULL);
     grade_hold(got == want, "returned %d, %s: want %d, %s", (int)got,
                cudaGetErrorString(got), (int)want, cudaGetErrorString(want));
     must(cudaDeviceSynchronize(), "waiting");
-    grade_equal(stand_in_count().launches, 0, "kernels that were launched");
-    stand_in_end();
+    grade_equal(emulator_count().launches, 0, "kernels that were launched");
+    emulator_end();
 }
 
 static void none(void) {

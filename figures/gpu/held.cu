@@ -1,6 +1,6 @@
 /* The kernels of attention for figures/gpu/held.py, which has the tensors: what
  * a call needs besides, and a clock. Compiled with nvcc, and as C with the
- * stand-in. */
+ * emulator. */
 #include "cuda/kernels/kernel_launch.h"
 
 #include <stdlib.h>

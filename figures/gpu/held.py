@@ -8,7 +8,7 @@ shuffled order, two rounds of each table, a matrix product among them; what take
 less than a millisecond in graphs. The clock is cycles over nanoseconds, by a
 kernel before and behind; utilisation is in percent of 4,096 operations a cycle
 and multiprocessor. A step of decode is timed in a graph of several, with keys and
-values that no cache holds. Where the library is the stand-in's, sizes are a
+values that no cache holds. Where the library is the emulator's, sizes are a
 512th of what their names say, ours run in the place of others', and the numbers
 mean nothing. Status 1: a kernel of ours is wrong.
 """
@@ -157,13 +157,13 @@ class Buffer:
 
 
 class Pretended(Device):
-    """The stand-in, by way of its CUDA."""
-    part, shape, seconds, processors, name = 512, (4, 2, 64), 0, 2, "stand-in"
+    """The emulator, by way of its CUDA."""
+    part, shape, seconds, processors, name = 512, (4, 2, 64), 0, 2, "emulator"
 
     def __init__(self, library):
         self.seed, queue = random.Random(1), pointer(0)
-        library.stand_in_begin(bytes(64))
-        library.stand_in_pretend_hopper(ctypes.c_bool(True))
+        library.emulator_begin(bytes(64))
+        library.emulator_pretend_hopper(ctypes.c_bool(True))
         self.need(library.cudaStreamCreateWithFlags(ctypes.byref(queue), 1))
         self.queue, self.library = queue, library
         super().__init__(library)
@@ -406,7 +406,7 @@ def main():
     if len(sys.argv) != 3 or sys.argv[1] not in kinds:
         sys.exit(__doc__)
     library = ctypes.CDLL(sys.argv[2])
-    device = (Pretended if hasattr(library, "stand_in_begin") else Card)(library)
+    device = (Pretended if hasattr(library, "emulator_begin") else Card)(library)
     random.seed(1)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True,
                             text=True, check=False).stdout.strip() or "unknown"

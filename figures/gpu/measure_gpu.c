@@ -1,7 +1,7 @@
 /* Measure on a GPU what its documents leave open: measure_gpu PART. Prints a
  * line for each thing as it is known: what, unit, value, and the operations and
  * bytes that were counted for it, or 0. Attention is longring bench's. On the
- * stand-in it is short, and the numbers mean nothing. */
+ * emulator it is short, and the numbers mean nothing. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "app/device_calibrate.h"
 #include "cuda/kernels/device_encode.h"
-#include "cuda/ring/nccl_link.h"
-#include "tests/harness/stand-in/stand_in.h"
+#include "cuda/run/nccl_link.h"
+#include "tests/emulator/emulator.h"
 
 static cp_queues queues;
 
@@ -33,7 +33,7 @@ static void print(const char *what, const char *unit, double value,
 
 /* So often on a GPU. */
 static int64_t often(int64_t times) {
-    return stand_in_pretends() ? cp_min(times, 40) : times;
+    return emulator_pretends() ? cp_min(times, 40) : times;
 }
 
 static void finish(void) {
@@ -129,7 +129,7 @@ static void print_messages(void) {
     static const int64_t sizes[] = {4096, 1 << 20, 1 << 26};
     const int64_t times = often(1000);
     char what[64];
-    for (int n = 0; n < 3 - stand_in_pretends(); n++) {
+    for (int n = 0; n < 3 - emulator_pretends(); n++) {
         timed_message message = message_of(sizes[n]);
         const double bytes = 2 * (double)message.bytes;
         const span_of_time eager = time_of(send_to_self, &message, times);
@@ -246,7 +246,7 @@ static void print_copies(void) {
     pair_of_labels labels = labels_new();
     print("copy/on the stream/seen late", "copies",
           (double)count_late(&labels, true), 0, 0);
-    if (!stand_in_pretends()) /* it would call it a fault, and rightly */
+    if (!emulator_pretends()) /* it would call it a fault, and rightly */
         print("copy/cudaMemcpy/seen late", "copies",
               (double)count_late(&labels, false), 0, 0);
     labels_free(&labels);
@@ -308,7 +308,7 @@ static const int64_t heights[] = {1, 16, 17, 64, 2048, 4096, 8192};
 enum { LAYERS = 8, HEIGHTS = 7, SMALLER = 64 };
 
 static void print_product(timed_product *product, int layer, int64_t rows) {
-    const int64_t part = stand_in_pretends() ? SMALLER : 1;
+    const int64_t part = emulator_pretends() ? SMALLER : 1;
     const bool narrow = product->matrix.numbers == CP_NUMBERS_F8;
     char what[64];
     product->matrix.in = layers[layer].in / part / 16 * 16;
@@ -327,7 +327,7 @@ static void print_product(timed_product *product, int layer, int64_t rows) {
 }
 
 static void print_products(void) {
-    const bool small = stand_in_pretends();
+    const bool small = emulator_pretends();
     const int64_t part = small ? SMALLER : 1;
     const int64_t rows = small ? heights[3] : heights[HEIGHTS - 1];
     const int64_t most = 28672 / part;
@@ -356,8 +356,8 @@ static void print_products(void) {
 /* Launches behind work that takes about a second: how many until the host has
  * to wait, and what each costs it before that. */
 static void print_launches(void) {
-    const int64_t side = stand_in_pretends() ? 64 : 16384;
-    const int64_t ahead = stand_in_pretends() ? 1 : 100;
+    const int64_t side = emulator_pretends() ? 64 : 16384;
+    const int64_t ahead = emulator_pretends() ? 1 : 100;
     pair_of_labels labels = labels_new();
     const cp_device_labels look = {1, labels.device_labels, labels.expected[0],
                                    labels.wrong};
@@ -411,7 +411,7 @@ static void print_writings(void) {
     } kinds[] = {{"fp8", CP_ENCODING_FP8, CP_BF16},
                  {"int8", CP_ENCODING_INT8, CP_BF16},
                  {"block", CP_ENCODING_BLOCK, CP_F32}};
-    const int64_t rows = stand_in_pretends() ? 64 : 1 << 18, dim = 128;
+    const int64_t rows = emulator_pretends() ? 64 : 1 << 18, dim = 128;
     char what[64];
     for (int n = 0; n < 3; n++) {
         const int64_t held = dim * cp_element_bytes(kinds[n].element);
@@ -448,7 +448,7 @@ int main(int count, char **arguments) {
               stderr);
         return 2;
     }
-    stand_in_begin(&(stand_in_options){0});
+    emulator_begin(&(emulator_options){0});
     int devices;
     need(cp_device_count(&devices));
     need(cp_queues_new(&queues));

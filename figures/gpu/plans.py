@@ -2,7 +2,7 @@
 
 plans.py LONGRING TINY_MODEL
 
-LONGRING is the program on the stand-in, which prints what it counted. Tiny
+LONGRING is the program on the emulator, which prints what it counted. Tiny
 models of 2 and 4 blocks generate 8 and 24 tokens, and differences of the counts
 are of a layer and of a token. Prints CSV, and on stderr what is over BUDGETS;
 then the exit status is 1. The ranks are those of one process.
@@ -38,7 +38,7 @@ def counted(longring, folder, layers, ranks, tokens):
     made = subprocess.run(
         [longring, "logits", "--model", f"{folder}/{layers}", "--tokens", f"{folder}/ids",
          "--generate", str(tokens), "--on", "cuda", "--ranks", str(ranks)],
-        env=dict(os.environ, STAND_IN_COUNT="1"), capture_output=True, text=True)
+        env=dict(os.environ, EMULATOR_COUNT="1"), capture_output=True, text=True)
     if made.returncode:
         sys.exit(made.stderr)
     return {word: int(number) for word, number in re.findall(r"(\w+) (\d+)", made.stderr)}

@@ -1,6 +1,6 @@
 /* The rungs of the ladder whose scores lie column by column: a row for each
  * key, so that they are the packed operand of the second product. */
-#include "figures/ladder/ladder.h"
+#include "figures/ladder/rungs.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The rungs of the ladder whose scores lie row by row, a row for each query:
  * by a library's matrix product, and by its micro-kernel. */
 #define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
-#include "figures/ladder/ladder.h"
+#include "figures/ladder/rungs.h"
 
 #include <blis.h>
 

@@ -14,7 +14,7 @@
 #include <blis.h>
 
 #include "app/measure.h"
-#include "figures/ladder/ladder.h"
+#include "figures/ladder/rungs.h"
 #include "figures/tools.h"
 #include "reference/attend/micro.h"
 #include "reference/attend/oracle.h"

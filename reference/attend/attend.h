@@ -6,7 +6,7 @@
 #define CP_ATTEND_H
 
 #include "reference/attend/exp2.h"
-#include "ring/span.h"
+#include "tokens/span.h"
 
 /* Merge a partial answer for one row of one head into a running one (partial.h
  * has it); remainder may be NULL. */
@@ -49,7 +49,7 @@ typedef struct {
  * the caller's thread, so that the caller's messages can move. Fails with
  * CP_INVALID for a wrong shape or threads < 1, and with CP_MEMORY; output and
  * lse are then untouched.
- *   With leaves (ring/leaves.h), keys are all keys of these leaves, in spans of
+ *   With leaves (tokens/leaves.h), keys are all keys of these leaves, in spans of
  * step 1. The answer is then a partial for each node, output and lse node_size
  * apart, that depends neither on pieces nor on other queries; merge is NULL.
  * cp_attend has no such order, and refuses. */

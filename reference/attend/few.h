@@ -5,7 +5,7 @@
 #define CP_FEW_H
 
 #include "reference/attend/rows.h"
-#include "ring/leaves.h"
+#include "tokens/leaves.h"
 
 /* The keys of a block that are cached: count rows from its first position. */
 typedef struct {

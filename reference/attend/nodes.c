@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ring/span.h"
+#include "tokens/span.h"
 
 void cp_node_merge_row(float *output, float *lse, const float *add,
                        float add_lse, int64_t dim) {

@@ -7,7 +7,7 @@
 
 #include "reference/attend/exp2.h"
 #include "reference/attend/partial.h"
-#include "ring/leaves.h"
+#include "tokens/leaves.h"
 
 /* ln x, to 2 units in the last place or 6e-8; NaN for NaN. x is above 0. */
 static inline float cp_node_log(float x) {

@@ -4,7 +4,7 @@
 #ifndef CP_ORACLE_H
 #define CP_ORACLE_H
 
-#include "ring/span.h"
+#include "tokens/span.h"
 
 /* What cp_attend computes (attend.h), in double precision and token by
  * token: O = softmax(Q K^T / sqrt(D)) V over the visible keys, and the

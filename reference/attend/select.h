@@ -5,7 +5,7 @@
 #define CP_SELECT_H
 
 #include "reference/attend/attend.h"
-#include "ring/indexer.h"
+#include "tokens/indexer.h"
 
 /* The queries and keys of a selection, and where the lists go. Owns nothing. */
 typedef struct {

@@ -7,9 +7,9 @@
 
 #include "model/attend_call.h"
 #include "reference/attend/fast.h"
-#include "reference/ring/store.h"
-#include "reference/ring/walk.h"
-#include "ring/agree.h"
+#include "reference/run/store.h"
+#include "reference/run/walk.h"
+#include "group/agree.h"
 
 typedef struct {
     const cp_runner *runner;

@@ -8,7 +8,7 @@
 #include "ground/host.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
-#include "reference/ring/walk.h"
+#include "reference/run/walk.h"
 
 static cp_cores_engine *engine_of(const cp_engine *base) {
     return (cp_cores_engine *)(uintptr_t)base;

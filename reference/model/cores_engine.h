@@ -5,9 +5,9 @@
 #define CP_CORES_ENGINE_H
 
 #include "model/engine.h"
-#include "reference/ring/runner.h"
-#include "reference/ring/store.h"
-#include "reference/ring/trace.h"
+#include "reference/run/runner.h"
+#include "reference/run/store.h"
+#include "reference/run/trace.h"
 
 /* Ranks that compute on cores, and their current call. */
 typedef struct {

@@ -14,7 +14,7 @@
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
-#include "reference/ring/walk.h"
+#include "reference/run/walk.h"
 
 /* A block of rows, and one thread's workspace for it. */
 typedef struct {

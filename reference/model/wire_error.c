@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "reference/ring/encode.h"
-#include "ring/encoding.h"
+#include "reference/run/encode.h"
+#include "tokens/encoding.h"
 
 /* A margin for the roundings of doubles, and of floats. */
 #define ROUNDED 1.00001

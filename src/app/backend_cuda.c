@@ -8,8 +8,8 @@
 
 #include "cuda/kernels/device.h"
 #include "cuda/model/device_engine.h"
-#include "cuda/ring/nccl_group.h"
-#include "ring/agree.h"
+#include "cuda/run/nccl_group.h"
+#include "group/agree.h"
 
 static const cp_device_runner local_runner = {.only = CP_NO_RANK,
                                               .graphs = true};

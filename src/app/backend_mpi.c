@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ring/agree.h"
-#include "ring/process_group.h"
+#include "group/agree.h"
+#include "group/process_group.h"
 #include "reference/model/cores_engine.h"
-#include "reference/ring/processes.h"
+#include "reference/run/processes.h"
 #include "reference/model/model.h"
 
 static cp_comm *world;

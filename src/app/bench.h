@@ -5,7 +5,7 @@
 #include "ground/options.h"
 #include "model/session.h"
 #include "reference/attend/attend.h"
-#include "reference/ring/runner.h"
+#include "reference/run/runner.h"
 
 /* What can be measured. */
 typedef enum {

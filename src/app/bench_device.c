@@ -10,7 +10,7 @@
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/prefill.h"
-#include "cuda/ring/graph.h"
+#include "cuda/run/graph.h"
 
 /* The least and the largest number of copies of decode's keys and values in
  * memory; with the largest, no cache holds them all. */

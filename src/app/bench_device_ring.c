@@ -6,9 +6,9 @@
 #include "app/measure.h"
 #include "app/meter.h"
 #include "cuda/kernels/device.h"
-#include "cuda/ring/streams.h"
-#include "ring/cache.h"
-#include "ring/variants.h"
+#include "cuda/run/streams.h"
+#include "tokens/cache.h"
+#include "variants/variants.h"
 
 enum { MOST_RANKS = 16 };
 #define PATIENCE 60.0 /* seconds */

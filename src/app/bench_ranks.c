@@ -2,9 +2,9 @@
 #include <stdio.h>
 
 #include "app/measure.h"
-#include "reference/ring/store.h"
-#include "reference/ring/walk.h"
-#include "ring/variants.h"
+#include "reference/run/store.h"
+#include "reference/run/walk.h"
+#include "variants/variants.h"
 
 /* One ring, and its call. */
 typedef struct {

@@ -12,7 +12,7 @@
 #include "model/draft.h"
 #include "model/saved_conversation.h"
 #include "predict/draw.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 /* Append a question to the document; both have this many bytes together. */
 static cp_status text_join(cp_chat *chat, const char *question,

@@ -17,9 +17,9 @@
 #include "ground/save.h"
 #include "predict/ring_order.h"
 #include "predict/simulate.h"
-#include "ring/agree.h"
-#include "ring/process_group.h"
-#include "ring/leaves.h"
+#include "group/agree.h"
+#include "group/process_group.h"
+#include "tokens/leaves.h"
 
 #ifndef CP_VERSION
 #define CP_VERSION "0"

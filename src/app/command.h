@@ -7,7 +7,7 @@
 #include "app/npy.h"
 #include "ground/options.h"
 #include "predict/simulate.h"
-#include "ring/shares.h"
+#include "tokens/shares.h"
 
 /* A step of a command; context is the command's own. */
 typedef cp_status (*cp_command_step)(void *context);

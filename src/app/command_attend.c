@@ -13,8 +13,8 @@
 
 #include "model/attend_call.h"
 #include "reference/model/wire_error.h"
-#include "ring/check.h"
-#include "ring/process_group.h"
+#include "plan/check.h"
+#include "group/process_group.h"
 
 typedef struct {
     const char *q, *k, *v, *indexer, *out, *lse, *partials, *history, *cached;

@@ -7,7 +7,7 @@
 #include "app/meter.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 typedef struct {
     const char *only, *model;

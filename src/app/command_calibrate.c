@@ -9,7 +9,7 @@
 #include "app/meter.h"
 #include "ground/host.h"
 #include "predict/calibrate.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 typedef struct {
     int on;

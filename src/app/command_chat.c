@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "model/draft.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 #include "predict/draw.h"
 
 typedef struct {

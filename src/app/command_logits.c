@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "model/sample.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 typedef struct {
     const char *tokens, *history, *positions, *out;

@@ -5,12 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/cache.h"
-#include "ring/check.h"
+#include "tokens/cache.h"
+#include "variants/move.h"
+#include "plan/check.h"
 #include "predict/draw.h"
-#include "ring/scan.h"
-#include "ring/assign.h"
-#include "ring/sparse.h"
+#include "variants/scan.h"
+#include "tokens/assign.h"
+#include "variants/sparse.h"
 
 typedef struct {
     int64_t ranks, element_bytes;

@@ -5,7 +5,7 @@
 #include "app/command.h"
 #include "predict/pipeline.h"
 #include "predict/rules.h"
-#include "ring/sparse.h"
+#include "variants/sparse.h"
 
 typedef struct {
     cp_command_call call;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "reference/ring/states.h"
+#include "reference/run/states.h"
 
 enum { QUERIES, KEYS, VALUES, DECAY, RATE, BEFORE, TENSORS };
 

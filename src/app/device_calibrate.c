@@ -9,7 +9,7 @@
 #include "cuda/kernels/device.h"
 #include "cuda/kernels/kernels.h"
 #include "ground/random.h"
-#include "ring/agree.h"
+#include "group/agree.h"
 
 /* All keys are one piece of sequence 0; queries are in tiles. */
 typedef struct {

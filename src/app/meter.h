@@ -6,7 +6,7 @@
 #include "app/bench.h"
 #include "model/backend.h"
 #include "predict/calibrate.h"
-#include "reference/ring/runner.h"
+#include "reference/run/runner.h"
 
 /* Where the ranks run if the backend computes on cores; NULL for GPUs. */
 const cp_runner *cp_meter_cores(const cp_backend *backend);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "model/session_repair.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 void cp_chat_mark(cp_chat *chat) {
     for (int64_t s = 0; s < chat->sequences; s++)

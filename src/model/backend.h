@@ -6,7 +6,7 @@
 #include <signal.h>
 
 #include "model/facts.h"
-#include "ring/choose.h"
+#include "variants/choose.h"
 
 typedef struct cp_backend cp_backend;
 typedef struct cp_model cp_model;

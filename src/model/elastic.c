@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/check.h"
+#include "plan/check.h"
+#include "variants/move.h"
 
 /* How many tokens from the first on lie in consecutive rows of one rank. */
 static int64_t run_of(const cp_location *locations, int64_t count) {

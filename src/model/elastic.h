@@ -5,7 +5,7 @@
 #define CP_ELASTIC_H
 
 #include "model/engine.h"
-#include "ring/assign.h"
+#include "tokens/assign.h"
 
 /* The cost of moving to another number of ranks. */
 typedef struct {

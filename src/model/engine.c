@@ -9,8 +9,8 @@
 
 #include "ground/random.h"
 #include "model/pass.h"
-#include "ring/agree.h"
-#include "ring/sparse.h"
+#include "group/agree.h"
+#include "variants/sparse.h"
 
 cp_status cp_call_plan(const cp_cache *cache, const int64_t *new_tokens,
                        const cp_machine *machine, const cp_shape *shape,

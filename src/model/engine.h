@@ -6,8 +6,8 @@
 
 #include "model/backend.h"
 #include "model/sample.h"
-#include "ring/cache.h"
-#include "ring/process_group.h"
+#include "tokens/cache.h"
+#include "group/process_group.h"
 
 /* Which ranks are in this process. */
 typedef struct {

@@ -5,7 +5,7 @@
 #define CP_FACTS_H
 
 #include "model/gguf.h"
-#include "ring/span.h"
+#include "tokens/span.h"
 
 /* The tensors of a model: three for the whole model, then nine per block. */
 typedef enum {

@@ -9,7 +9,7 @@
 
 #include "ground/random.h"
 #include "ground/save.h"
-#include "ring/process_group.h"
+#include "group/process_group.h"
 
 static const char magic[8] = "LONGRING";
 enum { VERSION = 2, STRETCH = 1024 }; /* tokens of a block of rows */

@@ -7,7 +7,7 @@
 
 #include "model/elastic.h"
 #include "model/session_own.h"
-#include "ring/check.h"
+#include "plan/check.h"
 
 /* What is asked for: lengths[s] tokens of each sequence, or one token for each
  * sequence of a batch. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "model/session_own.h"
-#include "ring/repair.h"
+#include "tokens/repair.h"
 
 /* The weights of the surviving ranks. */
 static cp_status drop_weight(cp_session *session, int rank) {

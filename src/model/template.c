@@ -13,7 +13,7 @@ enum { WORDS = 1, ANSWER = 2 };
  * begins. The last of their answers is marked ANSWER. */
 static cp_status render(const cp_template *form, int turns,
                         cp_gguf_string question, cp_jinja_output *output) {
-    const cp_gguf_string stand_in = cp_gguf_string_of("-");
+    const cp_gguf_string emulator = cp_gguf_string_of("-");
     cp_jinja_message messages[6];
     cp_jinja_input input = {.messages = messages,
                             .bos = form->bos,
@@ -24,9 +24,9 @@ static cp_status render(const cp_template *form, int turns,
         messages[input.count++] = (cp_jinja_message){
             "system", cp_gguf_string_of(form->system), WORDS};
     for (int n = 1; n <= turns; n++) {
-        messages[input.count++] = (cp_jinja_message){"user", stand_in, WORDS};
+        messages[input.count++] = (cp_jinja_message){"user", emulator, WORDS};
         messages[input.count++] = (cp_jinja_message){
-            "assistant", stand_in, n == turns ? ANSWER : WORDS};
+            "assistant", emulator, n == turns ? ANSWER : WORDS};
     }
     messages[input.count++] = (cp_jinja_message){"user", question, WORDS};
     return cp_jinja_render(form->source, &input, output);

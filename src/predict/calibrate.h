@@ -6,7 +6,7 @@
 
 #include "predict/machine.h"
 #include "ground/options.h"
-#include "ring/span.h"
+#include "tokens/span.h"
 
 /* What can be timed. All ranks do it at the same time. */
 typedef enum {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "predict/timeline.h"
-#include "ring/history.h"
+#include "ground/history.h"
 
 typedef struct {
     const cp_plan *plan; /* NULL: strokes come from the caller */

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "ring/variants.h"
+#include "variants/variants.h"
 
 typedef enum {
     CP_DRAW_NOTHING,  /* no drawing; cp_draw does not take it */

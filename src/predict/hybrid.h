@@ -4,7 +4,7 @@
 #define CP_HYBRID_H
 
 #include "predict/pace.h"
-#include "ring/scan.h"
+#include "variants/scan.h"
 
 typedef struct {
     double seconds; /* of a layer */

@@ -5,7 +5,7 @@
 #define CP_LATENT_H
 
 #include "predict/machine.h"
-#include "ring/choose.h"
+#include "variants/choose.h"
 
 /* What such a layer costs a GPU that has one of n parts of the heads. */
 typedef struct {

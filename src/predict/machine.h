@@ -6,7 +6,7 @@
 #define CP_MACHINE_H
 
 #include "predict/description.h"
-#include "ring/span.h"
+#include "tokens/span.h"
 
 /* The fields of a machine, per GPU, in bytes, seconds and FLOP/s: name, kind,
  * unit in a description, default (a number or another field; NULL: a line must

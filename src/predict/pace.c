@@ -6,7 +6,7 @@
 
 #include "predict/experts.h"
 #include "predict/latent.h"
-#include "ring/messages.h"
+#include "plan/messages.h"
 
 static cp_status divide_latents(cp_pace *pace) {
     const cp_scenario *call = pace->call;

@@ -6,8 +6,8 @@
 
 #include "predict/machine.h"
 #include "predict/timeline.h"
-#include "ring/history.h"
-#include "ring/variants.h"
+#include "ground/history.h"
+#include "variants/variants.h"
 
 typedef struct {
     const cp_hardware *hardware;

@@ -4,7 +4,7 @@
 #ifndef CP_RULES_H
 #define CP_RULES_H
 
-#include "ring/choose.h"
+#include "variants/choose.h"
 
 /* A machine, a model's heads and a number of ranks. */
 typedef struct {

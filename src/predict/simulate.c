@@ -9,7 +9,7 @@
 
 #include "predict/experts.h"
 #include "predict/timeline.h"
-#include "ring/cache.h"
+#include "tokens/cache.h"
 
 typedef struct {
     const cp_scenario *scenario;

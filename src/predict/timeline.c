@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/order.h"
+#include "plan/order.h"
 
 /* The cost of an operation. */
 typedef struct {

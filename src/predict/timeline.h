@@ -4,7 +4,7 @@
 #ifndef CP_TIMELINE_H
 #define CP_TIMELINE_H
 
-#include "ring/plan.h"
+#include "plan/plan.h"
 
 /* A stretch of time on one of the two queues of a rank. */
 typedef struct {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/launch.h"
+#include "group/launch.h"
 
 static void fuzz_launches(const char *bytes, int64_t count) {
     char *text = strndup(bytes, (size_t)count), *remaining = text, *line;

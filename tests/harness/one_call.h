@@ -7,7 +7,7 @@
 
 #include "model/backend.h"
 #include "reference/model/wire_error.h"
-#include "ring/check.h"
+#include "plan/check.h"
 
 /* Queries of the new tokens; keys and values of the earlier and the new ones,
  * as in a cp_attend_job. */

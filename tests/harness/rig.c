@@ -9,7 +9,7 @@
 
 #include "ground/random.h"
 #include "reference/attend/oracle.h"
-#include "reference/ring/threads.h"
+#include "reference/run/threads.h"
 
 enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_KEY, INDEX_WEIGHT };
 

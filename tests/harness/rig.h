@@ -5,10 +5,10 @@
 #define HARNESS_RIG_H
 
 #include "reference/attend/select.h"
-#include "reference/ring/store.h"
-#include "reference/ring/walk.h"
-#include "ring/check.h"
-#include "ring/variants.h"
+#include "reference/run/store.h"
+#include "reference/run/walk.h"
+#include "plan/check.h"
+#include "variants/variants.h"
 
 /* The error allowed in any number of an answer; both 0: what rounding
  * explains. */

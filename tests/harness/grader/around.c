@@ -10,9 +10,9 @@
 #include "predict/draw.h"
 #include "predict/timeline.h"
 #include "reference/attend/oracle.h"
-#include "reference/ring/threads.h"
-#include "reference/ring/walk.h"
-#include "ring/cache.h"
+#include "reference/run/threads.h"
+#include "reference/run/walk.h"
+#include "tokens/cache.h"
 
 static bool ledger;
 

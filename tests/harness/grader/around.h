@@ -6,9 +6,9 @@
 #define GRADER_AROUND_H
 
 #include "grade.h"
-#include "ring/build.h"
-#include "ring/check.h"
-#include "ring/comm.h"
+#include "plan/build.h"
+#include "plan/check.h"
+#include "group/comm.h"
 
 enum { GRADE_QUERY, GRADE_KEY, GRADE_VALUE };
 

@@ -1,0 +1,246 @@
+/* Tangled from book/05-plan.nw; edit the chapter. */
+/* Building plans: slots and operations. */
+#include "plan/build.h"
+
+#include <stdlib.h>
+
+#include "plan/node_lists.h"
+
+/* Bytes that a whole query carries: its label, and the keys it has chosen. */
+static int64_t extra_bytes(const cp_plan *plan) {
+    return (plan->labelled ? CP_LABEL_BYTES : 0) +
+           plan->indexer.top_k * CP_CHOSEN_BYTES;
+}
+
+static int64_t index_bytes(const cp_plan *plan, cp_slot_kind kind) {
+    const cp_indexer *indexer = &plan->indexer;
+    if (kind == CP_SLOT_LIST)
+        return indexer->top_k * (int64_t)sizeof(cp_candidate);
+    return (kind == CP_SLOT_INDEX_KEYS ? indexer->dim
+                                       : indexer->heads * (indexer->dim + 1)) *
+           plan->element_bytes;
+}
+
+static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
+                         cp_wire wire) {
+    const cp_shape shape = cp_shape_part(&plan->shape, parts);
+    const cp_head_bytes head =
+        cp_head_bytes_of(wire, &shape, plan->element_bytes);
+    if (kind > CP_SLOT_RUN)
+        return index_bytes(plan, kind);
+    const int64_t bytes[] = {
+        [CP_SLOT_CACHE] = 0,
+        [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
+        [CP_SLOT_QUERIES] = shape.query_heads * head.query +
+                            (parts == 1 ? extra_bytes(plan) : 0),
+        [CP_SLOT_KEYS] = shape.kv_heads * head.keys,
+        [CP_SLOT_PARTIAL] = shape.query_heads * head.partial,
+        [CP_SLOT_RUN] = plan->run_bytes,
+    };
+    return bytes[kind];
+}
+static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
+    const cp_layout *layout = plan->layout;
+    const bool per_query = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
+    const bool all_ranks = per_query && plan->begins != CP_OWN_TOKENS;
+    const bool keys = kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS;
+    const cp_block *block = keys        ? layout->keys
+                            : all_ranks ? &layout->all_queries
+                                        : layout->queries;
+    cp_slot slot = {.kind = kind, .parts = parts};
+    if (kind != CP_SLOT_CACHE)
+        slot.rows = kind == CP_SLOT_RUN ? 1 : block->rows;
+    if (plan->status == CP_OK && !cp_shape_divides(&plan->shape, parts))
+        plan->status = cp_refuse(
+            "%ld query heads over %ld key heads cannot be cut into %d parts",
+            plan->shape.query_heads, plan->shape.kv_heads, parts);
+    if (plan->status == CP_OK &&
+        (!cp_multiply(slot.rows, row_bytes(plan, kind, parts, CP_WIRE_FP32),
+                      &slot.held) ||
+         !cp_multiply(slot.rows, row_bytes(plan, kind, parts, plan->wire),
+                      &slot.bytes)))
+        plan->status =
+            cp_refuse("the bytes of a slot of %ld rows overflow", slot.rows);
+    return slot;
+}
+
+int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts) {
+    const int first = plan->slot_count;
+    const int64_t all = (int64_t)first + count;
+    const cp_slot slot = make_slot(plan, kind, parts);
+    if (plan->status != CP_OK)
+        return 0;
+    if (all > INT16_MAX)
+        plan->status =
+            cp_refuse("%ld slots; at most %d are possible", all, INT16_MAX);
+    else
+        plan->status = cp_grow(&plan->slots, &plan->slot_room, all,
+                               sizeof(cp_slot), "a plan's slots");
+    if (plan->status != CP_OK)
+        return 0;
+    while (plan->slot_count < all)
+        plan->slots[plan->slot_count++] = slot;
+    return first;
+}
+
+int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
+    return cp_plan_add_parts(plan, kind, count, 1);
+}
+
+static int parts_of(const cp_plan *plan, cp_share share) {
+    return share == CP_OWN_HEADS ? plan->layout->ranks : 1;
+}
+
+void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
+    if (plan->status != CP_OK)
+        return;
+    plan->begins = begins;
+    plan->ends = ends;
+    plan->labelled = false;
+    plan->slots[plan->queries] =
+        make_slot(plan, CP_SLOT_QUERIES, parts_of(plan, begins));
+    plan->slots[plan->result] =
+        make_slot(plan, CP_SLOT_PARTIAL, parts_of(plan, ends));
+}
+
+void cp_plan_begin_scan(cp_plan *plan) {
+    if (plan->status == CP_OK && plan->run_bytes < 1)
+        plan->status =
+            cp_refuse("a scan with runs of %ld bytes", plan->run_bytes);
+    cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
+    plan->labelled = false;
+    for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
+        plan->programs[k].count = 0;
+    for (int n = plan->fresh; n <= plan->result && plan->status == CP_OK; n++)
+        plan->slots[n] = plan->slots[plan->result + 1];
+}
+
+static void add(cp_plan *plan, int rank, int hop, cp_op op) {
+    if (plan->status != CP_OK)
+        return;
+    cp_program *program = &plan->programs[rank];
+    plan->status = cp_grow(&program->ops, &program->room, program->count + 1,
+                           sizeof(cp_op), "a plan's operations");
+    if (plan->status != CP_OK)
+        return;
+    op.hop = (int16_t)hop;
+    program->ops[program->count++] = op;
+}
+
+void cp_emit(cp_plan *plan, int rank, int hop, cp_op_kind kind, cp_use in,
+             cp_use out) {
+    add(plan, rank, hop, (cp_op){.kind = kind, .in = in, .out = out});
+}
+
+void cp_emit_attend(cp_plan *plan, int rank, int hop, cp_use queries,
+                    cp_use keys, cp_use partial) {
+    const cp_op op = {
+        .kind = CP_OP_ATTEND, .in = queries, .keys = keys, .out = partial};
+    add(plan, rank, hop, op);
+}
+
+void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,
+                    cp_use keys, cp_use list) {
+    const cp_op op = {
+        .kind = CP_OP_SELECT, .in = queries, .keys = keys, .out = list};
+    add(plan, rank, hop, op);
+}
+
+void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
+                      cp_use receive, int from) {
+    add(plan, rank, hop,
+        (cp_op){.kind = CP_OP_EXCHANGE,
+                .to = (int16_t)to,
+                .from = (int16_t)from,
+                .in = send,
+                .out = receive});
+}
+
+void cp_emit_wait(cp_plan *plan, int rank, int hop) {
+    add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
+}
+static void begin_sparse(cp_plan *plan) {
+    plan->index_queries = cp_plan_add_slots(plan, CP_SLOT_INDEX_QUERIES, 1);
+    plan->index_keys = cp_plan_add_slots(plan, CP_SLOT_INDEX_KEYS, 1);
+    plan->list = cp_plan_add_slots(plan, CP_SLOT_LIST, 1);
+}
+
+static void begin(cp_plan *plan) {
+    const int ranks = plan->layout->ranks;
+    plan->labelled = plan->layout->placement == CP_ROUND_ROBIN;
+    plan->status =
+        cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
+    if (ranks > INT16_MAX)
+        plan->status =
+            cp_refuse("%d ranks; at most %d are possible", ranks, INT16_MAX);
+    plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
+    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
+    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
+    plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+    if (plan->indexer.top_k > 0)
+        begin_sparse(plan);
+    for (int k = 0; k < ranks; k++)
+        cp_emit(plan, k, 0, CP_OP_APPEND, cp_use_of(plan->fresh, k),
+                cp_use_of(plan->cache, k));
+}
+
+static cp_status take_indexer(const cp_indexer *given, const cp_layout *layout,
+                              cp_indexer *indexer) {
+    int64_t longest = 1;
+    for (int64_t s = 0; s < layout->sequences; s++)
+        longest = cp_max(longest, layout->past[s] + layout->fresh[s]);
+    *indexer = *given;
+    indexer->top_k = cp_min(given->top_k, longest);
+    if (given->top_k == 0 ||
+        (given->top_k > 0 && given->heads > 0 && given->dim > 0 &&
+         given->heads <= CP_HEADS_MAX && given->dim <= CP_HEADS_MAX))
+        return CP_OK;
+    return cp_refuse("an indexer of %ld heads of %ld chooses %ld keys",
+                     given->heads, given->dim, given->top_k);
+}
+
+cp_plan_options cp_plan_options_of(const cp_plan *plan) {
+    return (cp_plan_options){.element_bytes = plan->element_bytes,
+                             .spare = plan->spare,
+                             .host = plan->host,
+                             .wire = plan->wire,
+                             .run_bytes = plan->run_bytes,
+                             .migration = plan->migration,
+                             .indexer = plan->indexer};
+}
+
+cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
+                      const cp_shape *shape, const cp_plan_options *options,
+                      cp_plan **out) {
+    static const cp_plan_options usual = {.element_bytes = 4, .spare = 1};
+    const cp_plan_options *settings = options != NULL ? options : &usual;
+    cp_indexer indexer;
+    cp_plan *plan;
+    *out = NULL;
+    CP_TRY(cp_shape_check(shape));
+    CP_TRY(take_indexer(&settings->indexer, layout, &indexer));
+    if (settings->spare < 1 || settings->element_bytes < 1)
+        return cp_refuse("%d spare slots of %ld-byte numbers", settings->spare,
+                         settings->element_bytes);
+    CP_TRY(cp_allocate(&plan, 1, sizeof(*plan), "a plan"));
+    *plan = (cp_plan){.shape = *shape,
+                      .layout = layout,
+                      .element_bytes = settings->element_bytes,
+                      .spare = settings->spare,
+                      .host = settings->host,
+                      .run_bytes = settings->run_bytes,
+                      .migration = settings->migration,
+                      .indexer = indexer,
+                      .wire = settings->wire};
+    begin(plan);
+    build(plan);
+    cp_status status =
+        plan->status == CP_OK ? cp_plan_link(plan) : plan->status;
+    if (status == CP_OK && layout->leaves)
+        status = cp_node_lists_fit(plan);
+    if (status == CP_OK)
+        *out = plan;
+    else
+        cp_plan_free(plan);
+    return status;
+}

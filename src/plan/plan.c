@@ -1,0 +1,119 @@
+/* Tangled from book/05-plan.nw; edit the chapter. */
+/* The slots that the operations of a plan touch, and their names. */
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void cp_plan_free(cp_plan *plan) {
+    if (plan == NULL)
+        return;
+    for (int r = 0; plan->programs != NULL && r < plan->layout->ranks; r++)
+        free(plan->programs[r].ops);
+    free(plan->programs);
+    free(plan->slots);
+    free(plan);
+}
+
+static cp_use share_of(const cp_plan *plan, cp_share share, int slot,
+                       int rank) {
+    if (share == CP_OWN_TOKENS)
+        return cp_use_of(slot, rank);
+    return cp_use_part(slot, plan->layout->ranks,
+                       share == CP_OWN_HEADS ? rank : 0);
+}
+
+cp_use cp_plan_begins(const cp_plan *plan, int rank) {
+    return share_of(plan, plan->begins, plan->queries, rank);
+}
+
+cp_use cp_plan_ends(const cp_plan *plan, int rank) {
+    return share_of(plan, plan->ends, plan->result, rank);
+}
+
+const cp_block *cp_plan_queries(const cp_plan *plan, int origin) {
+    const cp_layout *layout = plan->layout;
+    return origin == layout->ranks ? &layout->all_queries
+                                   : &layout->queries[origin];
+}
+
+static bool collective_touch(const cp_plan *plan, int rank, const cp_op *op,
+                             int n, cp_touch *touch) {
+    const int others = plan->layout->ranks - 1;
+    const bool gather = op->kind == CP_OP_ALL_GATHER;
+    const int reads = gather ? 1 : others;
+    const bool writes = n >= reads;
+    const int r = writes ? n - reads : n;
+    *touch = (cp_touch){writes ? op->out.slot : op->in.slot, writes};
+    if (writes || !gather)
+        touch->slot += r + (r >= rank);
+    return n < reads + others;
+}
+
+static bool parts_touch(const cp_plan *plan, const cp_op *op, int n,
+                        cp_touch *touch) {
+    const bool split = op->kind == CP_OP_SPLIT;
+    const int parts = plan->slots[split ? op->out.slot : op->in.slot].parts;
+    const bool writes = split ? n > 0 : n == parts;
+    *touch = (cp_touch){writes ? op->out.slot : op->in.slot, writes};
+    if (split == writes)
+        touch->slot += split ? n - 1 : n;
+    return n <= parts;
+}
+
+bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
+                 cp_touch *touch) {
+    const bool exchange = op->kind == CP_OP_EXCHANGE;
+    cp_touch list[3] = {{0, false}};
+    int count = 0;
+    if (op->kind == CP_OP_WAIT)
+        return false;
+    if (cp_op_is_collective(op))
+        return collective_touch(plan, rank, op, n, touch);
+    if (op->kind == CP_OP_SPLIT || op->kind == CP_OP_JOIN)
+        return parts_touch(plan, op, n, touch);
+    if (!exchange || op->to != CP_NO_RANK)
+        list[count++] = (cp_touch){op->in.slot, false};
+    if (op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT)
+        list[count++] = (cp_touch){op->keys.slot, false};
+    if (op->kind == CP_OP_MERGE)
+        list[count++] = (cp_touch){op->out.slot, false};
+    if (!exchange || op->from != CP_NO_RANK)
+        list[count++] = (cp_touch){op->out.slot, true};
+    *touch = list[n < count ? n : 0];
+    return n < count;
+}
+cp_encoding cp_slot_encoding(const cp_plan *plan, int slot) {
+    switch (plan->slots[slot].kind) {
+    case CP_SLOT_KEYS:
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_KEYS,
+                                plan->element_bytes);
+    case CP_SLOT_QUERIES:
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_QUERIES,
+                                plan->element_bytes);
+    case CP_SLOT_PARTIAL:
+        return cp_wire_encoding(plan->wire, CP_PAYLOAD_PARTIALS,
+                                CP_PARTIAL_BYTES);
+    default:
+        return CP_ENCODING_NONE;
+    }
+}
+
+void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
+    const cp_program *program = &plan->programs[rank];
+    cp_touch touch;
+    memset(needed, 0, (size_t)plan->slot_count * sizeof(*needed));
+    needed[plan->fresh] = needed[plan->queries] = needed[plan->result] = true;
+    for (int64_t n = 0; n < program->count; n++)
+        for (int i = 0; cp_op_touch(plan, rank, &program->ops[n], i, &touch);
+             i++)
+            needed[touch.slot] = true;
+    needed[plan->cache] = false;
+}
+
+const char *cp_op_name(cp_op_kind kind) {
+    static const char *const names[] = {
+        "append",     "pack",       "attend", "merge", "exchange", "wait",
+        "all-to-all", "all-gather", "split",  "join",  "select"};
+    return names[kind];
+}
