@@ -9,7 +9,7 @@
 
 #include "predict/draw.h"
 #include "reference/run/threads.h"
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 enum { RANKS = 8, EVENTS = 200, TURNS = 12 };
 

@@ -10,7 +10,7 @@
 #include "predict/draw.h"
 #include "reference/attend/attend.h"
 #include "reference/run/threads.h"
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 enum { RANKS = 8, EVENTS = 120, TOKENS = 60, MANY = 400 };
 

@@ -3,7 +3,7 @@
 
 #include "predict/draw.h"
 #include "predict/timeline.h"
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 static const cp_shape shape = {4, 2, 8};
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 enum { RANKS = 7, BATCH = 16, ROOM = 20 };
 

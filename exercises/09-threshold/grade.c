@@ -1,7 +1,7 @@
 /* Cases of lab 09. */
 #include "threshold.h"
 
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 /* Compare a call with the bytes that the checker counts in its plans. */
 static void count(bool keys) {

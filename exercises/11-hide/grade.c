@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 static const cp_shape shape = {4, 2, 6};
 

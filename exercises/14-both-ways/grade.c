@@ -6,7 +6,7 @@
 
 #include "predict/draw.h"
 #include "predict/timeline.h"
-#include "tests/harness/grader/around.h"
+#include "tests/harness/grader/references.h"
 
 static const cp_shape shape = {2, 1, 64};
 

@@ -2,8 +2,8 @@
  * token, the truth in fp64, layouts, plans that are checked, run and timed by
  * virtual clocks, and ranks as threads. Each function fails the case, with a
  * reason, if it cannot continue. */
-#ifndef GRADER_AROUND_H
-#define GRADER_AROUND_H
+#ifndef GRADER_REFERENCES_H
+#define GRADER_REFERENCES_H
 
 #include "grade.h"
 #include "plan/build.h"

@@ -1,5 +1,5 @@
 /* The references that labs are graded by. */
-#include "around.h"
+#include "references.h"
 
 #include <math.h>
 #include <stdio.h>
