@@ -69,7 +69,7 @@ HARNESS   = $(patsubst %.c,$(B)/%.o,$(filter-out tests/harness/on-device.c tests
 # The programs that write figures/data, and what they share.
 WRITERS   = $(patsubst %.c,$(B)/%,$(call sources,figures/measure_*.c) figures/paper.c figures/fit.c figures/rule_lines.c figures/ladder/measure_ladder.c)
 SHARED    = $(filter-out $(WRITERS:%=%.o),$(patsubst %.c,$(B)/%.o,$(call sources,figures/*.c)))
-LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/ladder*.c))
+LADDER    = $(patsubst %.c,$(B)/%.o,$(wildcard figures/ladder/rungs*.c))
 # The CUDA path on any machine: cuda/ and the emulator of CUDA and NCCL, linked
 # into the suites that need them, never into the library.
 EMULATOR  = $(patsubst %,$(B)/emulator/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu tests/emulator/*.c))
@@ -258,9 +258,9 @@ paper: writers ## predict the paper's tables and figures, and score its rules, i
 	@$(write)/prediction-errors.csv $(B)/figures/paper errors
 	@$(write)/what-if.csv $(B)/figures/paper what-if
 	@for n in 6 7 8 9 10; do $(write)/figure-$$n.csv $(B)/figures/paper figure-$$n || exit 1; done
-	@for n in lines table-4 peak reached; do $(write)/choose-$$n.csv $(B)/figures/rules $$n || exit 1; done
-	@$(write)/choose-cpu-lines.csv $(B)/figures/rules cpu $(data)/choose-cpu.csv
-	@$(write)/choose-cpu-scores.csv $(B)/figures/rules score $(data)/choose-cpu.csv laptop smollm2-135m
+	@for n in lines table-4 peak reached; do $(write)/choose-$$n.csv $(B)/figures/rule_lines $$n || exit 1; done
+	@$(write)/choose-cpu-lines.csv $(B)/figures/rule_lines cpu $(data)/choose-cpu.csv
+	@$(write)/choose-cpu-scores.csv $(B)/figures/rule_lines score $(data)/choose-cpu.csv laptop smollm2-135m
 fit: writers ## fit the constants of the paper's cluster, test what they depend on, and predict the paper again
 	@$(B)/figures/fit machine >$(B)/gtt.machine && cp $(B)/gtt.machine $(data)/machines/gtt.machine
 	+@$(again) -s writers
