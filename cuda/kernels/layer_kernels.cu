@@ -73,12 +73,12 @@ typedef struct {
 
 /* Numbers i to i + 7 of a row; zeros from end on. */
 CP_INLINED eight get_eight(const row *from, int64_t i, int64_t end) {
-    const int64_t size = from->element == CP_F32 ? 4 : 2;
-    const char *row = (const char *)from->numbers + from->at * size;
-    const char *address = row + i * size;
     eight to = {{0.0f}};
     if (from->numbers == NULL)
         return to;
+    const int64_t size = from->element == CP_F32 ? 4 : 2;
+    const char *row = (const char *)from->numbers + from->at * size;
+    const char *address = row + i * size;
     if (end % EIGHT != 0 || (uintptr_t)row % 16 != 0) {
         CP_EACH(k, EIGHT)
             if (i + k < end)
