@@ -2,6 +2,7 @@
  * values of a real file; and what happens when a call fails. */
 #define _GNU_SOURCE
 #include "model/session.h"
+#include "group/agree.h"
 #include "plan/check.h"
 #include "variants/choose.h"
 #include "model/arena.h"
@@ -319,6 +320,48 @@ static void stop_at_once(void *context, int64_t done, int64_t total) {
 /* Three conversations begin with the same text, in pages that would not hold it
  * three times. Each answers as it does alone, and a call that is stopped after
  * one layer, with two of them appending to one page, leaves nothing behind. */
+/* What one rank tells the others, kept for the next. */
+static char record[256];
+
+static cp_status keep_record(void *items, int64_t bytes) {
+    memcpy(record, (char *)items + bytes, (size_t)bytes);
+    memcpy(items, record, (size_t)bytes);
+    return CP_OK;
+}
+
+static cp_status hand_record(void *items, int64_t bytes) {
+    memcpy((char *)items + bytes, record, (size_t)bytes);
+    return CP_OK;
+}
+
+TEST(ranks_agree_on_the_batch_that_they_decode) {
+    const cp_process_group first = {0, 2, .all_gather = hand_record};
+    const cp_process_group second = {1, 2, .all_gather = keep_record};
+    const int64_t batches[2][3] = {{1, 1, 0}, {1, 0, 1}};
+    cp_layout *layouts[2];
+    cp_plan *plans[2];
+    for (int n = 0; n < 2; n++) {
+        const cp_call call = {.ranks = 2,
+                              .sequences = 3,
+                              .new_tokens = batches[n],
+                              .room = 9,
+                              .dealing.placement = CP_ROUND_ROBIN};
+        must(cp_layout_new(&call, &layouts[n]));
+        must(cp_plan_build(CP_DECODE, layouts[n], &(cp_shape){1, 1, 2}, NULL,
+                           &plans[n]));
+    }
+    must(cp_agree_on_plan(&second, plans[1], 7, CP_OK));
+    must(cp_agree_on_plan(&first, plans[1], 7, CP_OK));
+    ck_assert_int_eq(cp_agree_on_plan(&first, plans[1], 8, CP_OK), CP_BROKEN);
+    ck_assert_int_eq(cp_agree_on_plan(&first, plans[0], 7, CP_OK), CP_BROKEN);
+    ck_assert_ptr_nonnull(strstr(
+        cp_message(), "the ranks disagree: rank 0 has 2 new tokens over 0"));
+    for (int n = 0; n < 2; n++) {
+        cp_plan_free(plans[n]);
+        cp_layout_free(layouts[n]);
+    }
+}
+
 LOOP(test_forks_agree, 0, 4) {
     enum { FORKS = 3, READ = 31 };
     static const int64_t begins[FORKS] = {READ, 29, 22}, goes_on[] = {5, 9, 0};

@@ -228,13 +228,10 @@ static cp_traffic expected_traffic(const rig *rig, const call_turn *now,
             key_rows);
     if (cp_variant_decodes(now->variant) && now->variant != CP_DECODE)
         return step_traffic(rig, now->variant, batch, k);
-    int64_t label = 0;
-    if (now->variant == CP_DECODE) {
+    if (now->variant == CP_DECODE)
         rows = cp_ceil_divide(batch, rig->ranks);
-        label = 16;
-    }
     return (cp_traffic){.hops = others,
-                        .ring_bytes = others * rows * (heads * dim * 4 + label),
+                        .ring_bytes = others * rows * heads * dim * 4,
                         .all_to_all_bytes =
                             others * rows * heads * (dim + 1) * 4};
 }
@@ -385,7 +382,7 @@ LOOP(random_conversations_equal_dense_attention, 0, 24 * COUNT_OF(dealings)) {
     converse(&talk, dealings[_i / 24], turns, ranks, _i);
 }
 
-LOOP(decoded_batches_of_every_size_are_padded_and_labelled, 1, 10) {
+LOOP(decoded_batches_of_every_size_are_padded, 1, 10) {
     const int64_t batches[] = {1, _i - 1, _i, _i + 1, 2 * _i};
     for (int n = 0; n < COUNT_OF(batches); n++) {
         const int64_t batch = cp_max(batches[n], 1);
@@ -539,33 +536,4 @@ TEST(decode_refuses_a_prefill) {
                  "prefills 5");
     ck_assert_ptr_null(plan);
     cp_layout_free(layout);
-}
-
-static cp_status walk_own_plan(cp_comm *comm, void *context) {
-    cp_plan **plans = context;
-    enum { CACHED = 3 * 99 * 2 }; /* sequences, room, and a row */
-    float keys[CACHED] = {0}, values[CACHED] = {0};
-    cp_walker *walker = NULL;
-    CP_TRY(cp_walker_new(plans[comm->rank], comm->rank, NULL, &walker));
-    const cp_status status = cp_walk(walker, comm, keys, values);
-    cp_walker_free(walker);
-    return status;
-}
-
-TEST(a_rank_with_another_plan_is_refused) {
-    const cp_shape shape = {1, 1, 2};
-    const int64_t batches[2][3] = {{1, 1, 0}, {1, 0, 1}};
-    const cp_threads_options options = {2, 10, 0};
-    cp_layout *layouts[2];
-    cp_plan *plans[2];
-    for (int n = 0; n < 2; n++) {
-        layouts[n] = lay_out(2, 3, batches[n], CP_ROUND_ROBIN);
-        must(cp_plan_build(CP_DECODE, layouts[n], &shape, NULL, &plans[n]));
-    }
-    refuses(cp_threads_run(&options, walk_own_plan, plans), CP_BROKEN,
-            "expects sequence");
-    for (int n = 0; n < 2; n++) {
-        cp_plan_free(plans[n]);
-        cp_layout_free(layouts[n]);
-    }
 }

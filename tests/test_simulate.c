@@ -100,10 +100,10 @@ static const struct {
     {SHARED, CP_PASS_Q, 27 + 6, (6 + 7) / 2.0},
     {SHARED NO_OVERLAP, CP_PASS_Q, 27 + 6 + 5, -1},
     {SHARED, CP_ALL_GATHER, 27 + 6, -1},
-    {DECODE, CP_DECODE, 2.625 + 1 + 2.25, 3.875},
-    {DECODE NO_DECODE_OVERLAP, CP_DECODE, 1 + 2.625 + 1 + 2.25, 4.875},
-    {DECODE ONE_CORE, CP_DECODE, 10.75, 8.75},
-    {DECODE ONE_CORE NO_DECODE_OVERLAP, CP_DECODE, 11.75, 9.75},
+    {DECODE, CP_DECODE, 2.125 + 1 + 2.25, 3.375},
+    {DECODE NO_DECODE_OVERLAP, CP_DECODE, 1 + 2.125 + 1 + 2.25, 4.375},
+    {DECODE ONE_CORE, CP_DECODE, 9.75, 7.75},
+    {DECODE ONE_CORE NO_DECODE_OVERLAP, CP_DECODE, 10.75, 8.75},
 };
 
 LOOP(rings_are_as_by_hand, 0, COUNT_OF(by_hand)) {
@@ -125,7 +125,7 @@ TEST(pieces_are_as_by_hand) {
     const double rate = 4 * pow(2, log2(4.5 / 4));
     ck_assert_double_eq_tol(f.attend, 1 + 4 * 36 / rate, 1e-6);
     f = toy(DECODE, CP_DECODE, 2);
-    ck_assert_double_eq_tol(f.exchange, 2.625, 1e-9);
+    ck_assert_double_eq_tol(f.exchange, 2.125, 1e-9);
     ck_assert_double_eq_tol(f.all_to_all, 2.25, 1e-9);
     ck_assert_double_eq_tol(f.attend, 1, 1e-9);
     f = toy(SHARED, CP_PASS_Q, 2);

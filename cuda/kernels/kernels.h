@@ -147,22 +147,11 @@ typedef struct {
     void *to_keys, *to_values;
 } cp_device_copy_args;
 
-/* Compare labels [rows][2], 64 bits each: sequence, position; both -1 = none.
- * *wrong becomes 1 + the number of a row that differs from expected [rows], and
- * is unchanged if all agree. */
-typedef struct {
-    int64_t rows;
-    const void *labels; /* aligned to 2 bytes */
-    const cp_piece *expected;
-    int32_t *wrong;
-} cp_device_labels;
-
 /* Enqueue a call on a stream. A kernel over nothing is not launched. More
  * blocks than a grid can have (2^31 - 1) are cudaErrorInvalidConfiguration. */
 cudaError_t cp_device_attend(const cp_device_attention *, cudaStream_t);
 cudaError_t cp_device_merge(const cp_device_merge_args *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copy_args *, cudaStream_t);
-cudaError_t cp_device_check_labels(const cp_device_labels *, cudaStream_t);
 
 /* Hopper's kernels, as cp_device_attend: for prompts, in one split, the plain
  * one or the fast one; and for few rows. They are in the next chapter; without

@@ -104,26 +104,3 @@ cudaError_t cp_device_copy(const cp_device_copy_args *call,
                           call->value_bytes > 0 ? 2 : 1,
                           cp_max(1, cp_min(parts, 65535)), 128, stream, *call);
 }
-
-static __device__ int64_t label(const uint16_t *from) {
-    uint64_t bits = 0;
-    for (int i = 3; i >= 0; i--)
-        bits = bits << 16 | from[i];
-    return (int64_t)bits;
-}
-
-CP_KERNEL(compare_labels, cp_device_labels) {
-    for (int64_t row = threadIdx.x; row < a.rows; row += blockDim.x) {
-        const uint16_t *from = (const uint16_t *)a.labels + row * 8;
-        const cp_span expected = a.expected[row].span;
-        if (label(from) != expected.sequence ||
-            label(from + 4) != expected.start)
-            *a.wrong = (int32_t)row + 1;
-    }
-}
-
-cudaError_t cp_device_check_labels(const cp_device_labels *call,
-                                   cudaStream_t stream) {
-    return CP_LAUNCH_GRID(compare_labels, cp_min(call->rows, 1), 1, 1, 128,
-                          stream, *call);
-}

@@ -33,7 +33,6 @@ struct cp_stream_walker {
     void **slots;        /* [slot_count]; NULL = not used */
     void **messages;     /* [slot_count] of them: the same, or beside them */
     char *lists;         /* the tile lists */
-    int32_t *wrong;      /* [ranks] of labels */
     float *unfinished;   /* [splits] partials, */
     int64_t splits;      /* if there is room for more than one */
     int32_t *tickets;    /* [ticket_count], or NULL */
@@ -41,14 +40,13 @@ struct cp_stream_walker {
     int64_t leaf_bytes;  /* and bytes of each */
     bool *needed;        /* [slot_count] by this rank, */
     bool *rewritten;     /* and with a message beside it */
-    char *staging;       /* on the host: the tile lists, */
-    int32_t *host_wrong; /* [ranks] and wrong, copied back */
+    char *staging;       /* on the host: the tile lists */
     /* Its events. */
     int64_t first;      /* communication of the program */
     cudaEvent_t *over;  /* [count] of a computation or a communication */
     cudaEvent_t *ready; /* [count] of a communication that may begin */
     cudaEvent_t begun;
-    bool begins, listed;             /* a call: this walk; an earlier one did */
+    bool listed;                     /* the call's lists are on the device */
     int64_t sent;                    /* bytes, so far */
     int64_t cached_rows;             /* of the cache, that hold keys */
     int64_t through;                 /* the number of operations enqueued */
@@ -129,7 +127,6 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
                                 : w->slots[slot];
     }
     w->lists = cp_arena_claim(from, 1, cp_tile_lists_bytes(w->tile_lists));
-    w->wrong = cp_arena_claim(from, plan->layout->ranks, sizeof(int32_t));
     w->unfinished = w->held != NULL
                         ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
                         : cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
@@ -140,7 +137,6 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
 static cp_status reserve(cp_stream_walker *w) {
     const cp_plan *plan = w->plan;
     const int64_t listed = cp_tile_lists_bytes(w->tile_lists);
-    const int64_t bytes = listed + 4 * (int64_t)plan->layout->ranks;
     cp_device_room *device_room =
         w->options.room != NULL ? w->options.room : &w->room;
     cp_arena room = {.align = 256};
@@ -160,9 +156,8 @@ static cp_status reserve(cp_stream_walker *w) {
         return cp_fail(CP_MEMORY, "rank %d needs more than 2^63 bytes",
                        w->rank);
     snprintf(what, sizeof(what), "rank %d's slots", w->rank);
-    CP_TRY(cp_device_room_grow(device_room, room.used, bytes, what));
+    CP_TRY(cp_device_room_grow(device_room, room.used, listed, what));
     w->staging = device_room->host;
-    w->host_wrong = (int32_t *)(void *)(w->staging + listed);
     room = (cp_arena){.align = 256, .memory = device_room->device};
     claim(w, &room);
     return CP_OK;
@@ -191,10 +186,6 @@ static cp_status clear_words(cp_stream_walker *w, int32_t *words,
     return cp_cuda(
         cudaMemsetAsync(words, 0, 4 * (size_t)count, w->queues.compute),
         "clearing words");
-}
-
-static cp_status forget_wrong(cp_stream_walker *w) {
-    return clear_words(w, w->wrong, w->plan->layout->ranks);
 }
 
 static cp_status count_blocks(cp_stream_options *options) {
@@ -252,7 +243,7 @@ static cp_status fill_walker(cp_stream_walker *w) {
         CP_TRY(clear_words(w, w->tickets, ticket_count(w)));
     CP_TRY(make_events(w));
     take_lists(w, plan->layout);
-    return forget_wrong(w);
+    return CP_OK;
 }
 
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
@@ -315,11 +306,6 @@ static char *slot_chosen(const cp_stream_walker *w, int slot) {
            plan->slots[slot].rows * numbers * plan->element_bytes;
 }
 
-static char *slot_labels(const cp_stream_walker *w, int slot) {
-    const cp_slot *size = &w->plan->slots[slot];
-    return (char *)w->slots[slot] + size->held - size->rows * CP_LABEL_BYTES;
-}
-
 static int64_t bytes_of(const cp_plan *plan, const cp_op *op) {
     return cp_op_messages(plan, op) * plan->slots[op->in.slot].bytes;
 }
@@ -366,17 +352,6 @@ static cp_status copy(cp_stream_walker *w, const cp_op *op) {
                    w->rank, cp_op_name(op->kind));
 }
 
-static cp_status check_labels(cp_stream_walker *w, cp_use from) {
-    const cp_device_labels call = {
-        .rows = query_rows(w),
-        .labels = slot_labels(w, from.slot),
-        .expected = tiles_at(w, CP_LIST_QUERIES, from.origin).items,
-        .wrong = &w->wrong[from.origin],
-    };
-    return cp_cuda(cp_device_check_labels(&call, w->queues.compute),
-                   "rank %d, reading labels", w->rank);
-}
-
 static cudaError_t attend_exactly(const cp_stream_walker *w, const cp_op *op,
                                   const cp_device_attention *call) {
     const cp_leaf_use *held = &w->held[op - w->program->ops];
@@ -419,8 +394,6 @@ static cp_status attend(cp_stream_walker *w, const cp_op *op, int merged) {
         .chosen = plan->indexer.top_k > 0 ? slot_chosen(w, op->in.slot) : NULL,
         .top_k = plan->indexer.top_k,
     };
-    if (plan->labelled && w->begins)
-        CP_TRY(check_labels(w, op->in));
     call.splits = cp_device_splits(&call, w->options.blocks, w->splits);
     return cp_cuda(w->held != NULL ? attend_exactly(w, op, &call)
                                    : cp_device_attend(&call, w->queues.compute),
@@ -653,18 +626,9 @@ static cp_status begin(cp_stream_walker *w, int64_t n) {
 }
 
 static cp_status send_lists(cp_stream_walker *w) {
-    cudaStream_t stream = w->queues.compute;
-    CP_TRY(cp_bytes_copy(w->lists, w->staging,
-                         cp_tile_lists_bytes(w->tile_lists), stream,
-                         "the tile lists"));
-    if (!w->plan->labelled)
-        return CP_OK;
-    return cp_cuda(cudaMemcpy2DAsync(
-                       slot_labels(w, w->plan->queries), CP_LABEL_BYTES,
-                       tiles_at(w, CP_LIST_QUERIES, w->rank).items,
-                       sizeof(cp_piece), CP_LABEL_BYTES, (size_t)query_rows(w),
-                       cudaMemcpyDeviceToDevice, stream),
-                   "labelling queries");
+    return cp_bytes_copy(w->lists, w->staging,
+                         cp_tile_lists_bytes(w->tile_lists), w->queues.compute,
+                         "the tile lists");
 }
 
 static cp_status start(cp_stream_walker *w, void *keys, void *values) {
@@ -675,10 +639,9 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
     w->link = NULL;
     w->sent = 0;
     w->through = 0;
-    w->begins = !w->listed;
-    w->listed = true;
-    if (w->begins)
+    if (!w->listed)
         CP_TRY(send_lists(w));
+    w->listed = true;
     /* Poison the slots that are not inputs. */
     for (int slot = 0; slot < plan->slot_count && w->options.poison; slot++)
         if (w->slots[slot] != NULL && slot != plan->queries &&
@@ -689,13 +652,6 @@ static cp_status start(cp_stream_walker *w, void *keys, void *values) {
                                         (size_t)plan->slots[slot].held, stream),
                         "poisoning a slot"));
     return cp_event_record(w->begun, stream);
-}
-
-static cp_status end(cp_stream_walker *w) {
-    if (!w->begins || !w->plan->labelled)
-        return CP_OK;
-    return cp_bytes_copy(w->host_wrong, w->wrong, 4 * w->plan->layout->ranks,
-                         w->queues.compute, "whether labels agreed");
 }
 
 static int list_halves(cp_stream_walker *w, const cp_op *op) {
@@ -829,11 +785,8 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
     walk_group all = {walkers, link};
     for (int r = 0; r < count; r++)
         CP_TRY(start(walkers[r], cache_keys[r], cache_values[r]));
-    CP_TRY(count == 1 ? walk_alone(walkers[0], link)
-                      : cp_plan_order(walkers[0]->plan, visit, &all));
-    for (int r = 0; r < count; r++)
-        CP_TRY(end(walkers[r]));
-    return CP_OK;
+    return count == 1 ? walk_alone(walkers[0], link)
+                      : cp_plan_order(walkers[0]->plan, visit, &all);
 }
 
 static void pause_a_little(double waited, int64_t polls) {
@@ -893,18 +846,6 @@ static cudaError_t are_through(const void *what) {
                                 : error;
 }
 
-static cp_status compare_labels(cp_stream_walker *w) {
-    for (int r = 0; r < w->plan->layout->ranks; r++) {
-        if (w->host_wrong[r] == 0)
-            continue;
-        CP_TRY(forget_wrong(w));
-        return cp_fail(CP_BROKEN,
-                       "rank %d's batch is not the one rank %d expects: row %d",
-                       r, w->rank, w->host_wrong[r] - 1);
-    }
-    return CP_OK;
-}
-
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double timeout) {
     bool late;
     cp_status status =
@@ -914,9 +855,9 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double timeout) {
     w->listed = false;
     if (status != CP_OK && w->link != NULL)
         w->link->abort(w->link->context);
-    CP_TRY(status);
-    cp_device_trace_collect(w->options.trace, w->rank);
-    return w->plan->labelled ? compare_labels(w) : CP_OK;
+    if (status == CP_OK)
+        cp_device_trace_collect(w->options.trace, w->rank);
+    return status;
 }
 
 void cp_queues_drain(const cp_queues *queues, int count, const cp_link *link) {

@@ -22,7 +22,7 @@ static const cp_pieces *source_of(const cp_tile_lists *m,
     if (kind == CP_LIST_QUERIES && m->plan->begins != CP_OWN_TOKENS)
         return &layout->all_queries.pieces;
     const cp_block *const blocks[CP_LISTS] = {
-        [CP_LIST_QUERIES] = m->plan->labelled ? NULL : layout->queries,
+        [CP_LIST_QUERIES] = layout->queries,
         [CP_LIST_KEYS] = m->packs ? layout->keys : NULL,
         [CP_LIST_CACHED] = layout->cache,
         [CP_LIST_NEW] = layout->queries,
@@ -64,12 +64,8 @@ static int64_t rows_of(const cp_tile_lists *m) {
     return m->plan->slots[m->plan->queries].rows;
 }
 
-static void write_expected(const cp_pieces *pieces, int64_t rows,
-                           cp_piece *to) {
-    for (int64_t row = 0; row < rows; row++)
-        to[row] = (cp_piece){{-1, -1, 1, 1}, row};
-    for (int64_t n = 0; n < pieces->count; n++)
-        to[pieces->items[n].row] = pieces->items[n];
+static int64_t longest_tile(const cp_tile_lists *m) {
+    return m->plan->layout->placement == CP_ROUND_ROBIN ? 1 : m->query_tile;
 }
 
 static void write_first(const cp_pieces *pieces, int64_t sequences,
@@ -99,13 +95,11 @@ static int64_t sequences_of(const cp_tile_lists *m) {
 static int64_t count_pieces(const cp_tile_lists *m, const cp_layout *layout,
                             cp_list kind, int rank) {
     const cp_pieces *source = source_of(m, layout, kind, rank);
-    tile_cursor tiles = {.longest = m->query_tile};
+    tile_cursor tiles = {.longest = longest_tile(m)};
     if (source != NULL && by_leaf(m, kind))
         return cp_leaf_pieces(source);
     if (kind != CP_LIST_QUERIES)
         return source != NULL ? source->count : 0;
-    if (source == NULL)
-        return rows_of(m);
     cut_queries(source, rows_of(m), &tiles);
     return tiles.count;
 }
@@ -133,7 +127,8 @@ static cp_status lay_out_lists(cp_tile_lists *m, int64_t growth) {
     int64_t pieces, bytes;
     for (cp_list kind = 0; kind < CP_LISTS; kind++) {
         const int64_t lists = of_each_rank(m, kind) ? ranks : 1;
-        const bool grows = source_of(m, m->plan->layout, kind, 0) != NULL;
+        const bool grows = kind != CP_LIST_QUERIES &&
+                           source_of(m, m->plan->layout, kind, 0) != NULL;
         m->first[kind] = m->pieces;
         m->room[kind] = most_pieces(m, m->plan->layout, kind);
         if (!cp_add(m->room[kind], grows ? growth : 0, &m->room[kind]) ||
@@ -188,11 +183,9 @@ static void write_list(const cp_tile_lists *m, const cp_layout *layout,
     const int64_t count = count_pieces(m, layout, kind, rank);
     const cp_device_tiles list = cp_tile_lists_tiles(m, block, kind, rank);
     cp_piece *to = (cp_piece *)(uintptr_t)list.items;
-    tile_cursor tiles = {.longest = m->query_tile, .to = to};
+    tile_cursor tiles = {.longest = longest_tile(m), .to = to};
     *(int64_t *)(uintptr_t)list.count = count;
-    if (kind == CP_LIST_QUERIES && source == NULL)
-        write_expected(&layout->queries[rank].pieces, count, to);
-    else if (kind == CP_LIST_QUERIES)
+    if (kind == CP_LIST_QUERIES)
         cut_queries(source, rows_of(m), &tiles);
     else if (!by_leaf(m, kind))
         for (int64_t n = 0; n < count; n++)

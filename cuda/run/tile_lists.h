@@ -13,9 +13,8 @@ typedef struct cp_tile_lists cp_tile_lists;
 
 /* The kinds of lists, by what their tokens are. */
 typedef enum {
-    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; if the plan is
-                         labelled, a piece for each row. Padding is in tiles of
-                         sequence -1 */
+    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; padding is in tiles
+                         of sequence -1 */
     CP_LIST_KEYS,     /* a rank's packed block */
     CP_LIST_CACHED,   /* the tokens in the rank's own cache, */
     CP_LIST_NEW,      /* its own new tokens, */

@@ -175,81 +175,76 @@ static void print_abort_alive(void) {
 
 enum { ROWS = 4096 };
 
-/* Two sets of labels, on the host in memory that is not pinned; and what they
- * should be, on the device. */
+/* Two versions of some rows, on the host in memory that is not pinned; on the
+ * device the rows, and what a kernel saw there. */
 typedef struct {
-    int64_t *labels[2];
-    cp_piece *expected[2];
-    int64_t *device_labels;
-    int32_t *wrong;
-} pair_of_labels;
+    char *versions[2], *rows, *seen;
+    cp_piece *piece;
+    cp_device_copy_args look;
+} watched_rows;
 
-static pair_of_labels labels_new(void) {
-    pair_of_labels labels = {.device_labels = reserve(ROWS * 16),
-                             .wrong = reserve(4)};
-    cp_piece *pieces;
-    need(cp_allocate(&pieces, ROWS, sizeof(*pieces), "labels"));
+static watched_rows watched_new(void) {
+    const cp_piece all = {{0, 0, ROWS, 1}, 0};
+    const int64_t one = 1;
+    watched_rows w = {.rows = reserve(ROWS * 16),
+                      .seen = reserve(ROWS * 16),
+                      .piece = reserve(sizeof(all) + sizeof(one))};
+    int64_t *count = (int64_t *)(void *)(w.piece + 1);
     for (int n = 0; n < 2; n++) {
-        need(cp_allocate(&labels.labels[n], 2 * ROWS, 8, "labels"));
-        labels.expected[n] = reserve(ROWS * (int64_t)sizeof(cp_piece));
-        for (int64_t row = 0; row < ROWS; row++) {
-            labels.labels[n][2 * row] = n;
-            labels.labels[n][2 * row + 1] = row;
-            pieces[row] = (cp_piece){{n, row, 1, 1}, row};
-        }
-        need(cp_bytes_copy(labels.expected[n], pieces,
-                           ROWS * (int64_t)sizeof(cp_piece), queues.compute,
-                           "labels"));
-        finish();
+        need(cp_allocate(&w.versions[n], ROWS, 16, "rows"));
+        memset(w.versions[n], n, ROWS * 16);
     }
-    free(pieces);
-    return labels;
+    need(cp_bytes_copy(w.piece, &all, sizeof(all), queues.compute, "a piece"));
+    need(cp_bytes_copy(count, &one, sizeof(one), queues.compute, "a count"));
+    finish();
+    w.look = (cp_device_copy_args){.from = {w.piece, count, 1},
+                                   .to = {w.piece, count, 1},
+                                   .rows = ROWS,
+                                   .row_bytes = 16,
+                                   .keys = w.rows,
+                                   .to_keys = w.seen};
+    return w;
 }
 
-static void labels_free(pair_of_labels *labels) {
-    for (int n = 0; n < 2; n++) {
-        free(labels->labels[n]);
-        must(cudaFree(labels->expected[n]));
-    }
-    must(cudaFree(labels->device_labels));
-    must(cudaFree(labels->wrong));
+static void watched_free(watched_rows *w) {
+    for (int n = 0; n < 2; n++)
+        free(w->versions[n]);
+    must(cudaFree(w->rows));
+    must(cudaFree(w->seen));
+    must(cudaFree(w->piece));
 }
 
 /* Copies from memory that is not pinned, each followed by a kernel that looks;
  * how often it saw what was there before. A cudaMemcpy is not ordered before a
  * kernel on a stream that does not wait for the default one. */
-static int64_t count_late(const pair_of_labels *labels, bool ordered) {
+static int64_t count_late(const watched_rows *w, bool ordered) {
     int64_t late = 0;
+    char *seen;
+    need(cp_allocate(&seen, ROWS, 16, "rows"));
     for (int64_t n = 0; n < often(100000); n++) {
-        const cp_device_labels look = {ROWS, labels->device_labels,
-                                       labels->expected[n % 2], labels->wrong};
-        int32_t wrong = 0;
-        must(cudaMemsetAsync(labels->wrong, 0, 4, queues.compute));
-        finish();
+        const char *now = w->versions[n % 2];
         if (ordered)
-            must(cudaMemcpyAsync(labels->device_labels, labels->labels[n % 2],
-                                 ROWS * 16, cudaMemcpyHostToDevice,
-                                 queues.compute));
+            must(cudaMemcpyAsync(w->rows, now, ROWS * 16,
+                                 cudaMemcpyHostToDevice, queues.compute));
         else
-            must(cudaMemcpy(labels->device_labels, labels->labels[n % 2],
-                            ROWS * 16, cudaMemcpyHostToDevice));
-        must(cp_device_check_labels(&look, queues.compute));
-        must(cudaMemcpyAsync(&wrong, labels->wrong, 4, cudaMemcpyDeviceToHost,
-                             queues.compute));
+            must(cudaMemcpy(w->rows, now, ROWS * 16, cudaMemcpyHostToDevice));
+        must(cp_device_copy(&w->look, queues.compute));
+        need(cp_bytes_copy(seen, w->seen, ROWS * 16, queues.compute, "rows"));
         finish();
-        late += wrong != 0;
+        late += memcmp(seen, now, ROWS * 16) != 0;
     }
+    free(seen);
     return late;
 }
 
 static void print_copies(void) {
-    pair_of_labels labels = labels_new();
+    watched_rows rows = watched_new();
     print("copy/on the stream/seen late", "copies",
-          (double)count_late(&labels, true), 0, 0);
+          (double)count_late(&rows, true), 0, 0);
     if (!emulator_pretends()) /* it would call it a fault, and rightly */
         print("copy/cudaMemcpy/seen late", "copies",
-              (double)count_late(&labels, false), 0, 0);
-    labels_free(&labels);
+              (double)count_late(&rows, false), 0, 0);
+    watched_free(&rows);
 }
 
 typedef struct {
@@ -358,9 +353,7 @@ static void print_products(void) {
 static void print_launches(void) {
     const int64_t side = emulator_pretends() ? 64 : 16384;
     const int64_t ahead = emulator_pretends() ? 1 : 100;
-    pair_of_labels labels = labels_new();
-    const cp_device_labels look = {1, labels.device_labels, labels.expected[0],
-                                   labels.wrong};
+    watched_rows rows = watched_new();
     timed_product product = {.x = random_numbers(side * side * 2),
                              .weights = random_numbers(side * side * 2),
                              .y = reserve(side * side * 4),
@@ -370,7 +363,7 @@ static void print_launches(void) {
     need(cp_multiplier_new(&product.multiplier));
     /* The first of a kernel loads it. */
     multiply(&product);
-    must(cp_device_check_labels(&look, queues.compute));
+    must(cp_device_copy(&rows.look, queues.compute));
     finish();
     for (int64_t n = 0; n < ahead; n++)
         multiply(&product);
@@ -379,7 +372,7 @@ static void print_launches(void) {
     int64_t launches = 0;
     while (now - before < 2e-3 && launches < often(20000)) {
         before = now;
-        must(cp_device_check_labels(&look, queues.compute));
+        must(cp_device_copy(&rows.look, queues.compute));
         now = cp_clock();
         launches++;
     }
@@ -391,7 +384,7 @@ static void print_launches(void) {
     must(cudaFree(product.x));
     must(cudaFree(product.weights));
     must(cudaFree(product.y));
-    labels_free(&labels);
+    watched_free(&rows);
 }
 
 static void write_rows(void *context) {

@@ -158,47 +158,6 @@ static void encode_or_decode(const cp_walker *walker, const cp_op *op,
     }
 }
 
-static char *labels_of(const cp_walker *walker, int slot) {
-    const cp_slot *size = &walker->plan->slots[slot];
-    return (char *)walker->slots[slot] + size->held -
-           size->rows * CP_LABEL_BYTES;
-}
-
-static void write_labels(const cp_walker *walker) {
-    const cp_pieces *own_pieces =
-        &walker->plan->layout->queries[walker->rank].pieces;
-    const cp_slot *size = &walker->plan->slots[walker->plan->queries];
-    char *labels = labels_of(walker, walker->plan->queries);
-    memset(labels, 0xFF, (size_t)(size->rows * CP_LABEL_BYTES));
-    for (int64_t n = 0; n < own_pieces->count; n++) {
-        const cp_piece piece = own_pieces->items[n];
-        const int64_t label[2] = {piece.span.sequence, piece.span.start};
-        memcpy(labels + piece.row * CP_LABEL_BYTES, label, CP_LABEL_BYTES);
-    }
-}
-
-static cp_status check_labels(const cp_walker *walker, cp_use queries) {
-    const cp_pieces *target =
-        &walker->plan->layout->queries[queries.origin].pieces;
-    const char *labels = labels_of(walker, queries.slot);
-    int64_t next = 0;
-    for (int64_t row = 0; row < walker->plan->slots[queries.slot].rows; row++) {
-        const bool token =
-            next < target->count && target->items[next].row == row;
-        const cp_span expected =
-            token ? target->items[next++].span : (cp_span){-1, -1, 0, 1};
-        int64_t got[2];
-        memcpy(got, labels + row * CP_LABEL_BYTES, sizeof(got));
-        if (got[0] != expected.sequence || got[1] != expected.start)
-            return cp_fail(CP_BROKEN,
-                           "rank %d decodes sequence %ld at position %ld where "
-                           "rank %d expects sequence %ld at %ld",
-                           queries.origin, got[0], got[1], walker->rank,
-                           expected.sequence, expected.start);
-    }
-    return CP_OK;
-}
-
 /* How a tensor is cut: `count` of its `heads` heads are taken, from `first` on;
  * each has dim numbers. */
 typedef struct {
@@ -268,8 +227,6 @@ static cp_status attend(cp_walker *walker, const cp_op *op,
     const cp_block *keys =
         home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
     const walk_tensors from = tensors_of(walker, op->keys.slot);
-    if (plan->labelled && plan->slots[op->in.slot].parts == 1)
-        CP_TRY(check_labels(walker, op->in));
     const int slot = merge != NULL ? merge->out.slot : op->out.slot;
     cp_partial partial = cp_walker_partial(walker, slot);
     /* Make the partial empty. */
@@ -393,8 +350,6 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     walker->comm = comm;
     walker->cache_keys = cache_keys;
     walker->cache_values = cache_values;
-    if (plan->labelled)
-        write_labels(walker);
     /* Poison what no operation has written yet. */
     for (int slot = 0; walker->options.poison && slot < plan->slot_count;
          slot++)

@@ -6,10 +6,9 @@
 
 #include "plan/node_lists.h"
 
-/* Bytes that a whole query carries: its label, and the keys it has chosen. */
+/* Bytes that a whole query carries: the keys it has chosen. */
 static int64_t extra_bytes(const cp_plan *plan) {
-    return (plan->labelled ? CP_LABEL_BYTES : 0) +
-           plan->indexer.top_k * CP_CHOSEN_BYTES;
+    return plan->indexer.top_k * CP_CHOSEN_BYTES;
 }
 
 static int64_t index_bytes(const cp_plan *plan, cp_slot_kind kind) {
@@ -96,7 +95,6 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
         return;
     plan->begins = begins;
     plan->ends = ends;
-    plan->labelled = false;
     plan->slots[plan->queries] =
         make_slot(plan, CP_SLOT_QUERIES, parts_of(plan, begins));
     plan->slots[plan->result] =
@@ -108,7 +106,6 @@ void cp_plan_begin_scan(cp_plan *plan) {
         plan->status =
             cp_refuse("a scan with runs of %ld bytes", plan->run_bytes);
     cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
-    plan->labelled = false;
     for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
         plan->programs[k].count = 0;
     for (int n = plan->fresh; n <= plan->result && plan->status == CP_OK; n++)
@@ -167,7 +164,6 @@ static void begin_sparse(cp_plan *plan) {
 
 static void begin(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    plan->labelled = plan->layout->placement == CP_ROUND_ROBIN;
     plan->status =
         cp_allocate(&plan->programs, ranks, sizeof(cp_program), "programs");
     if (ranks > INT16_MAX)

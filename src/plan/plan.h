@@ -10,7 +10,6 @@
 #include "tokens/wire.h"
 
 enum {
-    CP_LABEL_BYTES = 16, /* sequence and position, as int64_t */
     CP_CHOSEN_BYTES = 4, /* the position of a chosen key, as int32_t */
 };
 
@@ -136,10 +135,8 @@ typedef struct {
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */
-    bool labelled;        /* whole query blocks carry their spans, as they
-                                  do in a decode step of a ring */
-    cp_program *programs; /* [ranks] */
-    cp_status status;     /* the first failure while building */
+    cp_program *programs;                 /* [ranks] */
+    cp_status status;                     /* the first failure while building */
 } cp_plan;
 
 /* Can the heads be cut into this many parts: with equally many key heads each,
