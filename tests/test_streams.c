@@ -321,11 +321,13 @@ static void note_sent(void *context, const cp_walker *walker, const cp_op *op,
          cp_op_talks(op) && cp_op_touch(plan, walker->rank, op, n, &touch); n++)
         if (!touch.writes &&
             !could_be_partial(plan, plan->slots[touch.slot].bytes))
-            note_message(&thread_messages, walker->messages[touch.slot],
-                         plan->slots[touch.slot].bytes,
-                         t->layers * (op->kind == CP_OP_ALL_GATHER
-                                          ? plan->layout->ranks - 1
-                                          : 1));
+            note_message(
+                &thread_messages,
+                walker->buffers[cp_steps_message(&walker->steps, touch.slot)],
+                plan->slots[touch.slot].bytes,
+                t->layers * (op->kind == CP_OP_ALL_GATHER
+                                 ? plan->layout->ranks - 1
+                                 : 1));
 }
 
 static cp_status trade_and_note(void *context, const cp_message_half *halves,

@@ -56,33 +56,33 @@ void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,
     }
 }
 
-void cp_slot_encode(const cp_plan *plan, int slot, const void *held,
-                    void *sent) {
-    const cp_slot_tensors tensors = cp_slot_tensors_of(plan, slot);
+static int64_t encoded_bytes(const cp_slot_tensors *tensors, int n) {
+    return tensors->rows * cp_encoding_bytes(tensors->encoding,
+                                             tensors->dims[n], sizeof(float));
+}
+
+void cp_tensors_encode(const cp_slot_tensors *tensors, const void *held,
+                       void *sent) {
     const float *from = held;
     char *to = sent;
     for (int n = 0; n < 2; n++) {
-        cp_rows_encode(tensors.encoding, tensors.rows, tensors.dims[n], from,
+        cp_rows_encode(tensors->encoding, tensors->rows, tensors->dims[n], from,
                        to);
-        from += tensors.rows * tensors.dims[n];
-        to += tensors.rows * cp_encoding_bytes(tensors.encoding,
-                                               tensors.dims[n], sizeof(float));
+        from += tensors->rows * tensors->dims[n];
+        to += encoded_bytes(tensors, n);
     }
-    memcpy(to, from, (size_t)tensors.tail_bytes);
+    memcpy(to, from, (size_t)tensors->tail_bytes);
 }
 
-void cp_slot_decode(const cp_plan *plan, int slot, const void *sent,
-                    void *held) {
-    const cp_slot_tensors tensors = cp_slot_tensors_of(plan, slot);
+void cp_tensors_decode(const cp_slot_tensors *tensors, const void *sent,
+                       void *held) {
     const char *from = sent;
     float *to = held;
     for (int n = 0; n < 2; n++) {
-        cp_rows_decode(tensors.encoding, tensors.rows, tensors.dims[n], from,
+        cp_rows_decode(tensors->encoding, tensors->rows, tensors->dims[n], from,
                        to);
-        from +=
-            tensors.rows *
-            cp_encoding_bytes(tensors.encoding, tensors.dims[n], sizeof(float));
-        to += tensors.rows * tensors.dims[n];
+        from += encoded_bytes(tensors, n);
+        to += tensors->rows * tensors->dims[n];
     }
-    memcpy(to, from, (size_t)tensors.tail_bytes);
+    memcpy(to, from, (size_t)tensors->tail_bytes);
 }

@@ -3,7 +3,7 @@
 #ifndef CP_ENCODE_H
 #define CP_ENCODE_H
 
-#include "plan/plan.h"
+#include "plan/messages.h"
 
 /* The scale of the dim numbers of a head; NAN if one of them is not finite. */
 float cp_row_scale(cp_encoding encoding, int64_t dim, const float *row);
@@ -19,10 +19,10 @@ void cp_rows_encode(cp_encoding encoding, int64_t rows, int64_t dim,
 void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,
                     const char *from, float *to);
 
-/* Encode a slot's contents into its message, and decode it, if they differ. */
-void cp_slot_encode(const cp_plan *plan, int slot, const void *held,
-                    void *sent);
-void cp_slot_decode(const cp_plan *plan, int slot, const void *sent,
-                    void *held);
+/* Encode a slot's tensors into their message, and decode it. */
+void cp_tensors_encode(const cp_slot_tensors *tensors, const void *held,
+                       void *sent);
+void cp_tensors_decode(const cp_slot_tensors *tensors, const void *sent,
+                       void *held);
 
 #endif

@@ -2,216 +2,57 @@
 /* Run one rank of a plan with fp32 tensors in memory. */
 #include "reference/run/walk.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "reference/attend/nodes.h"
-#include "reference/run/lists.h"
+#include "reference/attend/select.h"
 #include "reference/run/encode.h"
-#include "plan/node_lists.h"
-#include "plan/messages.h"
-#include "tokens/migrate.h"
 
-static int64_t remainder_bytes(const cp_plan *plan, int slot) {
-    return slot == plan->result ? plan->slots[slot].rows *
-                                      cp_plan_shape(plan, slot).query_heads * 4
-                                : 0;
+static void *address(const cp_walker *walker, cp_columns columns) {
+    return (char *)walker->buffers[columns.buffer] + columns.first;
 }
 
-static cp_status allocate_slots(cp_walker *walker) {
-    const cp_plan *plan = walker->plan;
-    cp_status status = CP_OK;
-    bool *needed;
-    CP_TRY(
-        cp_allocate(&walker->slots, plan->slot_count, sizeof(void *), "slots"));
-    CP_TRY(cp_allocate(&needed, plan->slot_count, sizeof(bool), "slots"));
-    cp_plan_slots_needed(plan, walker->rank, needed);
-    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++)
-        if (needed[slot])
-            status = cp_allocate_lines(&walker->slots[slot],
-                                       plan->slots[slot].held +
-                                           remainder_bytes(plan, slot),
-                                       1, "a slot");
-    free(needed);
-    return status;
-}
-
-typedef struct {
-    float *keys, *values; /* [rows][N_KV][D_H]; one tensor for a latent */
-} walk_tensors;
-
-static walk_tensors tensors_of(const cp_walker *walker, int slot) {
-    const cp_shape shape = cp_plan_shape(walker->plan, slot);
-    const int64_t rows = walker->plan->slots[slot].rows;
-    float *keys = walker->slots[slot];
-    float *values = keys + rows * shape.kv_heads * shape.head_dim;
-    if (slot == walker->plan->cache) {
-        keys = walker->cache_keys;
-        values = walker->cache_values;
-    } else if (walker->plan->migration != NULL &&
-               slot == walker->plan->result) {
-        keys = walker->new_keys;
-        values = walker->new_values;
-    }
-    return (walk_tensors){keys, shape.latent ? keys : values};
+/* Only the result keeps a remainder, after its LSE. */
+static cp_partial partial_of(const cp_walker *walker, int64_t rows,
+                             const cp_columns of[2]) {
+    cp_partial partial = {.rows = rows,
+                          .heads = of[1].width / CP_PARTIAL_BYTES,
+                          .dim = of[0].width / of[1].width,
+                          .output = address(walker, of[0]),
+                          .lse = address(walker, of[1])};
+    if (of[0].buffer == walker->plan->result && !walker->plan->layout->leaves)
+        partial.remainder = partial.lse + partial.rows * partial.heads;
+    return partial;
 }
 
 cp_partial cp_walker_partial(const cp_walker *walker, int slot) {
-    const cp_shape shape = cp_plan_shape(walker->plan, slot);
-    const int64_t rows = walker->plan->slots[slot].rows;
-    float *output = walker->slots[slot];
-    float *lse = output + rows * shape.query_heads * cp_value_dim(&shape);
-    return (cp_partial){
-        .rows = rows,
-        .heads = shape.query_heads,
-        .dim = cp_value_dim(&shape),
-        .output = output,
-        .lse = lse,
-        .remainder =
-            slot == walker->plan->result && !walker->plan->layout->leaves
-                ? lse + rows * shape.query_heads
-                : NULL,
-    };
+    const cp_columns of[2] = {cp_slot_columns(walker->plan, slot, 0),
+                              cp_slot_columns(walker->plan, slot, 1)};
+    return partial_of(walker, walker->plan->slots[slot].rows, of);
 }
 
-static void copy_pieces(const cp_block *from, const cp_block *to, int64_t width,
-                        const float *source, float *target) {
-    assert(from->pieces.count == to->pieces.count);
-    for (int64_t n = 0; n < from->pieces.count; n++) {
-        const cp_piece piece = from->pieces.items[n];
-        assert(piece.span.count == to->pieces.items[n].span.count);
-        memcpy(target + to->pieces.items[n].row * width,
-               source + piece.row * width,
-               (size_t)(piece.span.count * width) * sizeof(float));
-    }
+static void copy_rows(const char *from, const cp_columns *in, char *to,
+                      const cp_columns *out, cp_move rows) {
+    const int64_t width = out->width;
+    const bool packed = in->stride == width && out->stride == width;
+    const int64_t pieces = packed ? 1 : rows.count;
+    const int64_t bytes = packed ? rows.count * width : width;
+    from += rows.from * in->stride;
+    to += rows.to * out->stride;
+    for (int64_t n = 0; n < pieces; n++)
+        memcpy(to + n * out->stride, from + n * in->stride, (size_t)bytes);
 }
 
-static cp_status copy_rows(const cp_walker *walker, const cp_op *op,
-                           const cp_block *from, const cp_block *to) {
-    const cp_shape *shape = &walker->plan->shape;
-    const walk_tensors source = tensors_of(walker, op->in.slot);
-    const walk_tensors target = tensors_of(walker, op->out.slot);
-    copy_pieces(from, to, shape->kv_heads * shape->head_dim, source.keys,
-                target.keys);
-    copy_pieces(from, to, cp_value_width(shape), source.values, target.values);
-    return CP_OK;
-}
-static void copy_moves(const cp_moves *moves, int64_t width, bool packs,
-                       float *cache, float *block) {
-    for (int64_t n = 0; n < moves->count; n++) {
-        const cp_move move = moves->items[n];
-        float *rows = cache + (packs ? move.from : move.to) * width;
-        memcpy(packs ? block : rows, packs ? rows : block,
-               (size_t)(move.count * width) * sizeof(float));
-        block += move.count * width;
-    }
-}
-
-static cp_status migrate_rows(const cp_walker *walker, cp_use use, bool packs) {
-    const cp_plan *plan = walker->plan;
-    const cp_shape *shape = &plan->shape;
-    const cp_moves *moves =
-        &cp_transfer_of(plan->migration, use.origin, use.part)->moves;
-    const walk_tensors block = tensors_of(walker, use.slot);
-    const walk_tensors cache =
-        tensors_of(walker, packs ? plan->cache : plan->result);
-    copy_moves(moves, shape->kv_heads * shape->head_dim, packs, cache.keys,
-               block.keys);
-    copy_moves(moves, cp_value_width(shape), packs, cache.values, block.values);
-    return CP_OK;
-}
-static cp_status allocate_messages(cp_walker *walker) {
-    const cp_plan *plan = walker->plan;
-    cp_status status = CP_OK;
-    bool *rewritten;
-    CP_TRY(cp_allocate(&walker->messages, plan->slot_count, sizeof(void *),
-                       "messages"));
-    CP_TRY(cp_allocate(&rewritten, plan->slot_count, sizeof(bool), "messages"));
-    cp_plan_slots_encoded(plan, walker->rank, rewritten);
-    for (int slot = 0; slot < plan->slot_count && status == CP_OK; slot++) {
-        walker->messages[slot] = walker->slots[slot];
-        if (rewritten[slot])
-            status = cp_allocate_lines(&walker->messages[slot],
-                                       plan->slots[slot].bytes, 1, "a message");
-    }
-    free(rewritten);
-    return status;
-}
-
-/* Encode what an operation is about to send, or decode what it has received. */
-static void encode_or_decode(const cp_walker *walker, const cp_op *op,
-                             bool received) {
-    const cp_plan *plan = walker->plan;
-    cp_touch touch;
-    for (int n = 0; cp_op_touch(plan, walker->rank, op, n, &touch); n++) {
-        void *held = walker->slots[touch.slot];
-        void *sent = walker->messages[touch.slot];
-        if (touch.writes != received ||
-            !cp_op_encodes(plan, walker->rank, op, touch))
-            continue;
-        if (!received)
-            cp_slot_encode(plan, touch.slot, held, sent);
-        if (received || cp_slot_is_read_back(plan, touch.slot))
-            cp_slot_decode(plan, touch.slot, sent, held);
-    }
-}
-
-/* How a tensor is cut: `count` of its `heads` heads are taken, from `first` on;
- * each has dim numbers. */
-typedef struct {
-    int64_t rows, heads, count, first, dim;
-} row_cut;
-
-static void copy_columns(const row_cut *by, const float *from, float *to) {
-    for (int64_t row = 0; row < by->rows; row++)
-        memcpy(to + row * by->count * by->dim,
-               from + (row * by->heads + by->first) * by->dim,
-               (size_t)(by->count * by->dim) * sizeof(float));
-}
-
-static cp_status split(const cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
-    const cp_slot *slot = &plan->slots[op->in.slot];
-    const cp_shape full = cp_plan_shape(plan, op->in.slot);
-    const cp_shape part = cp_plan_shape(plan, op->out.slot);
-    const bool keys = slot->kind == CP_SLOT_KEYS;
-    const int64_t heads = keys ? full.kv_heads : full.query_heads;
-    const int parts = plan->slots[op->out.slot].parts;
-    row_cut by = {slot->rows, heads, keys ? part.kv_heads : part.query_heads, 0,
-                  0};
-    for (int p = 0; p < parts; p++) {
-        const float *from = walker->slots[op->in.slot];
-        float *to = walker->slots[op->out.slot + p];
-        by.first = p * heads / parts;
-        by.dim = full.head_dim;
-        copy_columns(&by, from, to);
-        if (!keys || full.latent)
-            continue;
-        /* Values come after the keys, on both sides. */
-        from += by.rows * heads * by.dim;
-        to += by.rows * by.count * by.dim;
-        by.dim = cp_value_dim(&full);
-        copy_columns(&by, from, to);
-    }
-    return CP_OK;
-}
-
-static cp_status join(const cp_walker *walker, const cp_op *op) {
-    cp_partial full = cp_walker_partial(walker, op->out.slot);
-    cp_partial_clear(&full);
-    for (int p = 0; p < walker->plan->slots[op->in.slot].parts; p++) {
-        const cp_partial part = cp_walker_partial(walker, op->in.slot + p);
-        for (int64_t n = 0; n < part.rows * part.heads; n++) {
-            const int64_t at =
-                n / part.heads * full.heads + p * part.heads + n % part.heads;
-            full.lse[at] = part.lse[n];
-            if (part.lse[n] != -INFINITY)
-                memcpy(full.output + at * full.dim, part.output + n * part.dim,
-                       (size_t)part.dim * sizeof(float));
-        }
-    }
+static cp_status copy(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    const cp_moves *rows = &walker->steps.lists[step->rows].moves;
+    for (int t = 0; t < 2 && step->out[t].width > 0; t++)
+        for (int64_t n = 0; n < rows->count; n++)
+            copy_rows(address(walker, step->in[t]), &step->in[t],
+                      address(walker, step->out[t]), &step->out[t],
+                      rows->items[n]);
     return CP_OK;
 }
 
@@ -219,164 +60,228 @@ static void progress(void *comm) {
     cp_comm_progress(comm);
 }
 
-static cp_status attend(cp_walker *walker, const cp_op *op,
-                        const cp_op *merge) {
-    const cp_plan *plan = walker->plan;
-    const cp_layout *layout = plan->layout;
-    const bool home = op->keys.slot == plan->cache;
-    const cp_block *keys =
-        home ? &layout->cache[walker->rank] : &layout->keys[op->keys.origin];
-    const walk_tensors from = tensors_of(walker, op->keys.slot);
-    const int slot = merge != NULL ? merge->out.slot : op->out.slot;
-    cp_partial partial = cp_walker_partial(walker, slot);
-    /* Make the partial empty. */
-    if (merge == NULL && slot == plan->result)
-        cp_partial_clear(&partial);
-    for (int64_t n = 0; merge == NULL && n < partial.rows * partial.heads; n++)
-        for (int64_t node = 0; node < plan->slots[slot].held / 4;
-             node += cp_node_size(&partial))
-            partial.lse[node + n] = -INFINITY;
-    const cp_shape shape = cp_plan_shape(plan, op->in.slot);
-    const int64_t first = cp_plan_first_head(plan, op);
-    const int64_t heads = cp_plan_shape(plan, op->keys.slot).kv_heads;
-    const cp_attention call = {
-        .shape = &shape,
-        .query_pieces = &cp_plan_queries(plan, op->in.origin)->pieces,
-        .queries = walker->slots[op->in.slot],
-        .key_pieces = &keys->pieces,
-        .keys = from.keys + first * shape.head_dim,
-        .values = from.values + first * cp_value_step(&shape),
-        .key_row = heads * shape.head_dim,
-        .value_row = heads * cp_value_step(&shape),
+static void make_empty(const cp_walker *walker, const cp_step *step,
+                       cp_partial *out) {
+    const int64_t numbers =
+        walker->steps.buffers[step->out[0].buffer] / CP_PARTIAL_BYTES;
+    const int64_t size = cp_node_size(out);
+    cp_partial_clear(out);
+    for (int64_t node = size; node + size <= numbers; node += size)
+        for (int64_t n = 0; n < out->rows * out->heads; n++)
+            out->lse[node + n] = -INFINITY;
+}
+
+static cp_status attend(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    const cp_row_list *lists = walker->steps.lists;
+    cp_partial out = partial_of(walker, step->out_rows, step->out);
+    if (!step->merges)
+        make_empty(walker, step, &out);
+    cp_attention call = {
+        .shape = &step->shape,
+        .query_pieces = &lists[step->queries].pieces,
+        .queries = address(walker, step->in[0]),
+        .key_pieces = &lists[step->keys].pieces,
+        .keys = address(walker, step->in[1]),
+        .values = address(walker, step->in[2]),
+        .key_row = step->in[1].stride / (int64_t)sizeof(float),
+        .value_row = step->in[2].stride / (int64_t)sizeof(float),
         .threads = walker->options.threads,
-        .merge = merge != NULL ? cp_partial_merge_row : NULL,
-        .leaves = layout->leaves
-                      ? cp_rank_leaves(&layout->owners, op->keys.origin)
-                      : CP_NO_LEAVES,
-        .node_size = cp_node_size(&partial),
-        .output = partial.output,
-        .lse = partial.lse,
-        .remainder = partial.remainder,
-        .progress = walker->comm->ops->progress != NULL ? progress : NULL,
-        .progress_context = walker->comm,
+        .merge = step->merges ? cp_partial_merge_row : NULL,
+        .output = out.output,
+        .lse = out.lse,
+        .remainder = out.remainder,
     };
-    if (plan->indexer.top_k > 0)
-        return cp_lists_attend(plan, walker->slots, op, &call);
+    /* Give the kernel what later chapters need. */
+    call.progress = walker->comm->ops->progress != NULL ? progress : NULL;
+    call.progress_context = walker->comm;
+    call.leaves = step->leaves;
+    call.node_size = cp_node_size(&out);
+    if (step->in[3].width > 0)
+        return cp_attend_chosen(&call, address(walker, step->in[3]),
+                                walker->steps.indexer.top_k);
     return walker->options.kernel(&call);
 }
 
-static cp_status attend_or_select(cp_walker *walker, const cp_op *op,
-                                  const cp_op *merge) {
-    if (op->kind == CP_OP_SELECT)
-        return cp_lists_select(walker->plan, walker->slots,
-                               walker->options.threads, op, merge);
-    return attend(walker, op, merge);
+static cp_status select_keys(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    const cp_row_list *lists = walker->steps.lists;
+    const int64_t room = walker->steps.indexer.top_k;
+    const cp_selection call = {
+        .indexer = &walker->steps.indexer,
+        .query_pieces = &lists[step->queries].pieces,
+        .queries = address(walker, step->in[0]),
+        .weights = address(walker, step->in[1]),
+        .key_pieces = &lists[step->keys].pieces,
+        .keys = address(walker, step->in[2]),
+        .threads = walker->options.threads,
+        .room = room,
+        .candidates = address(walker, step->out[0]),
+    };
+    if (!step->merges)
+        cp_candidates_clear(call.candidates, step->out_rows * room);
+    return cp_select(&call);
 }
 
-static cp_status perform(cp_walker *walker, const cp_op *op) {
-    const cp_plan *plan = walker->plan;
-    const cp_layout *layout = plan->layout;
-    const int rank = walker->rank;
-    void **in = &walker->slots[op->in.slot],
-         **out = &walker->slots[op->out.slot],
-         **sent = &walker->messages[op->in.slot],
-         **got = &walker->messages[op->out.slot];
-    const int64_t bytes = plan->slots[op->in.slot].bytes;
-    const bool packs = op->kind == CP_OP_PACK;
-    if (plan->migration != NULL && (packs || op->kind == CP_OP_APPEND))
-        return migrate_rows(walker, packs ? op->out : op->in, packs);
-    switch (op->kind) {
-    /* Local operations. */
-    case CP_OP_APPEND:
-        return copy_rows(walker, op, &layout->queries[rank],
-                         &layout->appended[rank]);
-    case CP_OP_PACK:
-        if (cp_plan_scans(plan)) {
-            memcpy(*out, *in, (size_t)bytes);
-            return CP_OK;
-        }
-        if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
-            return cp_lists_pack(plan, walker->slots, op);
-        return copy_rows(walker, op, &layout->cache[rank], &layout->keys[rank]);
-    case CP_OP_ATTEND:
-    case CP_OP_SELECT:
-        return attend_or_select(walker, op, NULL);
-    case CP_OP_MERGE: {
-        if (cp_plan_scans(plan)) {
-            walker->options.combine(walker->options.monoid, *in, *out);
-            return CP_OK;
-        }
-        if (plan->slots[op->in.slot].kind == CP_SLOT_LIST)
-            return cp_lists_merge(plan, walker->slots, op);
-        const cp_partial add = cp_walker_partial(walker, op->in.slot);
-        cp_partial into = cp_walker_partial(walker, op->out.slot);
-        if (layout->leaves)
-            cp_nodes_merge(&into, walker->leaves[op->out.slot], &add,
-                           walker->leaves[op->in.slot]);
-        else
-            cp_partial_merge(&into, &add);
-        return CP_OK;
-    }
-    case CP_OP_SPLIT:
-        return split(walker, op);
-    case CP_OP_JOIN:
-        return join(walker, op);
-    /* Communicating operations. */
-    case CP_OP_EXCHANGE:
-        encode_or_decode(walker, op, false);
-        return cp_comm_exchange(walker->comm, op->to, *sent, bytes, op->from,
-                                *got, plan->slots[op->out.slot].bytes);
-    case CP_OP_WAIT:
-        CP_TRY(cp_comm_wait(walker->comm));
-        encode_or_decode(walker, &plan->programs[rank].ops[op->ends], true);
-        return CP_OK;
-    case CP_OP_ALL_TO_ALL:
-    case CP_OP_ALL_GATHER:
-        break;
-    }
-    encode_or_decode(walker, op, false);
-    CP_TRY(op->kind == CP_OP_ALL_GATHER
-               ? cp_comm_all_gather(walker->comm, *sent, got, bytes)
-               : cp_comm_all_to_all(walker->comm, (const void *const *)sent,
-                                    got, bytes));
-    encode_or_decode(walker, op, true);
+static void merge_lists(const cp_walker *walker, const cp_step *step) {
+    const int64_t room = walker->steps.indexer.top_k;
+    cp_candidate *into = address(walker, step->out[0]);
+    const cp_candidate *add = address(walker, step->in[0]);
+    for (int64_t row = 0; row < step->out_rows; row++)
+        cp_candidates_merge(into + row * room, add + row * room, room);
+}
+
+static void merge_partials(const cp_walker *walker, const cp_step *step) {
+    const cp_partial add = partial_of(walker, step->out_rows, step->in);
+    cp_partial into = partial_of(walker, step->out_rows, step->out);
+    if (walker->plan->layout->leaves)
+        cp_nodes_merge(&into, step->held, &add, step->leaves);
+    else
+        cp_partial_merge(&into, &add);
+}
+
+static cp_status combine(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    if (step->of == CP_SLOT_RUN)
+        walker->options.combine(walker->options.monoid,
+                                address(walker, step->in[0]),
+                                address(walker, step->out[0]));
+    else if (step->of == CP_SLOT_LIST)
+        merge_lists(walker, step);
+    else
+        merge_partials(walker, step);
     return CP_OK;
 }
+
+/* Encode what a step is about to send, or decode what it has received. */
+static void encode_or_decode(const cp_walker *walker, const cp_step *started,
+                             bool received) {
+    for (int n = 0; n < started->halves; n++) {
+        const cp_step_half *half = &walker->steps.halves[started->half + n];
+        void *held = walker->buffers[half->slot];
+        void *message = walker->buffers[half->buffer];
+        if (!half->encodes || half->receive != received)
+            continue;
+        if (!received)
+            cp_tensors_encode(&half->tensors, held, message);
+        if (received || half->read_back)
+            cp_tensors_decode(&half->tensors, message, held);
+    }
+}
+
+/* A collective takes the addresses of its messages by rank: first of those that
+ * are sent, then of those that are received. */
+static cp_status collect(const cp_walker *walker, const cp_step *step,
+                         const cp_step_half *halves) {
+    const int ranks = walker->comm->ranks;
+    void **messages;
+    if (step->halves == 0)
+        return CP_OK;
+    CP_TRY(
+        cp_allocate(&messages, 2 * (int64_t)ranks, sizeof(void *), "messages"));
+    for (int n = 0; n < step->halves; n++)
+        messages[halves[n].receive * ranks + halves[n].peer] =
+            walker->buffers[halves[n].buffer];
+    const void *const *sent = (const void *const *)messages;
+    const cp_status status =
+        step->how == CP_OP_ALL_GATHER
+            ? cp_comm_all_gather(walker->comm,
+                                 sent[walker->rank == 0 ? ranks - 1 : 0],
+                                 messages + ranks, halves->bytes)
+            : cp_comm_all_to_all(walker->comm, sent, messages + ranks,
+                                 halves->bytes);
+    free(messages);
+    return status;
+}
+
+static cp_status start(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    const cp_step_half *halves = &walker->steps.halves[step->half];
+    const cp_step_half none = {.peer = CP_NO_RANK};
+    const cp_step_half *sent = &none, *received = &none;
+    encode_or_decode(walker, step, false);
+    if (step->how != CP_OP_EXCHANGE)
+        return collect(walker, step, halves);
+    for (int n = 0; n < step->halves; n++)
+        *(halves[n].receive ? &received : &sent) = &halves[n];
+    return cp_comm_exchange(
+        walker->comm, sent->peer, walker->buffers[sent->buffer], sent->bytes,
+        received->peer, walker->buffers[received->buffer], received->bytes);
+}
+
+static cp_status finish(void *rank, const cp_step *step) {
+    const cp_walker *walker = rank;
+    const cp_step *started = &walker->steps.items[step->after];
+    if (started->how == CP_OP_EXCHANGE)
+        CP_TRY(cp_comm_wait(walker->comm));
+    encode_or_decode(walker, started, true);
+    return CP_OK;
+}
+
+static const cp_step_function device[CP_STEP_KINDS] = {
+    [CP_STEP_COPY] = copy,          [CP_STEP_ATTEND] = attend,
+    [CP_STEP_SELECT] = select_keys, [CP_STEP_COMBINE] = combine,
+    [CP_STEP_START] = start,        [CP_STEP_FINISH] = finish};
 
 cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values) {
     const cp_plan *plan = walker->plan;
-    const cp_program *program = &plan->programs[walker->rank];
+    const cp_steps *steps = &walker->steps;
+    void **caches = walker->buffers + steps->slot_count;
+    caches[CP_BUFFER_KEYS] = cache_keys;
+    caches[CP_BUFFER_VALUES] = cache_values;
+    caches[CP_BUFFER_NEXT_KEYS] = walker->new_keys;
+    caches[CP_BUFFER_NEXT_VALUES] = walker->new_values;
     walker->comm = comm;
-    walker->cache_keys = cache_keys;
-    walker->cache_values = cache_values;
-    /* Poison what no operation has written yet. */
+    /* Poison what no step has written yet. */
     for (int slot = 0; walker->options.poison && slot < plan->slot_count;
          slot++)
-        if (walker->slots[slot] != NULL && slot != plan->queries &&
+        if (walker->buffers[slot] != NULL && slot != plan->queries &&
             slot != plan->fresh && slot != plan->index_queries &&
             slot != plan->index_keys)
-            memset(walker->slots[slot], 0xFF, (size_t)plan->slots[slot].held);
-    /* Perform the operations in turn. */
+            memset(walker->buffers[slot], 0xFF, (size_t)steps->buffers[slot]);
+    /* Perform the steps in turn. */
     const cp_walk_observer observe = walker->options.observe;
-    for (int64_t n = 0; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        const double start = observe != NULL ? cp_clock() : 0.0;
-        const bool together =
-            op->merged && observe == NULL && walker->leaves == NULL;
-        const cp_status status =
-            together ? attend_or_select(walker, op, &program->ops[++n])
-                     : perform(walker, op);
-        if (walker->leaves != NULL)
-            cp_node_lists_note(plan, walker->rank, op, walker->leaves);
+    double start = 0.0;
+    for (int64_t n = 0; n < steps->count; n++) {
+        const cp_step *step = &steps->items[n];
+        if (observe != NULL && (n == 0 || step[-1].op != step->op))
+            start = cp_clock();
+        const cp_status status = device[step->kind](walker, step);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;
         }
-        if (observe != NULL)
-            observe(walker->options.context, walker, op, start, cp_clock());
+        if (observe != NULL &&
+            (n + 1 == steps->count || step[1].op != step->op))
+            observe(walker->options.context, walker,
+                    &plan->programs[walker->rank].ops[step->op], start,
+                    cp_clock());
     }
     return CP_OK;
+}
+
+static int64_t remainder_bytes(const cp_plan *plan, int buffer) {
+    return buffer == plan->result ? plan->slots[buffer].rows *
+                                        cp_slot_columns(plan, buffer, 1).width
+                                  : 0;
+}
+
+static cp_status allocate_buffers(cp_walker *walker) {
+    const cp_steps *steps = &walker->steps;
+    CP_TRY(cp_allocate(&walker->buffers, steps->buffer_count, sizeof(void *),
+                       "buffers"));
+    for (int n = 0; n < steps->buffer_count; n++)
+        if (steps->buffers[n] > 0)
+            CP_TRY(cp_allocate_lines(&walker->buffers[n],
+                                     steps->buffers[n] +
+                                         remainder_bytes(walker->plan, n),
+                                     1, "a buffer"));
+    return CP_OK;
+}
+
+static float *input(const cp_walker *walker, int slot, int t) {
+    return address(walker, cp_slot_columns(walker->plan, slot, t));
 }
 
 cp_status cp_walker_new(const cp_plan *plan, int rank,
@@ -393,25 +298,22 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    cp_status status = allocate_slots(walker);
+    const bool fused = walker->options.observe == NULL && !plan->layout->leaves;
+    cp_status status = cp_steps_new(plan, rank, fused, &walker->steps);
     if (status == CP_OK)
-        status = allocate_messages(walker);
-    if (status == CP_OK && plan->layout->leaves)
-        status = cp_allocate(&walker->leaves, plan->slot_count,
-                             sizeof(uint32_t), "leaves");
+        status = allocate_buffers(walker);
     if (status != CP_OK) {
         cp_walker_free(walker);
         return status;
     }
-    walker->queries = walker->slots[plan->queries];
-    walker->new_keys = walker->slots[plan->fresh];
-    walker->new_values = tensors_of(walker, plan->fresh).values;
-    walker->result = cp_walker_partial(walker, plan->result);
-    walker->index_queries = walker->slots[plan->index_queries];
-    walker->index_keys = walker->slots[plan->index_keys];
-    if (plan->indexer.top_k > 0)
-        walker->index_weights =
-            cp_lists_weights(plan, walker->slots, plan->index_queries);
+    walker->queries = input(walker, plan->queries, 0);
+    walker->new_keys = input(walker, plan->fresh, 0);
+    walker->new_values = input(walker, plan->fresh, !plan->shape.latent);
+    walker->index_queries = input(walker, plan->index_queries, 0);
+    walker->index_weights = input(walker, plan->index_queries, 1);
+    walker->index_keys = input(walker, plan->index_keys, 0);
+    if (!cp_plan_scans(plan) && plan->migration == NULL)
+        walker->result = cp_walker_partial(walker, plan->result);
     *out = walker;
     return CP_OK;
 }
@@ -419,14 +321,11 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
 void cp_walker_free(cp_walker *walker) {
     if (walker == NULL)
         return;
-    for (int n = 0; walker->messages != NULL && n < walker->plan->slot_count;
+    for (int n = 0; walker->buffers != NULL && n < walker->steps.buffer_count;
          n++)
-        if (walker->messages[n] != walker->slots[n])
-            free(walker->messages[n]);
-    for (int n = 0; walker->slots != NULL && n < walker->plan->slot_count; n++)
-        free(walker->slots[n]);
-    free(walker->messages);
-    free(walker->leaves);
-    free(walker->slots);
+        if (walker->steps.buffers[n] > 0)
+            free(walker->buffers[n]);
+    free(walker->buffers);
+    cp_steps_free(&walker->steps);
     free(walker);
 }

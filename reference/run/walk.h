@@ -4,7 +4,7 @@
 #define CP_WALK_H
 
 #include "group/comm.h"
-#include "plan/plan.h"
+#include "plan/steps.h"
 #include "reference/attend/attend.h"
 #include "reference/attend/partial.h"
 
@@ -42,14 +42,12 @@ struct cp_walker {
     cp_partial result;
     /* The walker's own. */
     cp_walk_options options;
-    void **slots;     /* [plan->slot_count], NULL = not used by this rank */
-    void **messages;  /* the message of a slot: itself, if it is sent as held */
-    uint32_t *leaves; /* [plan->slot_count] of partials, in exact order */
-    cp_comm *comm;    /* during a walk, as is the cache of its layer */
-    float *cache_keys, *cache_values;
+    cp_steps steps;
+    void **buffers; /* [buffer_count] of the steps; NULL = not needed */
+    cp_comm *comm;  /* during a walk, as are the caches among the buffers */
 };
 
-/* Allocate the slots that a rank's program uses. The plan must outlive the
+/* Lower a rank's program and allocate its buffers. The plan must outlive the
  * walker; options may be NULL. Fails with CP_MEMORY. */
 cp_status cp_walker_new(const cp_plan *plan, int rank,
                         const cp_walk_options *options, cp_walker **out);

@@ -1,0 +1,103 @@
+/* Tangled from book/05-steps.nw; edit the chapter. */
+/* A rank's program, lowered for a device: rows to copy, to attend to, to merge
+ * and to send, as columns of numbered buffers. Knows no memory. */
+#ifndef CP_STEPS_H
+#define CP_STEPS_H
+
+#include "plan/messages.h"
+#include "plan/plan.h"
+
+/* Columns of the rows of a tensor, in bytes. Row r begins at first + r * stride
+ * of the buffer. Width 0: there is no such tensor. */
+typedef struct {
+    int64_t buffer, first, stride, width;
+} cp_columns;
+
+typedef enum {
+    CP_STEP_COPY,    /* rows of in[t] become rows of out[t], for t = 0 and 1 */
+    CP_STEP_ATTEND,  /* in: queries, keys, values; out: output, LSE */
+    CP_STEP_SELECT,  /* in: index queries, weights, index keys; out: lists */
+    CP_STEP_COMBINE, /* in is merged into out */
+    CP_STEP_START,   /* messages may leave and arrive from now on */
+    CP_STEP_FINISH,  /* they have */
+    CP_STEP_KINDS
+} cp_step_kind;
+
+typedef struct {
+    cp_step_kind kind;
+    cp_op_kind how;        /* the operation that it is part of, */
+    int32_t op;            /* and its number in the rank's program */
+    cp_slot_kind of;       /* COMBINE: what is merged */
+    bool merges;           /* ATTEND, SELECT: into what out holds */
+    int32_t rows;          /* COPY: the list of moves */
+    int32_t queries, keys; /* ATTEND, SELECT: lists of pieces */
+    int32_t half, halves;  /* START: the first of its messages, and how many */
+    int32_t after; /* START: the last computation that touched their bytes, or
+                      -1 if an earlier START waits for it; FINISH: its START */
+    uint32_t leaves, held; /* in exact order: those of keys or in, and those
+                              that out holds before */
+    int64_t out_rows;
+    cp_shape shape; /* ATTEND: the heads of the queries */
+    cp_columns in[4], out[2];
+} cp_step;
+
+typedef struct {
+    int peer;
+    bool receive;
+    bool encodes;            /* before it is sent, or when it has arrived */
+    bool read_back;          /* the sender decodes it, too */
+    int64_t buffer, bytes;   /* the message, from the buffer's first byte */
+    int64_t slot;            /* the buffer to encode from or decode to, */
+    cp_slot_tensors tensors; /* and what it holds */
+} cp_step_half;
+
+/* Rows: pieces of queries or keys, or moves of a copy. */
+typedef struct {
+    const cp_pieces *of; /* while steps are made: whose pieces; then NULL */
+    cp_pieces pieces;
+    cp_moves moves;
+} cp_row_list;
+
+/* The buffers of the caches, which belong to the caller, follow those of the
+ * slots, which have their numbers; then those of messages. */
+enum {
+    CP_BUFFER_KEYS,
+    CP_BUFFER_VALUES,
+    CP_BUFFER_NEXT_KEYS, /* of a migration: the cache that it fills */
+    CP_BUFFER_NEXT_VALUES,
+    CP_CACHE_BUFFERS
+};
+
+typedef struct {
+    cp_step *items;
+    int64_t count, room;
+    cp_row_list *lists;
+    int64_t list_count, list_room;
+    cp_step_half *halves;
+    int64_t half_count, half_room;
+    int slot_count, buffer_count;
+    int64_t *buffers; /* [buffer_count] bytes; 0: not needed, or the caller's */
+    cp_indexer indexer;
+} cp_steps;
+
+/* A device: what it does for each kind of step, [CP_STEP_KINDS]. */
+typedef cp_status (*cp_step_function)(void *rank, const cp_step *step);
+
+/* Lower the program of a rank. Neither the plan nor its layout is kept. fused:
+ * an attend or a select and the merge behind it are one step. Fails with
+ * CP_MEMORY, and steps are then empty. */
+cp_status cp_steps_new(const cp_plan *plan, int rank, bool fused,
+                       cp_steps *steps);
+void cp_steps_free(cp_steps *steps);
+
+/* The t-th tensor of a slot, from 0: keys, then values; output, then LSE;
+ * queries, then the keys that they have chosen; index queries, then weights. */
+cp_columns cp_slot_columns(const cp_plan *plan, int slot, int t);
+
+/* The buffer of a slot's message: its own if it is sent as held. */
+static inline int cp_steps_message(const cp_steps *steps, int slot) {
+    const int encoded = steps->slot_count + CP_CACHE_BUFFERS + slot;
+    return steps->buffers[encoded] > 0 ? encoded : slot;
+}
+
+#endif

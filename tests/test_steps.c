@@ -1,0 +1,217 @@
+/* Steps, without a device: whatever plan they come from, they touch what their
+ * operations touch, inside their buffers, and no computation touches a message
+ * while it may be on its way. */
+#define EXPECT_ALSO where
+static char where[200]; /* the current program, for failures */
+
+#include "migration_cases.h"
+#include "plan/steps.h"
+#include "variants/scan.h"
+#include "variants/variants.h"
+
+#include <stdio.h>
+
+static int64_t started; /* messages that were looked at */
+
+static bool is_touched(const cp_plan *plan, int rank, const cp_op *op,
+                       int64_t buffer, bool writes) {
+    const int64_t cache = plan->slot_count;
+    cp_touch touch;
+    if (buffer == cache + CP_BUFFER_KEYS || buffer == cache + CP_BUFFER_VALUES)
+        buffer = plan->cache;
+    if (buffer == cache + CP_BUFFER_NEXT_KEYS ||
+        buffer == cache + CP_BUFFER_NEXT_VALUES)
+        buffer = plan->result;
+    for (int n = 0; cp_op_touch(plan, rank, op, n, &touch); n++)
+        if (touch.slot == buffer && touch.writes == writes)
+            return true;
+    return false;
+}
+
+/* Rows of a tensor that a step may touch. */
+static int64_t rows_of(const cp_steps *steps, const cp_step *step,
+                       bool writes) {
+    int64_t rows = step->out_rows;
+    if (step->kind == CP_STEP_COPY) {
+        const cp_moves *moves = &steps->lists[step->rows].moves;
+        rows = 0;
+        for (int64_t n = 0; n < moves->count; n++) {
+            const cp_move move = moves->items[n];
+            rows = cp_max(rows, move.count + (writes ? move.to : move.from));
+        }
+    } else if (step->kind != CP_STEP_COMBINE && !writes)
+        rows = 0;
+    return rows;
+}
+
+static void columns_fit(const cp_plan *plan, int rank, const cp_steps *steps,
+                        const cp_step *step, bool writes) {
+    const cp_op *op = &plan->programs[rank].ops[step->op];
+    const cp_columns *columns = writes ? step->out : step->in;
+    const int64_t rows = rows_of(steps, step, writes);
+    for (int n = 0; n < (writes ? 2 : 4); n++) {
+        const cp_columns tensor = columns[n];
+        const int64_t bytes = steps->buffers[tensor.buffer];
+        if (tensor.width == 0)
+            continue;
+        hold(tensor.first >= 0 && tensor.width <= tensor.stride);
+        hold(is_touched(plan, rank, op + (writes && step->merges),
+                        tensor.buffer, writes));
+        if (tensor.buffer < plan->slot_count)
+            hold(tensor.first + (rows > 0 ? (rows - 1) * tensor.stride : 0) +
+                     tensor.width <=
+                 bytes);
+    }
+}
+
+/* Every slot that an operation touches is in one of its steps. */
+static void all_is_there(const cp_plan *plan, int rank, const cp_steps *steps,
+                         int64_t number) {
+    const cp_op *op = &plan->programs[rank].ops[number];
+    cp_touch touch;
+    for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
+        bool found = false;
+        const bool cache =
+            touch.slot == plan->cache ||
+            (plan->migration != NULL && touch.slot == plan->result);
+        for (int64_t n = 0; n < steps->count && !cache; n++) {
+            const cp_step *step = &steps->items[n];
+            for (int c = 0; c < 4 && step->op == number; c++)
+                found |= touch.writes
+                             ? c < 2 && step->out[c].buffer == touch.slot
+                             : step->in[c].buffer == touch.slot ||
+                                   (op->kind == CP_OP_MERGE && c < 2 &&
+                                    step->out[c].buffer == touch.slot);
+            for (int h = 0; h < step->halves && step->op == number; h++)
+                found |= steps->halves[step->half + h].slot == touch.slot &&
+                         steps->halves[step->half + h].receive == touch.writes;
+        }
+        hold(found || cache);
+    }
+}
+
+static bool overlaps(const cp_step *step, const cp_step_half *half) {
+    bool found = false;
+    for (int n = 0; n < 4 && step->kind < CP_STEP_START; n++)
+        found |= (step->in[n].width > 0 && half->receive &&
+                  step->in[n].buffer == half->slot) ||
+                 (n < 2 && step->out[n].width > 0 &&
+                  step->out[n].buffer == half->slot);
+    return found;
+}
+
+/* Each computation that touches a message's bytes comes before the one that its
+ * START, or a START before it, waits for; or after its FINISH. */
+static void messages_are_left_alone(const cp_steps *steps) {
+    int64_t waited = -1;
+    for (int64_t n = 0; n < steps->count; n++) {
+        const cp_step *start = &steps->items[n];
+        int64_t finish = n;
+        if (start->kind != CP_STEP_START)
+            continue;
+        while (finish < steps->count &&
+               (steps->items[finish].kind != CP_STEP_FINISH ||
+                steps->items[finish].after != n))
+            finish++;
+        hold(finish < steps->count && start->after < n);
+        waited = cp_max(waited, start->after);
+        for (int h = 0; h < start->halves; h++, started++)
+            for (int64_t k = waited + 1; k < finish; k++)
+                hold(!overlaps(&steps->items[k],
+                               &steps->halves[start->half + h]));
+    }
+}
+
+static void steps_are_right(const cp_plan *plan, const char *name) {
+    for (int n = 0; n < 2 * plan->layout->ranks; n++) {
+        const int rank = n / 2;
+        const bool fused = n % 2;
+        cp_steps steps;
+        snprintf(where, sizeof(where), "%s, rank %d of %d%s", name, rank,
+                 plan->layout->ranks, fused ? ", fused" : "");
+        must(cp_steps_new(plan, rank, fused, &steps));
+        for (int64_t i = 0; i < steps.count; i++) {
+            if (steps.items[i].kind >= CP_STEP_START)
+                continue;
+            columns_fit(plan, rank, &steps, &steps.items[i], false);
+            columns_fit(plan, rank, &steps, &steps.items[i], true);
+        }
+        for (int64_t i = 0; i < plan->programs[rank].count && !fused; i++)
+            all_is_there(plan, rank, &steps, i);
+        messages_are_left_alone(&steps);
+        cp_steps_free(&steps);
+    }
+}
+
+/* A prompt or a step after a prompt of three sequences. */
+static cp_layout *lay_out(int ranks, bool decode, bool exact) {
+    const int64_t first[] = {2 * ranks + 5, 1, 200};
+    const int64_t next[] = {9, 17, 0}, step[] = {1, 1, 1};
+    cp_cache *cache;
+    cp_layout *layout;
+    must(cp_cache_new(ranks, 3, 600, &cache));
+    if (exact)
+        cache->dealing = (cp_dealing){
+            .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+    must(cp_cache_lay_out(cache, false, first, &layout));
+    must(cp_cache_commit(cache, layout));
+    cp_layout_free(layout);
+    must(cp_cache_lay_out(cache, decode, decode ? step : next, &layout));
+    cp_cache_free(cache);
+    return layout;
+}
+
+/* Some variants have no plan for a shape, a wire or an order: they refuse. */
+LOOP(steps_of_every_variant, 1, 8) {
+    const cp_shape heads[] = {{60, 60, 8}, {12, 2, 8}, {12, 1, 24, 16, true}};
+    int built = 0;
+    started = 0;
+    for (int n = CP_AUTO + 1; n < CP_VARIANTS; n++)
+        for (int c = 0; c < 48; c++) {
+            const cp_variant variant = (cp_variant)n;
+            cp_layout *layout =
+                lay_out(_i, cp_variant_decodes(variant), c >= 40);
+            const cp_plan_options options = {
+                .element_bytes = 2 + 2 * (c % 2),
+                .spare = 1 + c / 2 % 2,
+                .wire = (cp_wire)(c < 40 ? c / 4 % CP_WIRES : 0),
+                .indexer = {2, 8, c >= 32 && c < 40 ? 5 : 0}};
+            cp_plan *plan;
+            if (cp_plan_build(variant, layout, &heads[c % 3], &options,
+                              &plan) == CP_OK) {
+                built++;
+                steps_are_right(plan, cp_variant_name(variant));
+                cp_plan_free(plan);
+            }
+            cp_layout_free(layout);
+        }
+    ck_assert_int_gt(built, 150);
+    hold(_i == 1 || started > 1000);
+}
+
+LOOP(steps_of_every_scan, 1, 8) {
+    cp_layout *layout = lay_out(_i, false, false);
+    for (int scan = 0; scan < CP_SCANS; scan++) {
+        cp_plan *plan;
+        must(cp_plan_scan((cp_scan)scan, layout, 24, &plan));
+        steps_are_right(plan, "a scan");
+        cp_plan_free(plan);
+    }
+    cp_layout_free(layout);
+}
+
+LOOP(steps_of_every_migration, 0, 81) {
+    cp_cache *before = lived_in(&ways[0], 1 + _i % 9, (uint64_t)_i % 4);
+    cp_cache *after = empty_cache(&ways[0], 1 + _i / 9, 0);
+    cp_migration *migration;
+    cp_plan *plan;
+    must(cp_cache_assign(after, before->length));
+    must(cp_cache_migration(before, after, &migration));
+    must(cp_migration_match(migration));
+    must(cp_migration_plan(migration, &shapes[_i % 3], 4, &plan));
+    steps_are_right(plan, "a migration");
+    cp_plan_free(plan);
+    cp_migration_free(migration);
+    cp_cache_free(before);
+    cp_cache_free(after);
+}
