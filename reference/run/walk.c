@@ -233,6 +233,8 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     caches[CP_BUFFER_NEXT_KEYS] = walker->new_keys;
     caches[CP_BUFFER_NEXT_VALUES] = walker->new_values;
     walker->comm = comm;
+    const cp_walk_observer observe = walker->options.observe;
+    double begun = 0.0;
     /* Poison what no step has written yet. */
     for (int slot = 0; walker->options.poison && slot < plan->slot_count;
          slot++)
@@ -241,22 +243,20 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
             slot != plan->index_keys)
             memset(walker->buffers[slot], 0xFF, (size_t)steps->buffers[slot]);
     /* Perform the steps in turn. */
-    const cp_walk_observer observe = walker->options.observe;
-    double start = 0.0;
     for (int64_t n = 0; n < steps->count; n++) {
         const cp_step *step = &steps->items[n];
+        /* Note when an operation begins. */
         if (observe != NULL && (n == 0 || step[-1].op != step->op))
-            start = cp_clock();
+            begun = cp_clock();
         const cp_status status = device[step->kind](walker, step);
         if (status != CP_OK) {
             cp_comm_abort(comm, cp_message());
             return status;
         }
-        if (observe != NULL &&
-            (n + 1 == steps->count || step[1].op != step->op))
+        /* Show an operation that has ended to an observer. */
+        if (observe != NULL && (n + 1 == steps->count || step[1].op != step->op))
             observe(walker->options.context, walker,
-                    &plan->programs[walker->rank].ops[step->op], start,
-                    cp_clock());
+                    &plan->programs[walker->rank].ops[step->op], begun, cp_clock());
     }
     return CP_OK;
 }
