@@ -254,9 +254,11 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
             return status;
         }
         /* Show an operation that has ended to an observer. */
-        if (observe != NULL && (n + 1 == steps->count || step[1].op != step->op))
+        if (observe != NULL &&
+            (n + 1 == steps->count || step[1].op != step->op))
             observe(walker->options.context, walker,
-                    &plan->programs[walker->rank].ops[step->op], begun, cp_clock());
+                    &plan->programs[walker->rank].ops[step->op], begun,
+                    cp_clock());
     }
     return CP_OK;
 }
