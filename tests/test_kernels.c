@@ -381,8 +381,13 @@ static void same_positions(const choice_case *choice,
                            const cp_candidate *lists) {
     const int64_t room = choice->host.room, count = choice->numbers / 8;
     char *packed = on_device(count * 4 + 2);
-    const cp_device_lists call = {count / room, room, lists, packed + 2};
-    must(cp_device_pack_list(&call, NULL));
+    const cp_move all = {0, 0, count};
+    const int64_t one = 1;
+    const cp_device_copy_args call = {
+        .moves = {upload(&all, sizeof(all)), upload(&one, 8), 1, count},
+        .of = {{(const char *)lists + offsetof(cp_candidate, position),
+                packed + 2, sizeof(cp_candidate), 4, 4}}};
+    must(cp_device_copy(&call, NULL));
     const char *got = fetch(packed, count * 4 + 2);
     const cp_piece query = choice->p->query_pieces.items[0];
     for (int64_t n = query.row * room;
@@ -1052,22 +1057,18 @@ TEST(indices_have_64_bits) {
     must(cp_device_rotate(&rotating, NULL));
     ck_assert_mem_eq(fetch(three, 768), x, 768);
     /* A copy from a far row to another. */
-    const cp_piece from = {{0, 0, 3, 1}, FURTHER}, to = {{0, 0, 3, 1}, 3 * FAR};
+    const cp_move move = {FURTHER, 3 * FAR, 3};
     const int64_t one = 1;
-    const cp_device_copy_args copying = {
-        .from = {upload(&from, sizeof(from)), upload(&one, 8), 1},
-        .to = {upload(&to, sizeof(to)), upload(&one, 8), 1},
-        .row_bytes = 256,
-        .value_bytes = 256,
-        .keys = before(three, further * 256),
-        .values = before(three, further * 256),
-        .to_keys = before(on_device(768), 3 * far * 256),
-        .to_values = before(on_device(768), 3 * far * 256)};
+    cp_device_copy_args copying = {
+        .moves = {upload(&move, sizeof(move)), upload(&one, 8), 1, 3}};
+    for (int t = 0; t < 2; t++)
+        copying.of[t] = (cp_device_columns){
+            before(three, further * 256), before(on_device(768), 3 * far * 256),
+            256, 256, 256};
     must(cp_device_copy(&copying, NULL));
-    ck_assert_mem_eq(fetch((char *)copying.to_keys + 3 * far * 256, 768), x,
-                     768);
-    ck_assert_mem_eq(fetch((char *)copying.to_values + 3 * far * 256, 768), x,
-                     768);
+    for (int t = 0; t < 2; t++)
+        ck_assert_mem_eq(
+            fetch((char *)copying.of[t].to + 3 * far * 256, 768), x, 768);
     end();
 }
 

@@ -260,14 +260,14 @@ static cp_status scan_rank(cp_comm *comm, void *context) {
     CP_TRY(cp_walker_new(plan, comm->rank, &options, &walker));
     for (int half = 0; half < 2; half++) {
         const cp_use run = cp_plan_own_run(plan, comm->rank, half);
-        memcpy(walker->buffers[run.slot], scanned->items[run.origin], WORD);
+        memcpy(walker->buffers[2 * run.slot], scanned->items[run.origin], WORD);
     }
     const cp_status status = cp_walk(walker, comm, NULL, NULL);
     for (int half = 0; half < 2 && status == CP_OK; half++) {
         const cp_use expected = cp_plan_prefix_run(plan, comm->rank, half);
         if (expected.part >= 0)
             memcpy(scanned->expected[expected.part + 1],
-                   walker->buffers[expected.slot], WORD);
+                   walker->buffers[2 * expected.slot], WORD);
     }
     cp_walker_free(walker);
     return status;

@@ -15,15 +15,9 @@ static int64_t started; /* messages that were looked at */
 
 static bool is_touched(const cp_plan *plan, int rank, const cp_op *op,
                        int64_t buffer, bool writes) {
-    const int64_t cache = plan->slot_count;
     cp_touch touch;
-    if (buffer == cache + CP_BUFFER_KEYS || buffer == cache + CP_BUFFER_VALUES)
-        buffer = plan->cache;
-    if (buffer == cache + CP_BUFFER_NEXT_KEYS ||
-        buffer == cache + CP_BUFFER_NEXT_VALUES)
-        buffer = plan->result;
     for (int n = 0; cp_op_touch(plan, rank, op, n, &touch); n++)
-        if (touch.slot == buffer && touch.writes == writes)
+        if (touch.slot == buffer / 2 && touch.writes == writes)
             return true;
     return false;
 }
@@ -57,7 +51,8 @@ static void columns_fit(const cp_plan *plan, int rank, const cp_steps *steps,
         hold(tensor.first >= 0 && tensor.width <= tensor.stride);
         hold(is_touched(plan, rank, op + (writes && step->merges),
                         tensor.buffer, writes));
-        if (tensor.buffer < plan->slot_count)
+        if (tensor.buffer / 2 != steps->cache &&
+            (steps->next == 0 || tensor.buffer / 2 != steps->next))
             hold(tensor.first + (rows > 0 ? (rows - 1) * tensor.stride : 0) +
                      tensor.width <=
                  bytes);
@@ -78,12 +73,12 @@ static void all_is_there(const cp_plan *plan, int rank, const cp_steps *steps,
             const cp_step *step = &steps->items[n];
             for (int c = 0; c < 4 && step->op == number; c++)
                 found |= touch.writes
-                             ? c < 2 && step->out[c].buffer == touch.slot
-                             : step->in[c].buffer == touch.slot ||
+                             ? c < 2 && step->out[c].buffer / 2 == touch.slot
+                             : step->in[c].buffer / 2 == touch.slot ||
                                    (op->kind == CP_OP_MERGE && c < 2 &&
-                                    step->out[c].buffer == touch.slot);
+                                    step->out[c].buffer / 2 == touch.slot);
             for (int h = 0; h < step->halves && step->op == number; h++)
-                found |= steps->halves[step->half + h].slot == touch.slot &&
+                found |= steps->halves[step->half + h].held / 2 == touch.slot &&
                          steps->halves[step->half + h].receive == touch.writes;
         }
         hold(found || cache);
@@ -94,9 +89,9 @@ static bool overlaps(const cp_step *step, const cp_step_half *half) {
     bool found = false;
     for (int n = 0; n < 4 && step->kind < CP_STEP_START; n++)
         found |= (step->in[n].width > 0 && half->receive &&
-                  step->in[n].buffer == half->slot) ||
+                  step->in[n].buffer / 2 == half->held / 2) ||
                  (n < 2 && step->out[n].width > 0 &&
-                  step->out[n].buffer == half->slot);
+                  step->out[n].buffer / 2 == half->held / 2);
     return found;
 }
 
@@ -125,18 +120,18 @@ static void messages_are_left_alone(const cp_steps *steps) {
 static void steps_are_right(const cp_plan *plan, const char *name) {
     for (int n = 0; n < 2 * plan->layout->ranks; n++) {
         const int rank = n / 2;
-        const bool fused = n % 2;
+        const cp_steps_options options = {.fused = n % 2};
         cp_steps steps;
         snprintf(where, sizeof(where), "%s, rank %d of %d%s", name, rank,
-                 plan->layout->ranks, fused ? ", fused" : "");
-        must(cp_steps_new(plan, rank, fused, &steps));
+                 plan->layout->ranks, options.fused ? ", fused" : "");
+        must(cp_steps_new(plan, rank, &options, &steps));
         for (int64_t i = 0; i < steps.count; i++) {
             if (steps.items[i].kind >= CP_STEP_START)
                 continue;
             columns_fit(plan, rank, &steps, &steps.items[i], false);
             columns_fit(plan, rank, &steps, &steps.items[i], true);
         }
-        for (int64_t i = 0; i < plan->programs[rank].count && !fused; i++)
+        for (int64_t i = 0; i < plan->programs[rank].count && n % 2 == 0; i++)
             all_is_there(plan, rank, &steps, i);
         messages_are_left_alone(&steps);
         cp_steps_free(&steps);

@@ -194,12 +194,13 @@ static void converse(talk t, const char *turns) {
 
 /* A rank that has taken over blocks has them after later ones. */
 TEST(blocks_of_a_leaf_are_listed_in_order) {
-    cp_piece items[] = {{{1, 2048, 70, 1}, 5}, {{1, 0, 64, 1}, 75}}, to[3];
-    const cp_pieces keys = {items, 2, 2};
+    cp_piece items[] = {
+        {{1, 2048, 64, 1}, 5}, {{1, 2112, 6, 1}, 69}, {{1, 0, 64, 1}, 75}};
+    cp_piece to[3];
+    const cp_pieces blocks = {items, 3, 3};
     const int64_t starts[] = {0, 2048, 2112}, rows[] = {75, 5, 69};
     int64_t first[2 * CP_LEAVES + 1];
-    ck_assert_int_eq(cp_leaf_pieces(&keys), 3);
-    cp_leaf_list(&keys, 2, first, to);
+    cp_leaf_list(&blocks, 2, first, to);
     for (int n = 0; n <= 2 * CP_LEAVES; n++)
         ck_assert_int_eq(first[n], n <= CP_LEAVES        ? 0
                                    : n <= CP_LEAVES + 16 ? 2
@@ -495,14 +496,14 @@ LOOP(joints_follow_the_definition, 0, 12) {
     }
 }
 
-/* Check tokens in order; if there are rows, each row once, and rows without a
- * token in no tile. */
+/* Check tokens in order, and each row once, those without a token in tiles of
+ * no sequence. */
 static void check_list(const cp_device_tiles *tiles, const cp_pieces *pieces,
                        int64_t longest, int64_t rows) {
     int64_t tile = 0, done = 0; /* of the tile */
     int64_t row = 0;
     hold(*tiles->count <= tiles->room);
-    for (int64_t n = 0; n < *tiles->count && rows > 0; n++) {
+    for (int64_t n = 0; n < *tiles->count; n++) {
         hold(tiles->items[n].row == row);
         row += tiles->items[n].span.count;
     }
@@ -526,42 +527,62 @@ static void check_list(const cp_device_tiles *tiles, const cp_pieces *pieces,
     hold(tile == *tiles->count);
 }
 
-static void check_keys(const cp_device_keys *keys, int64_t count) {
-    hold(keys->first[0] == 0 && keys->first[keys->sequences] == count);
+static void check_keys(const cp_device_keys *keys, const cp_pieces *pieces) {
+    hold(keys->first[0] == 0 && keys->first[keys->sequences] == pieces->count);
     for (int64_t s = 0; s < keys->sequences; s++)
         for (int64_t n = keys->first[s]; n < keys->first[s + 1]; n++)
-            hold(keys->items[n].span.sequence == s);
+            hold(keys->items[n].span.sequence == s &&
+                 memcmp(&keys->items[n], &pieces->items[n],
+                        sizeof(cp_piece)) == 0);
+}
+
+static void check_moves(const cp_device_moves *moves, const cp_pieces *from,
+                        const cp_pieces *to) {
+    hold(*moves->count == from->count && from->count <= moves->room);
+    for (int64_t n = 0; n < from->count; n++) {
+        hold(moves->items[n].from == from->items[n].row);
+        hold(moves->items[n].to == to->items[n].row);
+        hold(moves->items[n].count == from->items[n].span.count);
+    }
 }
 
 static void check_lists(const talk *t, int rank) {
-    const int64_t queries = 7;
-    const bool packs = t->plan->variant == CP_PASS_KV && t->ranks > 1;
-    const cp_pieces none = {0};
+    const cp_steps_options options = {.query_tile = 7};
+    const cp_layout *layout = t->layout;
+    cp_steps steps;
     cp_tile_lists *m;
-    must(cp_tile_lists_new(t->plan, rank, queries, 3, &m));
+    must(cp_steps_new(t->plan, rank, &options, &steps));
+    must(cp_tile_lists_new(&steps, 1, 3, &m));
     void *block = calloc((size_t)cp_tile_lists_bytes(m), 1);
-    cp_tile_lists_write(m, t->layout, block);
-    for (int n = 0; n < CP_LISTS * t->ranks; n++) {
-        const cp_list kind = (cp_list)(n / t->ranks);
-        const int owner = kind < CP_LIST_CACHED ? n % t->ranks : rank;
-        const cp_pieces *pieces[] = {
-            &t->layout->queries[owner].pieces,
-            packs ? &t->layout->keys[owner].pieces : &none,
-            &t->layout->cache[owner].pieces, &t->layout->queries[owner].pieces,
-            &t->layout->appended[owner].pieces};
-        const cp_device_tiles tiles =
-            cp_tile_lists_tiles(m, block, kind, owner);
-        const bool cut = kind == CP_LIST_QUERIES;
-        check_list(&tiles, pieces[kind], cut ? queries : INT64_MAX,
-                   cut ? t->plan->slots[t->plan->queries].rows : 0);
-        if (kind == CP_LIST_CACHED || (kind == CP_LIST_KEYS && packs)) {
+    cp_tile_lists_write(m, &steps, block);
+    for (int64_t n = 0; n < steps.count; n++) {
+        const cp_step *step = &steps.items[n];
+        const cp_op *op = &t->plan->programs[rank].ops[step->op];
+        if (step->kind == CP_STEP_COPY) {
+            const bool append = op->kind == CP_OP_APPEND;
+            const cp_device_moves moves =
+                cp_tile_lists_moves(m, block, step->rows, 1);
+            check_moves(
+                &moves, &(append ? layout->queries : layout->cache)[rank].pieces,
+                &(append ? layout->appended : layout->keys)[rank].pieces);
+        }
+        if (step->kind == CP_STEP_ATTEND) {
+            const cp_device_tiles tiles =
+                cp_tile_lists_tiles(m, block, step->queries);
             const cp_device_keys keys =
-                cp_tile_lists_keys(m, block, kind, owner);
-            check_keys(&keys, pieces[kind]->count);
+                cp_tile_lists_keys(m, block, step->keys);
+            const bool home = op->keys.slot == t->plan->cache;
+            const cp_pieces *pieces = home
+                                          ? &layout->cache[rank].pieces
+                                          : &layout->keys[op->keys.origin].pieces;
+            check_list(&tiles, &layout->queries[op->in.origin].pieces, 7,
+                       t->plan->slots[t->plan->queries].rows);
+            check_keys(&keys, pieces);
         }
     }
     free(block);
     free(m);
+    cp_steps_free(&steps);
 }
 
 LOOP(tile_lists_have_every_token_of_a_layout, 0, 10) {
@@ -589,6 +610,8 @@ static int64_t most_cached(const cp_layout *layout) {
 /* Lists for a sequence, then for those whose caches are in more pieces. */
 LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     talk t = {.shape = {4, 2, 8}, .ranks = 2, .sequences = 4};
+    const cp_steps_options options = {.query_tile = 8};
+    cp_steps steps;
     cp_tile_lists *m = NULL;
     char expected[128];
     must(cp_cache_new(2, 4, 600, &t.cache));
@@ -603,7 +626,9 @@ LOOP(lists_grow_as_far_as_they_may, 0, 3) {
     must(plan_call(&t, (int64_t[4]){1, 0, 0, 0}, CP_DECODE));
     talk first = t;
     const int64_t room = most_cached(first.layout) + _i;
-    must(cp_tile_lists_new(first.plan, 0, 8, _i, &m));
+    must(cp_steps_new(first.plan, 0, &options, &steps));
+    must(cp_tile_lists_new(&steps, 1, _i, &m));
+    cp_steps_free(&steps);
     cp_status status = CP_OK;
     int64_t needed = 0;
     for (int sequence = 1; sequence < 4 && status == CP_OK; sequence++) {
@@ -611,13 +636,14 @@ LOOP(lists_grow_as_far_as_they_may, 0, 3) {
         fresh[sequence] = 1;
         must(plan_call(&t, fresh, CP_DECODE));
         needed = most_cached(t.layout);
-        status = cp_tile_lists_have_room(m, t.layout);
+        must(cp_steps_new(t.plan, 0, &options, &steps));
+        status = cp_tile_lists_have_room(m, &steps, 0);
+        cp_steps_free(&steps);
         hold((status == CP_OK) == (needed <= room));
         forget_plan(&t);
     }
     snprintf(expected, sizeof(expected),
-             "rank 0 has room for %ld pieces of its cache; the next call needs "
-             "%ld",
+             "rank 0 has room for %ld pieces of keys; the next call needs %ld",
              room, needed);
     ck_assert_str_eq(cp_message(), expected);
     free(m);

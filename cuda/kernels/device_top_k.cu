@@ -99,19 +99,9 @@ CP_KERNEL(select_keys, cp_device_selection) {
 
 CP_KERNEL(merge_lists, cp_device_lists) {
     const int64_t first = blockIdx.x * a.room;
-    cp_candidate *list = (cp_candidate *)a.to + first;
+    cp_candidate *list = a.to + first;
     for (int64_t n = 0; n < a.room; n++)
         offer(list, a.room, a.from[first + n]);
-}
-
-CP_KERNEL(pack_list, cp_device_lists) {
-    const int64_t first = blockIdx.x * a.room;
-    for (int64_t n = first + threadIdx.x; n < first + a.room; n += blockDim.x) {
-        const uint32_t position = (uint32_t)a.from[n].position;
-        uint16_t *halves = (uint16_t *)a.to + 2 * n;
-        halves[0] = (uint16_t)position;
-        halves[1] = (uint16_t)(position >> 16);
-    }
 }
 
 cudaError_t cp_device_select(const cp_device_selection *call,
@@ -123,9 +113,4 @@ cudaError_t cp_device_select(const cp_device_selection *call,
 cudaError_t cp_device_merge_lists(const cp_device_lists *call,
                                   cudaStream_t stream) {
     return CP_LAUNCH_GRID(merge_lists, call->rows, 1, 1, 32, stream, *call);
-}
-
-cudaError_t cp_device_pack_list(const cp_device_lists *call,
-                                cudaStream_t stream) {
-    return CP_LAUNCH_GRID(pack_list, call->rows, 1, 1, 128, stream, *call);
 }

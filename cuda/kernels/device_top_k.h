@@ -25,18 +25,16 @@ typedef struct {
 typedef struct {
     int64_t rows, room;
     const cp_candidate *from;
-    void *to;
+    cp_candidate *to;
 } cp_device_lists;
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 /* Launch on a stream, as the functions of kernels.h do: a selection; a merge
- * into other lists, over disjoint keys; a copy of the positions only, 32 bits
- * each, aligned to 2 bytes. */
+ * into other lists, over disjoint keys. */
 cudaError_t cp_device_select(const cp_device_selection *, cudaStream_t);
 cudaError_t cp_device_merge_lists(const cp_device_lists *, cudaStream_t);
-cudaError_t cp_device_pack_list(const cp_device_lists *, cudaStream_t);
 #ifdef __cplusplus
 }
 #endif

@@ -7,7 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "tokens/leaves.h"
-#include "tokens/span.h"
+#include "tokens/pages.h"
 
 /* How a number of a tensor is stored. */
 typedef enum { CP_F32, CP_BF16 } cp_element;
@@ -136,15 +136,26 @@ typedef struct {
     float *output, *lse;
 } cp_device_merge_args;
 
-/* Copy the rows of some tokens from one tensor to another, twice: keys and
- * values. from and to are the same tokens, in the same pieces, of about rows
- * rows in all. Bytes of a row are even, and so are addresses; those of values
- * may be 0: they are part of the keys. */
+/* Rows to copy, on the device, and the number of moves; room is the most that
+ * there can be, and the grid is made for it and for about rows rows in all. */
 typedef struct {
-    cp_device_tiles from, to;
-    int64_t rows, row_bytes, value_bytes; /* of a row of keys, of values */
-    const void *keys, *values;
-    void *to_keys, *to_values;
+    const cp_move *items;
+    const int64_t *count;
+    int64_t room, rows;
+} cp_device_moves;
+
+/* Columns of the rows of two tensors, in bytes. Both strides, the width and the
+ * addresses are even; width 0: nothing. */
+typedef struct {
+    const void *from;
+    void *to;
+    int64_t from_stride, to_stride, width;
+} cp_device_columns;
+
+/* Copy rows of columns to others: of keys, say, and of values. */
+typedef struct {
+    cp_device_moves moves;
+    cp_device_columns of[2];
 } cp_device_copy_args;
 
 /* Enqueue a call on a stream. A kernel over nothing is not launched. More

@@ -69,26 +69,40 @@ cudaError_t cp_device_merge(const cp_device_merge_args *call,
 }
 
 #define COPY_WORDS(word)                                                       \
-    for (int64_t i = threadIdx.x; i < bytes / (int64_t)sizeof(word);           \
-         i += blockDim.x)                                                      \
-    ((word *)to)[i] = ((const word *)from)[i]
+    do {                                                                       \
+        const int64_t words = width / (int64_t)sizeof(word);                   \
+        int64_t at = threadIdx.x % words;                                      \
+        for (int64_t row = threadIdx.x / words; row < rows;                    \
+             row += blockDim.x / words) {                                      \
+            ((word *)(to + row * of.to_stride))[at] =                          \
+                ((const word *)(from + row * of.from_stride))[at];             \
+            at += blockDim.x % words;                                          \
+            row += at >= words;                                                \
+            at -= at >= words ? words : 0;                                     \
+        }                                                                      \
+    } while (0)
 
 CP_KERNEL(copy_rows, cp_device_copy_args) {
-    if ((int64_t)blockIdx.x >= *a.from.count)
+    if ((int64_t)blockIdx.x >= *a.moves.count)
         return;
-    const cp_piece source = a.from.items[blockIdx.x];
+    const cp_move move = a.moves.items[blockIdx.x];
+    const cp_device_columns of = blockIdx.y == 0 ? a.of[0] : a.of[1];
     const int64_t part = (int64_t)blockIdx.z, parts = (int64_t)gridDim.z;
-    const int64_t first = source.span.count * part / parts;
-    const int64_t last = source.span.count * (part + 1) / parts;
-    const int64_t row = blockIdx.y == 0 ? a.row_bytes : a.value_bytes;
-    const int64_t bytes = (last - first) * row;
-    const int64_t begin = (source.row + first) * row;
-    const int64_t end = (a.to.items[blockIdx.x].row + first) * row;
+    const int64_t first = move.count * part / parts;
+    const int64_t last = move.count * (part + 1) / parts;
+    const bool whole =
+        of.from_stride == of.width && of.to_stride == of.width && first < last;
+    const int64_t rows = whole ? 1 : last - first;
+    const int64_t width = whole ? (last - first) * of.width : of.width;
     const char *from =
-        (const char *)(blockIdx.y == 0 ? a.keys : a.values) + begin;
-    char *to = (char *)(blockIdx.y == 0 ? a.to_keys : a.to_values) + end;
-    const uintptr_t askew = (uintptr_t)from | (uintptr_t)to | (uintptr_t)bytes;
-    if (askew % 8 == 0)
+        (const char *)of.from + (move.from + first) * of.from_stride;
+    char *to = (char *)of.to + (move.to + first) * of.to_stride;
+    const uintptr_t askew = (uintptr_t)from | (uintptr_t)to | (uintptr_t)width |
+                            (uintptr_t)of.from_stride |
+                            (uintptr_t)of.to_stride;
+    if (askew % 16 == 0)
+        COPY_WORDS(float4);
+    else if (askew % 8 == 0)
         COPY_WORDS(uint64_t);
     else if (askew % 4 == 0)
         COPY_WORDS(uint32_t);
@@ -98,9 +112,9 @@ CP_KERNEL(copy_rows, cp_device_copy_args) {
 
 cudaError_t cp_device_copy(const cp_device_copy_args *call,
                            cudaStream_t stream) {
-    const int64_t pieces = cp_max(1, call->from.room);
-    const int64_t parts = cp_ceil_divide(call->rows, 32 * pieces);
-    return CP_LAUNCH_GRID(copy_rows, call->from.room,
-                          call->value_bytes > 0 ? 2 : 1,
+    const int64_t moves = cp_max(1, call->moves.room);
+    const int64_t parts = cp_ceil_divide(call->moves.rows, 32 * moves);
+    return CP_LAUNCH_GRID(copy_rows, call->moves.room,
+                          call->of[1].width > 0 ? 2 : 1,
                           cp_max(1, cp_min(parts, 65535)), 128, stream, *call);
 }

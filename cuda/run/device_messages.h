@@ -1,17 +1,16 @@
 /* Tangled from book/17-wire.nw; edit the chapter. */
-/* Encoding a rank's slots to be sent, and decoding messages, on a device. */
+/* Encoding the messages of a rank, and decoding them, on a device. */
 #ifndef CP_DEVICE_MESSAGES_H
 #define CP_DEVICE_MESSAGES_H
 
 #include <cuda_runtime_api.h>
 
-#include "plan/plan.h"
+#include "plan/messages.h"
 
-/* Encode on a stream what a communicating operation is about to send, or decode
- * what it has received; does nothing if the data is sent as held.
- *   slots, messages   [slot_count], on the device; see plan/messages.h */
-cp_status cp_messages_encode(const cp_plan *plan, int rank, const cp_op *op,
-                             bool received, void *const *slots,
-                             void *const *messages, cudaStream_t stream);
+/* Encode a slot's tensors into their message, on a stream, and decode it. */
+cp_status cp_device_tensors_encode(const cp_slot_tensors *tensors, void *held,
+                                   void *sent, cudaStream_t stream);
+cp_status cp_device_tensors_decode(const cp_slot_tensors *tensors, void *sent,
+                                   void *held, cudaStream_t stream);
 
 #endif

@@ -2,29 +2,9 @@
 /* Exact order on streams. */
 #include "cuda/run/leaf_lists.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/kernels/merge_nodes.h"
-#include "plan/node_lists.h"
-
-cp_status cp_leaf_uses_new(const cp_plan *plan, int rank, cp_leaf_use **out) {
-    const cp_program *program = &plan->programs[rank];
-    uint32_t *held;
-    *out = NULL;
-    CP_TRY(cp_allocate(&held, plan->slot_count, sizeof(*held), "leaves"));
-    const cp_status status =
-        cp_allocate(out, program->count, sizeof(cp_leaf_use), "leaves");
-    for (int64_t n = 0; n < program->count && status == CP_OK; n++) {
-        const cp_op *op = &program->ops[n];
-        (*out)[n] = (cp_leaf_use){held[op->in.slot], held[op->out.slot]};
-        cp_node_lists_note(plan, rank, op, held);
-        if (op->kind == CP_OP_ATTEND)
-            (*out)[n].in = held[op->out.slot];
-    }
-    free(held);
-    return status;
-}
 
 /* The fewest partials to make room for: nodes of the first leaves wait for
  * their siblings while one more leaf is attended to. */
@@ -42,20 +22,17 @@ static int least_room(uint32_t leaves, int *all) {
     return least;
 }
 
-int64_t cp_leaf_uses_room(const cp_plan *plan, int rank, int64_t batch,
-                          int64_t *bytes) {
-    const cp_program *program = &plan->programs[rank];
+int64_t cp_leaf_room(const cp_steps *steps, int64_t batch, int64_t *bytes) {
     int64_t least = 0, most = 0;
     int all;
     *bytes = 0;
-    for (int64_t n = 0; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        if (op->kind != CP_OP_ATTEND)
+    for (int64_t n = 0; n < steps->count; n++) {
+        const cp_step *step = &steps->items[n];
+        if (step->kind != CP_STEP_ATTEND)
             continue;
-        *bytes = cp_max(*bytes, cp_plan_node_bytes(plan, op->out.slot));
-        const uint32_t leaves =
-            cp_rank_leaves(&plan->layout->owners, op->keys.origin);
-        least = cp_max(least, least_room(leaves, &all));
+        *bytes = cp_max(*bytes, step->out_rows *
+                                    (step->out[0].width + step->out[1].width));
+        least = cp_max(least, least_room(step->leaves, &all));
         most = cp_max(most, all);
     }
     return cp_min(most, cp_max(least, batch));
@@ -165,13 +142,6 @@ cudaError_t cp_node_list_attend(const cp_device_attention *attention,
     return error;
 }
 
-int64_t cp_leaf_pieces(const cp_pieces *keys) {
-    int64_t blocks = 0;
-    for (int64_t n = 0; n < keys->count; n++)
-        blocks += cp_ceil_divide(keys->items[n].span.count, CP_LEAF_BLOCK);
-    return blocks;
-}
-
 static int64_t list_of(cp_piece block) {
     return block.span.sequence * CP_LEAVES + cp_leaf_of(block.span.start);
 }
@@ -187,23 +157,20 @@ static void sort_list(cp_piece *items, int64_t count) {
     }
 }
 
-void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
+void cp_leaf_list(const cp_pieces *blocks, int64_t sequences, int64_t *first,
                   cp_piece *to) {
     const int64_t lists = sequences * CP_LEAVES;
     memset(first, 0, (size_t)(lists + 1) * sizeof(*first));
     /* Count blocks; then put each where its list begins, and move that
      * beginning behind it. */
     for (int turn = 0; turn < 2; turn++) {
-        for (int64_t n = 0; n < keys->count; n++)
-            for (int64_t i = 0; i < keys->items[n].span.count;
-                 i += CP_LEAF_BLOCK) {
-                const cp_piece block =
-                    cp_piece_part(keys->items[n], i, CP_LEAF_BLOCK);
-                if (turn == 0)
-                    first[list_of(block) + 1]++;
-                else
-                    to[first[list_of(block)]++] = block;
-            }
+        for (int64_t n = 0; n < blocks->count; n++) {
+            const cp_piece block = blocks->items[n];
+            if (turn == 0)
+                first[list_of(block) + 1]++;
+            else
+                to[first[list_of(block)]++] = block;
+        }
         for (int64_t n = 0; n < lists && turn == 0; n++)
             first[n + 1] += first[n];
     }
@@ -213,7 +180,7 @@ void cp_leaf_list(const cp_pieces *keys, int64_t sequences, int64_t *first,
         sort_list(to + first[n], first[n + 1] - first[n]);
 }
 
-cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
+static cp_status check_keys(const cp_pieces *keys, int rank) {
     for (int64_t n = 0; n < keys->count; n++) {
         const cp_span span = keys->items[n].span;
         if (span.start % CP_LEAF_BLOCK != 0)
@@ -222,5 +189,11 @@ cp_status cp_leaf_check(const cp_pieces *keys, int rank) {
                              "inside one, at position %ld of sequence %ld",
                              CP_LEAF_BLOCK, rank, span.start, span.sequence);
     }
+    return CP_OK;
+}
+
+cp_status cp_leaf_check(const cp_layout *layout) {
+    for (int r = 0; r < layout->ranks; r++)
+        CP_TRY(check_keys(&layout->cache[r].pieces, r));
     return CP_OK;
 }

@@ -57,9 +57,9 @@ typedef struct {
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once, in the options'
- * room, which grows to hold them, if they have one. The plan must outlive the
- * walker; queues are borrowed. Fails with CP_MEMORY, naming the bytes, if the
- * device has too little memory left, with CP_INVALID if the plan's numbers have
+ * room, which grows to hold them, if they have one. The plan is not kept;
+ * queues are borrowed. Fails with CP_MEMORY, naming the bytes, if the device
+ * has too little memory left, with CP_INVALID if the plan's numbers have
  * another size, and as CUDA does; free even then. */
 cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
                                const cp_stream_options *options,
@@ -68,13 +68,13 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
 /* Does not wait: finish first. */
 void cp_stream_walker_free(cp_stream_walker *walker);
 
-/* Walk another call from now on: same variant, shapes and program, and no slot
- * of its plan larger than those that the walker was made with, whose sizes
- * stay. The plan is read and not kept. Nothing is allocated and nothing is
- * enqueued; the next walk, or the next launch of a graph that captured one,
- * copies the new lists. Finish first. Fails with CP_INVALID for another kind of
- * call, and with CP_CAPACITY if a slot or a list outgrows its room; the walker
- * is then as it was. */
+/* Walk another call from now on, whose steps are the same but for their lists,
+ * and no slot of its plan larger than those that the walker was made with,
+ * whose sizes stay. The plan is not kept. Nothing is allocated on the device
+ * and nothing is enqueued; the next walk, or the next launch of a graph that
+ * captured one, copies the new lists. Finish first. Fails with CP_INVALID for
+ * another kind of call, with CP_CAPACITY if a slot or a list outgrows its room,
+ * and with CP_MEMORY; the walker is then as it was. */
 cp_status cp_stream_walker_renew(cp_stream_walker *walker, const cp_plan *plan);
 
 /* Where the new tokens must lie, on the device, when the compute queue reaches

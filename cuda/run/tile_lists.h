@@ -4,51 +4,41 @@
 #ifndef CP_TILE_LISTS_H
 #define CP_TILE_LISTS_H
 
-#include "plan/plan.h"
+#include "plan/steps.h"
 
 #include "cuda/kernels/kernels.h"
 
-/* The tile lists of one rank's walk. */
+/* Where the lists of a rank's steps lie in one block. */
 typedef struct cp_tile_lists cp_tile_lists;
 
-/* The kinds of lists, by what their tokens are. */
-typedef enum {
-    CP_LIST_QUERIES,  /* a rank's queries, in their tiles; padding is in tiles
-                         of sequence -1 */
-    CP_LIST_KEYS,     /* a rank's packed block */
-    CP_LIST_CACHED,   /* the tokens in the rank's own cache, */
-    CP_LIST_NEW,      /* its own new tokens, */
-    CP_LIST_APPENDED, /* and the rows of its cache that these go to */
-    CP_LISTS
-} cp_list;
-
-/* Assign an offset to each list of a rank, with growth pieces more than the
- * plan's layout needs, for tiles of query_tile queries. The plan must outlive
- * the lists, which are for free() even if this fails, with CP_MEMORY. */
-cp_status cp_tile_lists_new(const cp_plan *plan, int rank, int64_t query_tile,
+/* Assign an offset to each list, with growth pieces more than the steps need
+ * where a later call may have more; longest is the number of keys of the
+ * longest sequence, on any rank. The lists are for free() even if this fails,
+ * with CP_MEMORY. */
+cp_status cp_tile_lists_new(const cp_steps *steps, int64_t longest,
                             int64_t growth, cp_tile_lists **out);
 
 /* The bytes that are copied. */
 int64_t cp_tile_lists_bytes(const cp_tile_lists *tile_lists);
 
-/* Check that the lists of a layout, of a plan of the same kind, have room:
- * CP_CAPACITY, naming list and pieces, if not. */
+/* Check that the lists of another rank's or call's steps, which are alike
+ * (cp_steps_alike), have room: CP_CAPACITY, naming the numbers, if not. */
 cp_status cp_tile_lists_have_room(const cp_tile_lists *tile_lists,
-                                  const cp_layout *layout);
+                                  const cp_steps *steps, int rank);
 
-/* Write the lists of a layout, which have room, at an address aligned for
+/* Write the lists of steps, which have room, at an address aligned for
  * int64_t. */
-void cp_tile_lists_write(const cp_tile_lists *tile_lists,
-                         const cp_layout *layout, void *to);
+void cp_tile_lists_write(const cp_tile_lists *tile_lists, const cp_steps *steps,
+                         void *to);
 
-/* A list as a kernel takes it, where the block lies at `at`. It has the list's
- * room; the kernel reads its length in this call. rank says whose list; of the
- * last three kinds only the rank's own list exists. */
+/* A list as a kernel takes it, where the block lies at `at`: of queries, of
+ * keys, or of moves, of about rows rows. It has the list's room; the kernel
+ * reads its length in this call. */
 cp_device_tiles cp_tile_lists_tiles(const cp_tile_lists *tile_lists,
-                                    const void *at, cp_list kind, int rank);
-
-/* CP_LIST_KEYS or CP_LIST_CACHED as an attention takes it. */
+                                    const void *at, int list);
 cp_device_keys cp_tile_lists_keys(const cp_tile_lists *tile_lists,
-                                  const void *at, cp_list kind, int rank);
+                                  const void *at, int list);
+cp_device_moves cp_tile_lists_moves(const cp_tile_lists *tile_lists,
+                                    const void *at, int list, int64_t rows);
 
 #endif

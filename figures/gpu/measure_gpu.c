@@ -179,30 +179,26 @@ enum { ROWS = 4096 };
  * device the rows, and what a kernel saw there. */
 typedef struct {
     char *versions[2], *rows, *seen;
-    cp_piece *piece;
+    cp_move *move;
     cp_device_copy_args look;
 } watched_rows;
 
 static watched_rows watched_new(void) {
-    const cp_piece all = {{0, 0, ROWS, 1}, 0};
+    const cp_move all = {0, 0, ROWS};
     const int64_t one = 1;
     watched_rows w = {.rows = reserve(ROWS * 16),
                       .seen = reserve(ROWS * 16),
-                      .piece = reserve(sizeof(all) + sizeof(one))};
-    int64_t *count = (int64_t *)(void *)(w.piece + 1);
+                      .move = reserve(sizeof(all) + sizeof(one))};
+    int64_t *count = (int64_t *)(void *)(w.move + 1);
     for (int n = 0; n < 2; n++) {
         need(cp_allocate(&w.versions[n], ROWS, 16, "rows"));
         memset(w.versions[n], n, ROWS * 16);
     }
-    need(cp_bytes_copy(w.piece, &all, sizeof(all), queues.compute, "a piece"));
+    need(cp_bytes_copy(w.move, &all, sizeof(all), queues.compute, "a move"));
     need(cp_bytes_copy(count, &one, sizeof(one), queues.compute, "a count"));
     finish();
-    w.look = (cp_device_copy_args){.from = {w.piece, count, 1},
-                                   .to = {w.piece, count, 1},
-                                   .rows = ROWS,
-                                   .row_bytes = 16,
-                                   .keys = w.rows,
-                                   .to_keys = w.seen};
+    w.look = (cp_device_copy_args){.moves = {w.move, count, 1, ROWS},
+                                   .of = {{w.rows, w.seen, 16, 16, 16}}};
     return w;
 }
 
@@ -211,7 +207,7 @@ static void watched_free(watched_rows *w) {
         free(w->versions[n]);
     must(cudaFree(w->rows));
     must(cudaFree(w->seen));
-    must(cudaFree(w->piece));
+    must(cudaFree(w->move));
 }
 
 /* Copies from memory that is not pinned, each followed by a kernel that looks;

@@ -32,7 +32,7 @@ cp_status cp_tail_walker_new(const cp_plan *plan, int rank,
 }
 
 static float *slot_of(const cp_walker *walker, cp_use use) {
-    return walker->buffers[use.slot];
+    return walker->buffers[2 * use.slot];
 }
 
 cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,

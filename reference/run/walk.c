@@ -22,7 +22,7 @@ static cp_partial partial_of(const cp_walker *walker, int64_t rows,
                           .dim = of[0].width / of[1].width,
                           .output = address(walker, of[0]),
                           .lse = address(walker, of[1])};
-    if (of[0].buffer == walker->plan->result && !walker->plan->layout->leaves)
+    if (of[0].buffer == 2 * walker->plan->result && !walker->steps.leaves)
         partial.remainder = partial.lse + partial.rows * partial.heads;
     return partial;
 }
@@ -62,8 +62,8 @@ static void progress(void *comm) {
 
 static void make_empty(const cp_walker *walker, const cp_step *step,
                        cp_partial *out) {
-    const int64_t numbers =
-        walker->steps.buffers[step->out[0].buffer] / CP_PARTIAL_BYTES;
+    const int64_t *bytes = &walker->steps.buffers[step->out[0].buffer];
+    const int64_t numbers = (bytes[0] + bytes[1]) / CP_PARTIAL_BYTES;
     const int64_t size = cp_node_size(out);
     cp_partial_clear(out);
     for (int64_t node = size; node + size <= numbers; node += size)
@@ -134,7 +134,7 @@ static void merge_lists(const cp_walker *walker, const cp_step *step) {
 static void merge_partials(const cp_walker *walker, const cp_step *step) {
     const cp_partial add = partial_of(walker, step->out_rows, step->in);
     cp_partial into = partial_of(walker, step->out_rows, step->out);
-    if (walker->plan->layout->leaves)
+    if (walker->steps.leaves)
         cp_nodes_merge(&into, step->held, &add, step->leaves);
     else
         cp_partial_merge(&into, &add);
@@ -158,7 +158,7 @@ static void encode_or_decode(const cp_walker *walker, const cp_step *started,
                              bool received) {
     for (int n = 0; n < started->halves; n++) {
         const cp_step_half *half = &walker->steps.halves[started->half + n];
-        void *held = walker->buffers[half->slot];
+        void *held = walker->buffers[half->held];
         void *message = walker->buffers[half->buffer];
         if (!half->encodes || half->receive != received)
             continue;
@@ -227,21 +227,20 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
                   float *cache_values) {
     const cp_plan *plan = walker->plan;
     const cp_steps *steps = &walker->steps;
-    void **caches = walker->buffers + steps->slot_count;
-    caches[CP_BUFFER_KEYS] = cache_keys;
-    caches[CP_BUFFER_VALUES] = cache_values;
-    caches[CP_BUFFER_NEXT_KEYS] = walker->new_keys;
-    caches[CP_BUFFER_NEXT_VALUES] = walker->new_values;
+    const int cache = 2 * steps->cache, next = 2 * steps->next;
+    walker->buffers[cache] = cache_keys;
+    walker->buffers[cache + 1] = cache_values;
+    if (next > 0) {
+        walker->buffers[next] = walker->new_keys;
+        walker->buffers[next + 1] = walker->new_values;
+    }
     walker->comm = comm;
     const cp_walk_observer observe = walker->options.observe;
     double begun = 0.0;
     /* Poison what no step has written yet. */
-    for (int slot = 0; walker->options.poison && slot < plan->slot_count;
-         slot++)
-        if (walker->buffers[slot] != NULL && slot != plan->queries &&
-            slot != plan->fresh && slot != plan->index_queries &&
-            slot != plan->index_keys)
-            memset(walker->buffers[slot], 0xFF, (size_t)steps->buffers[slot]);
+    for (int n = 0; walker->options.poison && n < steps->buffer_count; n++)
+        if (steps->buffers[n] > 0 && !steps->given[n])
+            memset(walker->buffers[n], 0xFF, (size_t)steps->buffers[n]);
     /* Perform the steps in turn. */
     for (int64_t n = 0; n < steps->count; n++) {
         const cp_step *step = &steps->items[n];
@@ -263,22 +262,36 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
     return CP_OK;
 }
 
-static int64_t remainder_bytes(const cp_plan *plan, int buffer) {
-    return buffer == plan->result ? plan->slots[buffer].rows *
-                                        cp_slot_columns(plan, buffer, 1).width
-                                  : 0;
+static int64_t remainder_bytes(const cp_plan *plan, int slot) {
+    return slot == plan->result ? plan->slots[slot].rows *
+                                      cp_slot_columns(plan, slot, 1).width
+                                : 0;
+}
+
+static cp_status allocate_slot(cp_walker *walker, int slot) {
+    const int64_t *bytes = &walker->steps.buffers[2 * slot];
+    void **at = &walker->buffers[2 * slot];
+    if (bytes[0] + bytes[1] == 0)
+        return CP_OK;
+    CP_TRY(cp_allocate_lines(&at[0],
+                             bytes[0] + bytes[1] +
+                                 remainder_bytes(walker->plan, slot),
+                             1, "a slot"));
+    at[1] = (char *)at[0] + bytes[0];
+    return CP_OK;
 }
 
 static cp_status allocate_buffers(cp_walker *walker) {
     const cp_steps *steps = &walker->steps;
     CP_TRY(cp_allocate(&walker->buffers, steps->buffer_count, sizeof(void *),
                        "buffers"));
-    for (int n = 0; n < steps->buffer_count; n++)
-        if (steps->buffers[n] > 0)
-            CP_TRY(cp_allocate_lines(&walker->buffers[n],
-                                     steps->buffers[n] +
-                                         remainder_bytes(walker->plan, n),
-                                     1, "a buffer"));
+    for (int slot = 0; slot < steps->slot_count; slot++) {
+        const int message = 2 * steps->slot_count + slot;
+        CP_TRY(allocate_slot(walker, slot));
+        if (steps->buffers[message] > 0)
+            CP_TRY(cp_allocate_lines(&walker->buffers[message],
+                                     steps->buffers[message], 1, "a message"));
+    }
     return CP_OK;
 }
 
@@ -300,8 +313,9 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    const bool fused = walker->options.observe == NULL && !plan->layout->leaves;
-    cp_status status = cp_steps_new(plan, rank, fused, &walker->steps);
+    const cp_steps_options lowered = {.fused = walker->options.observe == NULL &&
+                                               !plan->layout->leaves};
+    cp_status status = cp_steps_new(plan, rank, &lowered, &walker->steps);
     if (status == CP_OK)
         status = allocate_buffers(walker);
     if (status != CP_OK) {
@@ -323,10 +337,13 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
 void cp_walker_free(cp_walker *walker) {
     if (walker == NULL)
         return;
-    for (int n = 0; walker->buffers != NULL && n < walker->steps.buffer_count;
-         n++)
-        if (walker->steps.buffers[n] > 0)
-            free(walker->buffers[n]);
+    const cp_steps *steps = &walker->steps;
+    for (int slot = 0; walker->buffers != NULL && slot < steps->slot_count;
+         slot++) {
+        if (steps->buffers[2 * slot] > 0)
+            free(walker->buffers[2 * slot]);
+        free(walker->buffers[2 * steps->slot_count + slot]);
+    }
     free(walker->buffers);
     cp_steps_free(&walker->steps);
     free(walker);

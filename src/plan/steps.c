@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "plan/node_lists.h"
 #include "tokens/migrate.h"
@@ -12,6 +13,7 @@
 typedef struct {
     const cp_plan *plan;
     int rank;
+    cp_steps_options options;
     cp_steps *out;
     uint32_t *leaves; /* [slot_count] that partials hold, in exact order */
     int32_t *last;    /* [ops] the last step of each operation */
@@ -27,46 +29,100 @@ static void add(lowering *l, cp_step step) {
         s->items[s->count++] = step;
 }
 
-static int32_t add_list(lowering *l, const cp_pieces *of) {
+static int32_t add_list(lowering *l, cp_row_kind kind, const cp_pieces *of) {
     cp_steps *s = l->out;
     if (l->status == CP_OK)
         l->status = cp_grow(&s->lists, &s->list_room, s->list_count + 1,
                             sizeof(cp_row_list), "lists of rows");
     if (l->status != CP_OK)
         return 0;
-    s->lists[s->list_count] = (cp_row_list){.of = of};
+    s->lists[s->list_count] = (cp_row_list){.kind = kind, .of = of, .most = 1};
     return (int32_t)s->list_count++;
 }
 
-/* The list of these pieces, which is made when it is first asked for. */
-static int32_t list_pieces(lowering *l, const cp_pieces *of) {
-    const cp_steps *s = l->out;
-    for (int32_t n = 0; n < s->list_count; n++)
-        if (s->lists[n].of == of)
-            return n;
-    const int32_t list = add_list(l, of);
+static void add_move(lowering *l, int32_t list, cp_move move) {
     if (l->status == CP_OK)
-        l->status = cp_pieces_copy(&s->lists[list].pieces, of);
+        l->status = cp_moves_append(&l->out->lists[list].moves, move);
+}
+
+typedef struct {
+    int64_t longest, count;
+    cp_pieces *to; /* NULL: only count */
+} tile_cursor;
+
+static void cut(tile_cursor *tiles, cp_piece piece) {
+    for (int64_t i = 0; i < piece.span.count;
+         i += cp_min(tiles->longest, piece.span.count - i)) {
+        if (tiles->to != NULL)
+            tiles->to->items[tiles->to->count++] =
+                cp_piece_part(piece, i, tiles->longest);
+        tiles->count++;
+    }
+}
+
+static void cut_padding(tile_cursor *tiles, int64_t row, int64_t end) {
+    cut(tiles, (cp_piece){{-1, -1, end - row, 1}, row});
+}
+
+static int64_t cut_block(const lowering *l, cp_row_kind kind,
+                         const cp_block *block, cp_pieces *to) {
+    const bool decodes = l->plan->layout->placement == CP_ROUND_ROBIN;
+    const int64_t query_tile = decodes ? 1 : l->options.query_tile;
+    const bool padded = kind == CP_ROWS_QUERIES && l->options.query_tile > 0;
+    const int64_t tile = padded                  ? query_tile
+                         : kind == CP_ROWS_KEYS ? l->options.key_tile
+                                                 : 0;
+    tile_cursor tiles = {tile > 0 ? tile : INT64_MAX, 0, to};
+    int64_t row = 0;
+    for (int64_t p = 0; p < block->pieces.count; p++) {
+        const cp_piece piece = block->pieces.items[p];
+        if (padded)
+            cut_padding(&tiles, row, piece.row);
+        cut(&tiles, piece);
+        row = piece.row + piece.span.count;
+    }
+    if (padded)
+        cut_padding(&tiles, row, cp_max(block->rows, l->options.query_rows));
+    return tiles.count;
+}
+
+/* The list of the n-th of these blocks, which is made when it is first asked
+ * for. */
+static int32_t list_block(lowering *l, cp_row_kind kind, const cp_block *blocks,
+                          int n) {
+    const cp_layout *layout = l->plan->layout;
+    const int count = blocks == &layout->all_queries ? 1 : layout->ranks;
+    const cp_steps *s = l->out;
+    for (int32_t list = 0; list < s->list_count; list++)
+        if (s->lists[list].of == &blocks[n].pieces)
+            return list;
+    const int32_t list = add_list(l, kind, &blocks[n].pieces);
+    if (l->status != CP_OK)
+        return 0;
+    cp_row_list *rows = &s->lists[list];
+    for (int r = 0; r < count; r++)
+        rows->most =
+            cp_max(rows->most, cut_block(l, kind, &blocks[r], NULL));
+    l->status = cp_pieces_reserve(&rows->pieces, rows->most);
+    if (l->status == CP_OK)
+        cut_block(l, kind, &blocks[n], &rows->pieces);
     return list;
 }
 
-static void add_move(lowering *l, int32_t list, cp_move move) {
-    if (l->status != CP_OK)
-        return;
-    cp_moves *moves = &l->out->lists[list].moves;
-    l->status = cp_grow(&moves->items, &moves->room, moves->count + 1,
-                        sizeof(move), "rows of a step");
-    if (l->status == CP_OK)
-        moves->items[moves->count++] = move;
+static int32_t list_queries(lowering *l, int origin) {
+    const cp_layout *layout = l->plan->layout;
+    return origin < layout->ranks
+               ? list_block(l, CP_ROWS_QUERIES, layout->queries, origin)
+               : list_block(l, CP_ROWS_QUERIES, &layout->all_queries, 0);
 }
 
 typedef struct {
     int64_t of[2];
 } row_widths;
 
-/* Is it the cache that a migration fills? */
-static bool is_next(const cp_plan *plan, int slot) {
-    return plan->migration != NULL && slot == plan->result;
+/* The slot of the cache that a migration fills, or 0. */
+static int next_of(const cp_plan *plan) {
+    return plan->migration != NULL ? plan->result : 0;
 }
 
 static row_widths widths_of(const cp_plan *plan, int slot) {
@@ -75,7 +131,7 @@ static row_widths widths_of(const cp_plan *plan, int slot) {
     const int64_t e = plan->element_bytes, dim = shape.head_dim,
                   value_dim = cp_value_dim(&shape);
     const bool all_heads = plan->slots[slot].parts == 1;
-    switch (is_next(plan, slot) ? CP_SLOT_CACHE : plan->slots[slot].kind) {
+    switch (slot == next_of(plan) ? CP_SLOT_CACHE : plan->slots[slot].kind) {
     case CP_SLOT_CACHE:
     case CP_SLOT_NEW:
     case CP_SLOT_KEYS:
@@ -102,15 +158,8 @@ static row_widths widths_of(const cp_plan *plan, int slot) {
 }
 
 cp_columns cp_slot_columns(const cp_plan *plan, int slot, int t) {
-    const row_widths widths = widths_of(plan, slot);
-    const bool next = is_next(plan, slot);
-    cp_columns tensor = {slot, 0, widths.of[t], widths.of[t]};
-    if (slot == plan->cache || next)
-        tensor.buffer = plan->slot_count + t +
-                        (next ? CP_BUFFER_NEXT_KEYS : CP_BUFFER_KEYS);
-    else
-        tensor.first = t * plan->slots[slot].rows * widths.of[0];
-    return tensor;
+    const int64_t width = widths_of(plan, slot).of[t];
+    return (cp_columns){2 * slot + t, 0, width, width};
 }
 
 static cp_columns columns(const lowering *l, cp_use use, int t) {
@@ -122,12 +171,10 @@ static void attend(lowering *l, const cp_op *op, cp_step step) {
     const cp_layout *layout = plan->layout;
     const bool home = op->keys.slot == plan->cache;
     const int64_t e = plan->element_bytes, head = cp_plan_first_head(plan, op);
-    const cp_block *keys =
-        home ? &layout->cache[l->rank] : &layout->keys[op->keys.origin];
     step.shape = cp_plan_shape(plan, op->in.slot);
-    step.queries =
-        list_pieces(l, &cp_plan_queries(plan, op->in.origin)->pieces);
-    step.keys = list_pieces(l, &keys->pieces);
+    step.queries = list_queries(l, op->in.origin);
+    step.keys = list_block(l, CP_ROWS_KEYS, home ? layout->cache : layout->keys,
+                           home ? l->rank : op->keys.origin);
     step.in[3] = step.in[1]; /* the keys that the queries have chosen */
     step.in[1] = columns(l, op->keys, 0);
     step.in[2] = columns(l, op->keys, plan->shape.latent ? 0 : 1);
@@ -140,28 +187,34 @@ static void attend(lowering *l, const cp_op *op, cp_step step) {
 }
 
 static void select_keys(lowering *l, const cp_op *op, cp_step step) {
-    const cp_layout *layout = l->plan->layout;
-    step.queries =
-        list_pieces(l, &cp_plan_queries(l->plan, op->in.origin)->pieces);
-    step.keys = list_pieces(l, &layout->keys[op->keys.origin].pieces);
+    step.queries = list_queries(l, op->in.origin);
+    step.keys =
+        list_block(l, CP_ROWS_KEYS, l->plan->layout->keys, op->keys.origin);
     step.in[2] = columns(l, op->keys, 0);
     add(l, step);
 }
 
-static void move_pieces(lowering *l, int32_t list, const cp_block *from,
-                        const cp_block *to) {
-    assert(from->pieces.count == to->pieces.count);
-    for (int64_t n = 0; n < from->pieces.count; n++) {
-        const cp_piece piece = from->pieces.items[n];
-        assert(piece.span.count == to->pieces.items[n].span.count);
-        add_move(
-            l, list,
-            (cp_move){piece.row, to->pieces.items[n].row, piece.span.count});
+static int32_t list_moves(lowering *l, const cp_block *from,
+                          const cp_block *to) {
+    const int32_t list = add_list(l, CP_ROWS_MOVED, NULL);
+    const cp_pieces *read = &from[l->rank].pieces;
+    const cp_pieces *written = &to[l->rank].pieces;
+    assert(read->count == written->count);
+    for (int64_t n = 0; n < read->count; n++) {
+        const cp_piece piece = read->items[n];
+        assert(piece.span.count == written->items[n].span.count);
+        add_move(l, list,
+                 (cp_move){piece.row, written->items[n].row, piece.span.count});
     }
+    for (int r = 0; r < l->plan->layout->ranks && l->status == CP_OK; r++)
+        l->out->lists[list].most =
+            cp_max(l->out->lists[list].most, to[r].pieces.count);
+    return list;
 }
 
 /* Where a cache moves: rows of the caches, and rows 0, 1, ... of the block. */
-static void move_transfer(lowering *l, int32_t list, const cp_op *op) {
+static int32_t list_transfer(lowering *l, const cp_op *op) {
+    const int32_t list = add_list(l, CP_ROWS_MOVED, NULL);
     const bool packs = op->kind == CP_OP_PACK;
     const cp_use use = packs ? op->out : op->in;
     const cp_moves *moves =
@@ -173,22 +226,25 @@ static void move_transfer(lowering *l, int32_t list, const cp_op *op) {
                  (cp_move){packs ? move.from : row, packs ? row : move.to,
                            move.count});
     }
+    return list;
+}
+
+static int32_t list_all(lowering *l, int64_t rows) {
+    const int32_t list = add_list(l, CP_ROWS_ALL, NULL);
+    add_move(l, list, (cp_move){0, 0, rows});
+    return list;
 }
 
 static int32_t list_rows(lowering *l, const cp_op *op) {
     const cp_layout *layout = l->plan->layout;
     const cp_slot *in = &l->plan->slots[op->in.slot];
-    const int32_t list = add_list(l, NULL);
     if (l->plan->migration != NULL)
-        move_transfer(l, list, op);
-    else if (op->kind == CP_OP_APPEND)
-        move_pieces(l, list, &layout->queries[l->rank],
-                    &layout->appended[l->rank]);
-    else if (in->kind == CP_SLOT_CACHE)
-        move_pieces(l, list, &layout->cache[l->rank], &layout->keys[l->rank]);
-    else
-        add_move(l, list, (cp_move){0, 0, in->rows});
-    return list;
+        return list_transfer(l, op);
+    if (op->kind == CP_OP_APPEND)
+        return list_moves(l, layout->queries, layout->appended);
+    if (in->kind == CP_SLOT_CACHE)
+        return list_moves(l, layout->cache, layout->keys);
+    return list_all(l, in->rows);
 }
 
 static void copy(lowering *l, const cp_op *op, cp_step step) {
@@ -198,12 +254,11 @@ static void copy(lowering *l, const cp_op *op, cp_step step) {
 
 /* Each candidate of a list: its position goes behind the queries. */
 static void copy_list(lowering *l, const cp_op *op, cp_step step) {
-    const int64_t count =
-        l->plan->slots[op->in.slot].rows * l->plan->indexer.top_k;
-    step.rows = add_list(l, NULL);
-    add_move(l, step.rows, (cp_move){0, 0, count});
-    step.in[0] = (cp_columns){op->in.slot, offsetof(cp_candidate, position),
-                              (int64_t)sizeof(cp_candidate), CP_CHOSEN_BYTES};
+    step.rows = list_all(l, l->plan->slots[op->in.slot].rows *
+                                l->plan->indexer.top_k);
+    step.in[0].first = offsetof(cp_candidate, position);
+    step.in[0].stride = (int64_t)sizeof(cp_candidate);
+    step.in[0].width = CP_CHOSEN_BYTES;
     step.out[0] = step.out[1];
     step.out[0].stride = step.out[0].width = CP_CHOSEN_BYTES;
     step.in[1].width = step.out[1].width = 0;
@@ -234,16 +289,20 @@ static void add_half(lowering *l, const cp_op *op, int peer, cp_touch touch,
                      int32_t first) {
     const cp_plan *plan = l->plan;
     cp_steps *s = l->out;
-    cp_step_half half = {.peer = peer,
+    cp_step_half half = {.step = (int32_t)s->count,
+                         .peer = peer,
                          .receive = touch.writes,
                          .buffer = cp_steps_message(s, touch.slot),
                          .bytes = plan->slots[touch.slot].bytes,
-                         .slot = touch.slot,
+                         .held = 2 * (int64_t)touch.slot,
                          .tensors = cp_slot_tensors_of(plan, touch.slot)};
     half.encodes = cp_op_encodes(plan, l->rank, op, touch);
     /* An all-gather sends one message to all: it is encoded once. */
     for (int64_t n = first; n < s->half_count; n++)
         half.encodes &= s->halves[n].buffer != half.buffer;
+    for (int64_t n = s->half_count - 1; n >= 0 && half.turn == 0; n--)
+        if (s->halves[n].peer == peer && s->halves[n].receive == half.receive)
+            half.turn = s->halves[n].turn + 1;
     half.read_back =
         half.encodes && !half.receive && cp_slot_is_read_back(plan, touch.slot);
     if (l->status == CP_OK)
@@ -289,6 +348,7 @@ static cp_step step_of(const lowering *l, const cp_op *op, bool merges) {
     return (cp_step){.kind = kinds[op->kind],
                      .how = op->kind,
                      .op = (int32_t)(op - l->plan->programs[l->rank].ops),
+                     .hop = op->hop,
                      .of = slot->kind,
                      .merges = merges,
                      .leaves =
@@ -335,11 +395,11 @@ static void lower(lowering *l, const cp_op *op, bool merges) {
     }
 }
 
-static void lower_all(lowering *l, bool fused) {
+static void lower_all(lowering *l) {
     const cp_program *program = &l->plan->programs[l->rank];
     for (int64_t n = 0; n < program->count && l->status == CP_OK; n++) {
         const cp_op *op = &program->ops[n];
-        const bool merges = fused && op->merged;
+        const bool merges = l->options.fused && op->merged;
         lower(l, op, merges);
         for (int i = 0; i <= merges; i++) {
             l->last[n + i] = (int32_t)l->out->count - 1;
@@ -350,45 +410,61 @@ static void lower_all(lowering *l, bool fused) {
     }
 }
 
+static void size_slot(cp_steps *s, const cp_plan *plan, int slot) {
+    const int64_t first =
+        plan->slots[slot].rows * cp_slot_columns(plan, slot, 0).width;
+    const bool given = slot == plan->fresh || slot == plan->queries ||
+                       slot == plan->index_queries || slot == plan->index_keys;
+    s->buffers[2 * slot] = first;
+    s->buffers[2 * slot + 1] = plan->slots[slot].held - first;
+    s->given[2 * slot] = s->given[2 * slot + 1] = given;
+}
+
 static cp_status size_buffers(const lowering *l) {
     const cp_plan *plan = l->plan;
     cp_steps *s = l->out;
     bool *needed, *encoded;
-    s->slot_count = plan->slot_count;
-    s->buffer_count = 2 * plan->slot_count + CP_CACHE_BUFFERS;
     CP_TRY(
         cp_allocate(&s->buffers, s->buffer_count, sizeof(int64_t), "buffers"));
+    CP_TRY(cp_allocate(&s->given, s->buffer_count, sizeof(bool), "buffers"));
     CP_TRY(cp_allocate(&needed, 2 * (int64_t)plan->slot_count, sizeof(bool),
                        "slots"));
     encoded = needed + plan->slot_count;
     cp_plan_slots_needed(plan, l->rank, needed);
     cp_plan_slots_encoded(plan, l->rank, encoded);
     for (int slot = 0; slot < plan->slot_count; slot++) {
-        const int message = plan->slot_count + CP_CACHE_BUFFERS + slot;
-        s->buffers[slot] = needed[slot] ? plan->slots[slot].held : 0;
-        s->buffers[message] = encoded[slot] ? plan->slots[slot].bytes : 0;
+        if (needed[slot] && slot != s->next)
+            size_slot(s, plan, slot);
+        s->buffers[2 * plan->slot_count + slot] =
+            encoded[slot] ? plan->slots[slot].bytes : 0;
     }
     free(needed);
     return CP_OK;
 }
 
-static cp_status make(lowering *l, bool fused) {
+static cp_status make(lowering *l) {
     CP_TRY(size_buffers(l));
     CP_TRY(cp_allocate(&l->last, l->plan->programs[l->rank].count,
                        sizeof(int32_t), "steps"));
     CP_TRY(cp_allocate(&l->leaves, l->plan->slot_count, sizeof(uint32_t),
                        "leaves"));
-    lower_all(l, fused);
+    lower_all(l);
     for (int64_t n = 0; n < l->out->list_count; n++)
         l->out->lists[n].of = NULL;
     return l->status;
 }
 
-cp_status cp_steps_new(const cp_plan *plan, int rank, bool fused,
-                       cp_steps *out) {
-    lowering l = {.plan = plan, .rank = rank, .out = out};
-    *out = (cp_steps){.indexer = plan->indexer};
-    const cp_status status = make(&l, fused);
+cp_status cp_steps_new(const cp_plan *plan, int rank,
+                       const cp_steps_options *options, cp_steps *out) {
+    lowering l = {.plan = plan, .rank = rank, .options = *options, .out = out};
+    *out = (cp_steps){.slot_count = plan->slot_count,
+                      .buffer_count = 3 * plan->slot_count,
+                      .cache = plan->cache,
+                      .next = next_of(plan),
+                      .sequences = plan->layout->sequences,
+                      .leaves = plan->layout->leaves,
+                      .indexer = plan->indexer};
+    const cp_status status = make(&l);
     free(l.last);
     free(l.leaves);
     if (status != CP_OK)
@@ -405,5 +481,45 @@ void cp_steps_free(cp_steps *steps) {
     free(steps->lists);
     free(steps->halves);
     free(steps->buffers);
+    free(steps->given);
     *steps = (cp_steps){0};
+}
+static bool same_step(const cp_step *a, const cp_step *b) {
+    return a->kind == b->kind && a->how == b->how && a->op == b->op &&
+           a->of == b->of && a->merges == b->merges && a->rows == b->rows &&
+           a->queries == b->queries && a->keys == b->keys &&
+           a->half == b->half && a->halves == b->halves &&
+           a->after == b->after && a->leaves == b->leaves &&
+           a->held == b->held && a->shape.query_heads == b->shape.query_heads &&
+           a->shape.kv_heads == b->shape.kv_heads &&
+           a->shape.head_dim == b->shape.head_dim &&
+           a->shape.value_dim == b->shape.value_dim &&
+           a->shape.latent == b->shape.latent &&
+           memcmp(a->in, b->in, sizeof(a->in)) == 0 &&
+           memcmp(a->out, b->out, sizeof(a->out)) == 0;
+}
+
+static bool same_half(const cp_step_half *a, const cp_step_half *b) {
+    return a->peer == b->peer && a->receive == b->receive &&
+           a->encodes == b->encodes && a->read_back == b->read_back &&
+           a->buffer == b->buffer &&
+           a->tensors.encoding == b->tensors.encoding &&
+           a->tensors.dims[0] == b->tensors.dims[0] &&
+           a->tensors.dims[1] == b->tensors.dims[1] &&
+           a->tensors.number == b->tensors.number;
+}
+
+bool cp_steps_alike(const cp_steps *a, const cp_steps *b) {
+    bool alike = a->count == b->count && a->list_count == b->list_count &&
+                 a->half_count == b->half_count &&
+                 a->slot_count == b->slot_count &&
+                 a->sequences == b->sequences && a->leaves == b->leaves &&
+                 a->indexer.top_k == b->indexer.top_k;
+    for (int64_t n = 0; alike && n < a->count; n++)
+        alike = same_step(&a->items[n], &b->items[n]);
+    for (int64_t n = 0; alike && n < a->half_count; n++)
+        alike = same_half(&a->halves[n], &b->halves[n]);
+    for (int64_t n = 0; alike && n < a->list_count; n++)
+        alike = a->lists[n].kind == b->lists[n].kind;
+    return alike;
 }

@@ -27,6 +27,7 @@ typedef struct {
     cp_step_kind kind;
     cp_op_kind how;        /* the operation that it is part of, */
     int32_t op;            /* and its number in the rank's program */
+    int hop;
     cp_slot_kind of;       /* COMBINE: what is merged */
     bool merges;           /* ATTEND, SELECT: into what out holds */
     int32_t rows;          /* COPY: the list of moves */
@@ -42,32 +43,39 @@ typedef struct {
 } cp_step;
 
 typedef struct {
+    int32_t step; /* the START that it belongs to */
     int peer;
     bool receive;
     bool encodes;            /* before it is sent, or when it has arrived */
     bool read_back;          /* the sender decodes it, too */
+    int64_t turn;            /* how many of this rank and its peer, in this
+                                direction, come before */
     int64_t buffer, bytes;   /* the message, from the buffer's first byte */
-    int64_t slot;            /* the buffer to encode from or decode to, */
+    int64_t held;            /* the buffer to encode from or decode to, */
     cp_slot_tensors tensors; /* and what it holds */
 } cp_step_half;
 
-/* Rows: pieces of queries or keys, or moves of a copy. */
+/* Rows: pieces of queries or keys, or moves of a copy. A later call may have
+ * more pieces of keys, and moves of them; of the rest it has as many. */
+typedef enum {
+    CP_ROWS_QUERIES,
+    CP_ROWS_KEYS,
+    CP_ROWS_MOVED,
+    CP_ROWS_ALL /* a move: all rows of a slot */
+} cp_row_kind;
+
 typedef struct {
+    cp_row_kind kind;
     const cp_pieces *of; /* while steps are made: whose pieces; then NULL */
     cp_pieces pieces;
     cp_moves moves;
+    int64_t most; /* pieces or moves that such a list has on any rank */
 } cp_row_list;
 
-/* The buffers of the caches, which belong to the caller, follow those of the
- * slots, which have their numbers; then those of messages. */
-enum {
-    CP_BUFFER_KEYS,
-    CP_BUFFER_VALUES,
-    CP_BUFFER_NEXT_KEYS, /* of a migration: the cache that it fills */
-    CP_BUFFER_NEXT_VALUES,
-    CP_CACHE_BUFFERS
-};
-
+/* The two tensors of slot s are buffers 2s and 2s + 1. They lie one after the
+ * other, so that both can be sent at once. Those of the cache, and in a
+ * migration those of the result, are the caller's. Then come messages that are
+ * encoded, one for each slot. */
 typedef struct {
     cp_step *items;
     int64_t count, room;
@@ -77,18 +85,33 @@ typedef struct {
     int64_t half_count, half_room;
     int slot_count, buffer_count;
     int64_t *buffers; /* [buffer_count] bytes; 0: not needed, or the caller's */
+    bool *given;      /* [buffer_count] full before the first step */
+    int cache, next;  /* slots that are caches; next: of a migration, or 0 */
+    int64_t sequences;
+    bool leaves; /* in exact order */
     cp_indexer indexer;
 } cp_steps;
 
 /* A device: what it does for each kind of step, [CP_STEP_KINDS]. */
 typedef cp_status (*cp_step_function)(void *rank, const cp_step *step);
 
-/* Lower the program of a rank. Neither the plan nor its layout is kept. fused:
- * an attend or a select and the merge behind it are one step. Fails with
- * CP_MEMORY, and steps are then empty. */
-cp_status cp_steps_new(const cp_plan *plan, int rank, bool fused,
-                       cp_steps *steps);
+/* fused: an attend or a select and the merge behind it are one step. Pieces of
+ * queries, or of keys, are cut so that none is longer than their tile; 0: they
+ * are not cut. Tiles of queries cover padding, too, with pieces of sequence -1,
+ * up to a row query_rows or more; in a decode step each row is one. */
+typedef struct {
+    bool fused;
+    int64_t query_tile, query_rows, key_tile;
+} cp_steps_options;
+
+/* Lower the program of a rank. Neither the plan nor its layout is kept. Fails
+ * with CP_MEMORY, and steps are then empty. */
+cp_status cp_steps_new(const cp_plan *plan, int rank,
+                       const cp_steps_options *options, cp_steps *steps);
 void cp_steps_free(cp_steps *steps);
+
+/* Do they differ only in what their lists hold, and in the sizes of slots? */
+bool cp_steps_alike(const cp_steps *a, const cp_steps *b);
 
 /* The t-th tensor of a slot, from 0: keys, then values; output, then LSE;
  * queries, then the keys that they have chosen; index queries, then weights. */
@@ -96,8 +119,8 @@ cp_columns cp_slot_columns(const cp_plan *plan, int slot, int t);
 
 /* The buffer of a slot's message: its own if it is sent as held. */
 static inline int cp_steps_message(const cp_steps *steps, int slot) {
-    const int encoded = steps->slot_count + CP_CACHE_BUFFERS + slot;
-    return steps->buffers[encoded] > 0 ? encoded : slot;
+    const int encoded = 2 * steps->slot_count + slot;
+    return steps->buffers[encoded] > 0 ? encoded : 2 * slot;
 }
 
 #endif
