@@ -1067,8 +1067,8 @@ TEST(indices_have_64_bits) {
             256, 256, 256};
     must(cp_device_copy(&copying, NULL));
     for (int t = 0; t < 2; t++)
-        ck_assert_mem_eq(
-            fetch((char *)copying.of[t].to + 3 * far * 256, 768), x, 768);
+        ck_assert_mem_eq(fetch((char *)copying.of[t].to + 3 * far * 256, 768),
+                         x, 768);
     end();
 }
 

@@ -532,8 +532,8 @@ static void check_keys(const cp_device_keys *keys, const cp_pieces *pieces) {
     for (int64_t s = 0; s < keys->sequences; s++)
         for (int64_t n = keys->first[s]; n < keys->first[s + 1]; n++)
             hold(keys->items[n].span.sequence == s &&
-                 memcmp(&keys->items[n], &pieces->items[n],
-                        sizeof(cp_piece)) == 0);
+                 memcmp(&keys->items[n], &pieces->items[n], sizeof(cp_piece)) ==
+                     0);
 }
 
 static void check_moves(const cp_device_moves *moves, const cp_pieces *from,
@@ -563,7 +563,8 @@ static void check_lists(const talk *t, int rank) {
             const cp_device_moves moves =
                 cp_tile_lists_moves(m, block, step->rows, 1);
             check_moves(
-                &moves, &(append ? layout->queries : layout->cache)[rank].pieces,
+                &moves,
+                &(append ? layout->queries : layout->cache)[rank].pieces,
                 &(append ? layout->appended : layout->keys)[rank].pieces);
         }
         if (step->kind == CP_STEP_ATTEND) {
@@ -572,9 +573,9 @@ static void check_lists(const talk *t, int rank) {
             const cp_device_keys keys =
                 cp_tile_lists_keys(m, block, step->keys);
             const bool home = op->keys.slot == t->plan->cache;
-            const cp_pieces *pieces = home
-                                          ? &layout->cache[rank].pieces
-                                          : &layout->keys[op->keys.origin].pieces;
+            const cp_pieces *pieces =
+                home ? &layout->cache[rank].pieces
+                     : &layout->keys[op->keys.origin].pieces;
             check_list(&tiles, &layout->queries[op->in.origin].pieces, 7,
                        t->plan->slots[t->plan->queries].rows);
             check_keys(&keys, pieces);

@@ -90,16 +90,15 @@ CP_KERNEL(copy_rows, cp_device_copy_args) {
     const int64_t part = (int64_t)blockIdx.z, parts = (int64_t)gridDim.z;
     const int64_t first = move.count * part / parts;
     const int64_t last = move.count * (part + 1) / parts;
-    const bool whole =
+    const bool packed =
         of.from_stride == of.width && of.to_stride == of.width && first < last;
-    const int64_t rows = whole ? 1 : last - first;
-    const int64_t width = whole ? (last - first) * of.width : of.width;
+    const int64_t rows = packed ? 1 : last - first;
+    const int64_t width = packed ? (last - first) * of.width : of.width;
     const char *from =
         (const char *)of.from + (move.from + first) * of.from_stride;
     char *to = (char *)of.to + (move.to + first) * of.to_stride;
     const uintptr_t askew = (uintptr_t)from | (uintptr_t)to | (uintptr_t)width |
-                            (uintptr_t)of.from_stride |
-                            (uintptr_t)of.to_stride;
+                            (uintptr_t)of.from_stride | (uintptr_t)of.to_stride;
     if (askew % 16 == 0)
         COPY_WORDS(float4);
     else if (askew % 8 == 0)

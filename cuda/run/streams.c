@@ -55,13 +55,13 @@ struct cp_stream_walker {
     int64_t first; /* START of the steps */
     joint *joints; /* [count] of the steps */
     cudaEvent_t begun;
-    bool listed;      /* the call's lists are on the device */
-    int64_t sent;     /* bytes, so far */
-    int64_t mark;     /* of the operation that is being enqueued */
-    int64_t next;     /* the step to enqueue next, */
-    int64_t through;  /* if not below this number; */
-    int64_t started;  /* the messages of steps below this one have begun */
-    const cp_link *link;     /* of a rank that is a process */
+    bool listed;         /* the call's lists are on the device */
+    int64_t sent;        /* bytes, so far */
+    int64_t mark;        /* of the operation that is being enqueued */
+    int64_t next;        /* the step to enqueue next, */
+    int64_t through;     /* if not below this number; */
+    int64_t started;     /* the messages of steps below this one have begun */
+    const cp_link *link; /* of a rank that is a process */
     cp_message_half *halves; /* [most that a step has] */
     const walk_group *group; /* during a walk */
 };
@@ -116,7 +116,7 @@ cp_status cp_stream_walker_renew(cp_stream_walker *w, const cp_plan *plan) {
 
 /* Splits need one for each row and head; Hopper's kernel needs two. */
 static int64_t ticket_count(const cp_stream_walker *w) {
-    return w->splits > 1 ? w->rows * w->attended.query_heads
+    return w->splits > 1                   ? w->rows * w->attended.query_heads
            : w->kernel == CP_ATTEND_HOPPER ? 2
                                            : 0;
 }
@@ -138,8 +138,8 @@ static void claim(cp_stream_walker *w, cp_arena *from) {
     for (int slot = 0; slot < w->steps.slot_count; slot++)
         claim_slot(w, slot, from);
     w->lists = cp_arena_claim(from, 1, cp_tile_lists_bytes(w->tile_lists));
-    w->unfinished =
-        w->steps.leaves ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
+    w->unfinished = w->steps.leaves
+                        ? cp_arena_claim(from, w->leaves, w->leaf_bytes)
                         : cp_arena_claim(from, w->splits > 1 ? w->splits : 0,
                                          w->rows * partial);
     w->tickets = cp_arena_claim(from, ticket_count(w), sizeof(int32_t));
@@ -186,8 +186,7 @@ static cp_status make_events(cp_stream_walker *w) {
         if (step->after >= 0 && w->joints[step->after].over == NULL)
             CP_TRY(cp_event_new(&w->joints[step->after].over));
     }
-    CP_TRY(
-        cp_allocate(&w->halves, most, sizeof(cp_message_half), "messages"));
+    CP_TRY(cp_allocate(&w->halves, most, sizeof(cp_message_half), "messages"));
     return cp_event_new(&w->begun);
 }
 
@@ -382,12 +381,11 @@ static cp_status attend(void *rank, const cp_step *step) {
                    "rank %d, hop %d, an attention", w->rank, step->hop);
 }
 
-
 static cp_status copy(void *rank, const cp_step *step) {
     const cp_stream_walker *w = rank;
     const int64_t rows = count_rows(&w->steps.lists[step->rows].moves);
-    cp_device_copy_args call = {
-        .moves = cp_tile_lists_moves(w->tile_lists, w->lists, step->rows, rows)};
+    cp_device_copy_args call = {.moves = cp_tile_lists_moves(
+                                    w->tile_lists, w->lists, step->rows, rows)};
     for (int t = 0; t < 2; t++)
         if (step->out[t].width > 0)
             call.of[t] = (cp_device_columns){
@@ -548,7 +546,6 @@ static const cp_step_half *other_half(const cp_stream_walker *w,
     return other->step < peer->started ? other : NULL;
 }
 
-
 static cp_status copy_messages(const cp_stream_walker *w, const cp_step *step) {
     const cp_link *link = w->group->link;
     cudaStream_t stream = w->queues.communication;
@@ -561,14 +558,12 @@ static cp_status copy_messages(const cp_stream_walker *w, const cp_step *step) {
         const cp_message_half halves[2] = {
             {0, false, from, half->bytes},
             {0, true, w->buffers[half->buffer], half->bytes}};
-        CP_TRY(link != NULL
-                   ? link->trade(link->context, halves, 2, stream)
-                   : cp_bytes_copy(halves[1].buffer, from, half->bytes, stream,
-                                   "a message"));
+        CP_TRY(link != NULL ? link->trade(link->context, halves, 2, stream)
+                            : cp_bytes_copy(halves[1].buffer, from, half->bytes,
+                                            stream, "a message"));
     }
     return CP_OK;
 }
-
 
 static cp_status trade(cp_stream_walker *w, const cp_step *step) {
     for (int n = 0; n < step->halves; n++) {
@@ -591,14 +586,12 @@ static cp_status transfer(cp_stream_walker *w, const cp_step *step) {
 }
 
 static joint *sender_of(const cp_stream_walker *w, const cp_step_half *half) {
-    return &w->group->walkers[half->peer]
-                ->joints[other_half(w, half)->step];
+    return &w->group->walkers[half->peer]->joints[other_half(w, half)->step];
 }
 
 static cp_status release(const cp_stream_walker *w, joint *of) {
-    return --of->left == 0
-               ? cp_event_record(of->over, w->queues.communication)
-               : CP_OK;
+    return --of->left == 0 ? cp_event_record(of->over, w->queues.communication)
+                           : CP_OK;
 }
 
 static cp_status receive(cp_stream_walker *w, const cp_step *step) {
@@ -613,28 +606,28 @@ static cp_status receive(cp_stream_walker *w, const cp_step *step) {
         const cp_stream_walker *peer = w->group->walkers[half->peer];
         if (!half->receive)
             continue;
-        CP_TRY(cp_event_wait(peer->queues.communication,
-                             joint_of(w, step)->over));
+        CP_TRY(
+            cp_event_wait(peer->queues.communication, joint_of(w, step)->over));
         CP_TRY(release(peer, sender_of(w, half)));
     }
     return release(w, joint_of(w, step));
 }
 
 static cp_status meet(cp_stream_walker *w, const cp_step *step) {
-    joint *own = joint_of(w, step);
-    own->unmet = 0;
-    own->left = 1;
+    joint *started = joint_of(w, step);
+    started->unmet = 0;
+    started->left = 1;
     for (int n = 0; n < step->halves; n++) {
         const cp_step_half *half = &w->steps.halves[step->half + n];
         const cp_step_half *other = other_half(w, half);
         cp_stream_walker *peer = w->group->walkers[half->peer];
-        own->left += !half->receive;
-        own->unmet += half->receive && other == NULL;
+        started->left += !half->receive;
+        started->unmet += half->receive && other == NULL;
         if (!half->receive && other != NULL &&
             --peer->joints[other->step].unmet == 0)
             CP_TRY(receive(peer, &peer->steps.items[other->step]));
     }
-    return own->unmet == 0 ? receive(w, step) : CP_OK;
+    return started->unmet == 0 ? receive(w, step) : CP_OK;
 }
 
 static cp_status start(void *rank, const cp_step *step) {
@@ -657,8 +650,7 @@ static const cp_step_function device[CP_STEP_KINDS] = {
     [CP_STEP_START] = start,        [CP_STEP_FINISH] = finish};
 
 static cp_status compute(cp_stream_walker *w, const cp_step *step) {
-    const bool ends =
-        w->next + 1 == w->steps.count || step[1].op != step->op;
+    const bool ends = w->next + 1 == w->steps.count || step[1].op != step->op;
     if (w->next == 0 || step[-1].op != step->op)
         w->mark = mark_begin(w, step);
     CP_TRY(device[step->kind](w, step));

@@ -22,13 +22,12 @@ static int64_t table_size(const cp_tile_lists *m) {
     return m->sequences + 1;
 }
 
-static placed_list place(const cp_tile_lists *m, const cp_row_list *list,
-                         int64_t growth, cp_arena *block) {
+static placed_list lay_out(const cp_tile_lists *m, const cp_row_list *list,
+                           int64_t growth, cp_arena *block) {
     const bool keys = list->kind == CP_ROWS_KEYS;
     const bool grows = keys || list->kind == CP_ROWS_MOVED;
     placed_list placed = {block->used, list->most};
-    block->overflows |=
-        !cp_add(placed.room, grows ? growth : 0, &placed.room);
+    block->overflows |= !cp_add(placed.room, grows ? growth : 0, &placed.room);
     cp_arena_claim(block, 1 + (keys ? table_size(m) : 0), sizeof(int64_t));
     cp_arena_claim(block, placed.room,
                    list->moves.count > 0 ? sizeof(cp_move) : sizeof(cp_piece));
@@ -46,7 +45,7 @@ cp_status cp_tile_lists_new(const cp_steps *steps, int64_t longest,
     m->longest = longest;
     m->sequences = steps->sequences * (steps->leaves ? CP_LEAVES : 1);
     for (int64_t n = 0; n < steps->list_count; n++)
-        m->lists[n] = place(m, &steps->lists[n], growth, &block);
+        m->lists[n] = lay_out(m, &steps->lists[n], growth, &block);
     m->bytes = block.used;
     return block.overflows
                ? cp_fail(CP_MEMORY, "lists need more than 2^63 bytes")

@@ -263,9 +263,9 @@ cp_status cp_walk(cp_walker *walker, cp_comm *comm, float *cache_keys,
 }
 
 static int64_t remainder_bytes(const cp_plan *plan, int slot) {
-    return slot == plan->result ? plan->slots[slot].rows *
-                                      cp_slot_columns(plan, slot, 1).width
-                                : 0;
+    return slot == plan->result
+               ? plan->slots[slot].rows * cp_slot_columns(plan, slot, 1).width
+               : 0;
 }
 
 static cp_status allocate_slot(cp_walker *walker, int slot) {
@@ -273,10 +273,9 @@ static cp_status allocate_slot(cp_walker *walker, int slot) {
     void **at = &walker->buffers[2 * slot];
     if (bytes[0] + bytes[1] == 0)
         return CP_OK;
-    CP_TRY(cp_allocate_lines(&at[0],
-                             bytes[0] + bytes[1] +
-                                 remainder_bytes(walker->plan, slot),
-                             1, "a slot"));
+    CP_TRY(cp_allocate_lines(
+        &at[0], bytes[0] + bytes[1] + remainder_bytes(walker->plan, slot), 1,
+        "a slot"));
     at[1] = (char *)at[0] + bytes[0];
     return CP_OK;
 }
@@ -313,8 +312,8 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
         walker->options.kernel = cp_attend;
     if (walker->options.threads < 1)
         walker->options.threads = 1;
-    const cp_steps_options lowered = {.fused = walker->options.observe == NULL &&
-                                               !plan->layout->leaves};
+    const cp_steps_options lowered = {
+        .fused = walker->options.observe == NULL && !plan->layout->leaves};
     cp_status status = cp_steps_new(plan, rank, &lowered, &walker->steps);
     if (status == CP_OK)
         status = allocate_buffers(walker);

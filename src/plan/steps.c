@@ -69,9 +69,9 @@ static int64_t cut_block(const lowering *l, cp_row_kind kind,
     const bool decodes = l->plan->layout->placement == CP_ROUND_ROBIN;
     const int64_t query_tile = decodes ? 1 : l->options.query_tile;
     const bool padded = kind == CP_ROWS_QUERIES && l->options.query_tile > 0;
-    const int64_t tile = padded                  ? query_tile
+    const int64_t tile = padded                 ? query_tile
                          : kind == CP_ROWS_KEYS ? l->options.key_tile
-                                                 : 0;
+                                                : 0;
     tile_cursor tiles = {tile > 0 ? tile : INT64_MAX, 0, to};
     int64_t row = 0;
     for (int64_t p = 0; p < block->pieces.count; p++) {
@@ -101,8 +101,7 @@ static int32_t list_block(lowering *l, cp_row_kind kind, const cp_block *blocks,
         return 0;
     cp_row_list *rows = &s->lists[list];
     for (int r = 0; r < count; r++)
-        rows->most =
-            cp_max(rows->most, cut_block(l, kind, &blocks[r], NULL));
+        rows->most = cp_max(rows->most, cut_block(l, kind, &blocks[r], NULL));
     l->status = cp_pieces_reserve(&rows->pieces, rows->most);
     if (l->status == CP_OK)
         cut_block(l, kind, &blocks[n], &rows->pieces);
@@ -254,8 +253,8 @@ static void copy(lowering *l, const cp_op *op, cp_step step) {
 
 /* Each candidate of a list: its position goes behind the queries. */
 static void copy_list(lowering *l, const cp_op *op, cp_step step) {
-    step.rows = list_all(l, l->plan->slots[op->in.slot].rows *
-                                l->plan->indexer.top_k);
+    step.rows =
+        list_all(l, l->plan->slots[op->in.slot].rows * l->plan->indexer.top_k);
     step.in[0].first = offsetof(cp_candidate, position);
     step.in[0].stride = (int64_t)sizeof(cp_candidate);
     step.in[0].width = CP_CHOSEN_BYTES;

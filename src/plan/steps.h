@@ -25,8 +25,8 @@ typedef enum {
 
 typedef struct {
     cp_step_kind kind;
-    cp_op_kind how;        /* the operation that it is part of, */
-    int32_t op;            /* and its number in the rank's program */
+    cp_op_kind how; /* the operation that it is part of, */
+    int32_t op;     /* and its number in the rank's program */
     int hop;
     cp_slot_kind of;       /* COMBINE: what is merged */
     bool merges;           /* ATTEND, SELECT: into what out holds */

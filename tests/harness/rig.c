@@ -690,7 +690,7 @@ static cp_status compare_lists(const rig *rig, const rig_job *job, int rank) {
     const cp_plan *plan = job->plan;
     const cp_pieces *own_pieces = &job->layout->queries[rank].pieces;
     const int64_t room = plan->indexer.top_k; /* of the longest sequence */
-    const cp_candidate *lists = job->walkers[rank]->buffers[plan->list];
+    const cp_candidate *lists = job->walkers[rank]->buffers[2 * plan->list];
     for (int64_t n = 0; n < own_pieces->count; n++)
         for (int64_t i = 0; i < own_pieces->items[n].span.count; i++) {
             const cp_piece one = cp_piece_part(own_pieces->items[n], i, 1);
