@@ -228,13 +228,14 @@ LOOP(steps_of_every_migration, 0, 81) {
 
 /* Steps of decode: after one more token they are alike, and so they are on
  * every rank; for other numbers, heads, keys or encodings they are not. */
-static cp_steps decode_steps(const cp_layout *layout, const cp_shape *shape,
-                             const cp_plan_options *options, int rank) {
-    const cp_steps_options lowered = {.fused = true, .query_tile = 8};
+static cp_steps lowered(cp_variant variant, const cp_layout *layout,
+                        const cp_shape *shape, const cp_plan_options *options,
+                        int rank) {
+    const cp_steps_options fused = {.fused = true, .query_tile = 8};
     cp_plan *plan;
     cp_steps steps;
-    must(cp_plan_build(CP_DECODE, layout, shape, options, &plan));
-    must(cp_steps_new(plan, rank, &lowered, &steps));
+    must(cp_plan_build(variant, layout, shape, options, &plan));
+    must(cp_steps_new(plan, rank, &fused, &steps));
     cp_plan_free(plan);
     return steps;
 }
@@ -268,11 +269,11 @@ LOOP(steps_of_one_kind_are_alike, 2, 5) {
     must(cp_cache_commit(cache, layouts[0]));
     must(cp_cache_lay_out(cache, true, step, &layouts[1]));
     for (int rank = 0; rank < _i; rank++) {
-        cp_steps before =
-            decode_steps(layouts[0], &cases[0].shape, &cases[0].options, rank);
+        cp_steps before = lowered(CP_DECODE, layouts[0], &cases[0].shape,
+                                  &cases[0].options, rank);
         for (int n = 0; n < COUNT_OF(cases); n++) {
-            cp_steps next = decode_steps(layouts[1], &cases[n].shape,
-                                         &cases[n].options, rank);
+            cp_steps next = lowered(CP_DECODE, layouts[1], &cases[n].shape,
+                                    &cases[n].options, rank);
             ck_assert_msg(cp_steps_alike(&before, &next) == cases[n].alike,
                           "case %d, rank %d", n, rank);
             cp_steps_free(&next);
@@ -282,4 +283,24 @@ LOOP(steps_of_one_kind_are_alike, 2, 5) {
     cp_layout_free(layouts[0]);
     cp_layout_free(layouts[1]);
     cp_cache_free(cache);
+}
+
+/* The same bytes, encoded otherwise, are another kind. */
+LOOP(steps_of_other_wires_are_not_alike, 2, 5) {
+    const cp_shape shape = {12, 2, 8};
+    cp_layout *layout = lay_out(_i, false, false);
+    for (int n = 0; n < CP_WIRES * CP_WIRES; n++) {
+        const cp_plan_options one = {.element_bytes = 4,
+                                     .spare = 1,
+                                     .wire = (cp_wire)(n / CP_WIRES)},
+                              other = {.element_bytes = 4,
+                                       .spare = 1,
+                                       .wire = (cp_wire)(n % CP_WIRES)};
+        cp_steps a = lowered(CP_PASS_KV, layout, &shape, &one, 0);
+        cp_steps b = lowered(CP_PASS_KV, layout, &shape, &other, 0);
+        hold(cp_steps_alike(&a, &b) == (one.wire == other.wire));
+        cp_steps_free(&a);
+        cp_steps_free(&b);
+    }
+    cp_layout_free(layout);
 }
