@@ -38,7 +38,7 @@ cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
 }
 
 #if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
-enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50, MOST_ROUNDS = 1000 };
+enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50, MOST_TURNS = 20 };
 
 /* Seconds of one run of vectors of this width, in enough independent chains to
  * keep two units of four or five cycles busy. */
@@ -66,20 +66,22 @@ TIMED_RUN(run_narrow, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps,
           _mm256_add_ps)
 
 /* Measure both in turn, so that both have the clock rate that wide vectors
- * allow, and take the best of each, which a busy neighbour does not change. Go
- * on while the ratio is neither that of one unit nor that of two. */
+ * allow, and take the median of their ratios: a neighbour who comes or goes
+ * meanwhile slows both runs of a turn. Go on while that ratio is neither that
+ * of one unit nor that of two. */
 static void measure_rates(cp_processor *processor) {
     volatile float sink = 0.0f;
-    double wide = INFINITY, narrow = INFINITY, ratio = 0;
-    for (int n = 0; n < MOST_ROUNDS; n++) {
-        if (n >= ROUNDS && (ratio < 1.1 || ratio > 1.5))
-            break;
-        wide = fmin(wide, run_wide(&sink));
-        narrow = fmin(narrow, run_narrow(&sink));
-        ratio = 2 * narrow / wide;
+    double ratios[ROUNDS], ratio = LEAST_GAIN, least = INFINITY;
+    for (int n = 0; n < MOST_TURNS && ratio >= 1.1 && ratio <= 1.5; n++) {
+        for (int i = 0; i < ROUNDS; i++) {
+            const double wide = run_wide(&sink), narrow = run_narrow(&sink);
+            ratios[i] = 2 * narrow / wide;
+            least = fmin(least, narrow);
+        }
+        ratio = cp_median(ratios, ROUNDS);
     }
-    processor->wide = 16.0 * CHAINS * STEPS / wide;
-    processor->narrow = 8.0 * CHAINS * STEPS / narrow;
+    processor->narrow = 8.0 * CHAINS * STEPS / least;
+    processor->wide = ratio * processor->narrow;
 }
 
 static bool has_avx512(void) {
