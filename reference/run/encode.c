@@ -56,33 +56,30 @@ void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,
     }
 }
 
-static int64_t encoded_bytes(const cp_slot_tensors *tensors, int n) {
-    return tensors->rows * cp_encoding_bytes(tensors->encoding,
-                                             tensors->dims[n], sizeof(float));
+static void convert(const cp_slot_tensors *tensors, bool decodes, char *held,
+                    char *sent) {
+    for (int t = 0; t < 2; t++) {
+        const cp_tensor tensor = tensors->of[t];
+        const int64_t count = tensors->rows * tensor.heads;
+        const int64_t bytes = count * tensor.dim * tensor.number;
+        if (tensor.encoding == CP_ENCODING_NONE)
+            memcpy(decodes ? held : sent, decodes ? sent : held, (size_t)bytes);
+        else if (decodes)
+            cp_rows_decode(tensor.encoding, count, tensor.dim, sent,
+                           (float *)(void *)held);
+        else
+            cp_rows_encode(tensor.encoding, count, tensor.dim,
+                           (const float *)(const void *)held, sent);
+        held += bytes;
+        sent += count *
+                cp_encoding_bytes(tensor.encoding, tensor.dim, tensor.number);
+    }
 }
 
-void cp_tensors_encode(const cp_slot_tensors *tensors, const void *held,
-                       void *sent) {
-    const float *from = held;
-    char *to = sent;
-    for (int n = 0; n < 2; n++) {
-        cp_rows_encode(tensors->encoding, tensors->rows, tensors->dims[n], from,
-                       to);
-        from += tensors->rows * tensors->dims[n];
-        to += encoded_bytes(tensors, n);
-    }
-    memcpy(to, from, (size_t)tensors->tail_bytes);
+void cp_tensors_encode(const cp_slot_tensors *tensors, void *held, void *sent) {
+    convert(tensors, false, held, sent);
 }
 
-void cp_tensors_decode(const cp_slot_tensors *tensors, const void *sent,
-                       void *held) {
-    const char *from = sent;
-    float *to = held;
-    for (int n = 0; n < 2; n++) {
-        cp_rows_decode(tensors->encoding, tensors->rows, tensors->dims[n], from,
-                       to);
-        from += encoded_bytes(tensors, n);
-        to += tensors->rows * tensors->dims[n];
-    }
-    memcpy(to, from, (size_t)tensors->tail_bytes);
+void cp_tensors_decode(const cp_slot_tensors *tensors, void *sent, void *held) {
+    convert(tensors, true, held, sent);
 }

@@ -20,9 +20,7 @@ void cp_rows_decode(cp_encoding encoding, int64_t rows, int64_t dim,
                     const char *from, float *to);
 
 /* Encode a slot's tensors into their message, and decode it. */
-void cp_tensors_encode(const cp_slot_tensors *tensors, const void *held,
-                       void *sent);
-void cp_tensors_decode(const cp_slot_tensors *tensors, const void *sent,
-                       void *held);
+void cp_tensors_encode(const cp_slot_tensors *tensors, void *held, void *sent);
+void cp_tensors_decode(const cp_slot_tensors *tensors, void *sent, void *held);
 
 #endif

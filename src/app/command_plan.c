@@ -314,16 +314,7 @@ static void csv_print(FILE *out, const plan_run *run) {
 }
 
 static const char *kind_name(const cp_plan *plan, int slot) {
-    static const char *const names[] = {
-        [CP_SLOT_QUERIES] = "queries",
-        [CP_SLOT_KEYS] = "keys and values",
-        [CP_SLOT_PARTIAL] = "partials",
-        [CP_SLOT_RUN] = "runs of chunks",
-        [CP_SLOT_INDEX_QUERIES] = "index queries",
-        [CP_SLOT_INDEX_KEYS] = "index keys",
-        [CP_SLOT_LIST] = "candidates",
-    };
-    return names[plan->slots[slot].kind];
+    return cp_slot_kind_name(plan->slots[slot].kind);
 }
 
 enum { SHOWN = 6, KINDS = CP_SLOT_LIST + 1 };

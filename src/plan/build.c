@@ -6,38 +6,18 @@
 
 #include "plan/node_lists.h"
 
-/* Bytes that a whole query carries: the keys it has chosen. */
-static int64_t extra_bytes(const cp_plan *plan) {
-    return plan->indexer.top_k * CP_CHOSEN_BYTES;
-}
-
-static int64_t index_bytes(const cp_plan *plan, cp_slot_kind kind) {
-    const cp_indexer *indexer = &plan->indexer;
-    if (kind == CP_SLOT_LIST)
-        return indexer->top_k * (int64_t)sizeof(cp_candidate);
-    return (kind == CP_SLOT_INDEX_KEYS ? indexer->dim
-                                       : indexer->heads * (indexer->dim + 1)) *
-           plan->element_bytes;
-}
-
 static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
-                         cp_wire wire) {
-    const cp_shape shape = cp_shape_part(&plan->shape, parts);
-    const cp_head_bytes head =
-        cp_head_bytes_of(wire, &shape, plan->element_bytes);
-    if (kind > CP_SLOT_RUN)
-        return index_bytes(plan, kind);
-    const int64_t bytes[] = {
-        [CP_SLOT_CACHE] = 0,
-        [CP_SLOT_NEW] = cp_kept_width(&shape) * plan->element_bytes,
-        [CP_SLOT_QUERIES] = shape.query_heads * head.query +
-                            (parts == 1 ? extra_bytes(plan) : 0),
-        [CP_SLOT_KEYS] = shape.kv_heads * head.keys,
-        [CP_SLOT_PARTIAL] = shape.query_heads * head.partial,
-        [CP_SLOT_RUN] = plan->run_bytes,
-    };
-    return bytes[kind];
+                         bool sent) {
+    int64_t bytes = 0;
+    for (int t = 0; t < 2; t++) {
+        const cp_tensor tensor = cp_plan_tensor(plan, kind, parts, t);
+        bytes += tensor.heads *
+                 cp_encoding_bytes(sent ? tensor.encoding : CP_ENCODING_NONE,
+                                   tensor.dim, tensor.number);
+    }
+    return bytes;
 }
+
 static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
     const cp_layout *layout = plan->layout;
     const bool per_query = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
@@ -54,9 +34,9 @@ static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
             "%ld query heads over %ld key heads cannot be cut into %d parts",
             plan->shape.query_heads, plan->shape.kv_heads, parts);
     if (plan->status == CP_OK &&
-        (!cp_multiply(slot.rows, row_bytes(plan, kind, parts, CP_WIRE_FP32),
+        (!cp_multiply(slot.rows, row_bytes(plan, kind, parts, false),
                       &slot.held) ||
-         !cp_multiply(slot.rows, row_bytes(plan, kind, parts, plan->wire),
+         !cp_multiply(slot.rows, row_bytes(plan, kind, parts, true),
                       &slot.bytes)))
         plan->status =
             cp_refuse("the bytes of a slot of %ld rows overflow", slot.rows);

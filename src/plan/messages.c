@@ -6,20 +6,10 @@
 
 cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int number) {
     const cp_slot *slot = &plan->slots[number];
-    const cp_shape shape = cp_plan_shape(plan, number);
-    const bool keys = slot->kind == CP_SLOT_KEYS;
-    const bool partial = slot->kind == CP_SLOT_PARTIAL;
-    const int64_t value_dim = cp_value_dim(&shape);
-    cp_slot_tensors tensors = {
-        .encoding = cp_slot_encoding(plan, number),
-        .rows = slot->rows * (keys ? shape.kv_heads : shape.query_heads),
-        .dims = {partial ? value_dim : shape.head_dim,
-                 keys && !shape.latent ? value_dim : 0},
-        .number = partial ? CP_PARTIAL_BYTES : plan->element_bytes};
-    tensors.tail_bytes = slot->held - tensors.rows *
-                                          (tensors.dims[0] + tensors.dims[1]) *
-                                          tensors.number;
-    return tensors;
+    return (cp_slot_tensors){
+        slot->rows,
+        {cp_plan_tensor(plan, slot->kind, slot->parts, 0),
+         cp_plan_tensor(plan, slot->kind, slot->parts, 1)}};
 }
 
 bool cp_op_encodes(const cp_plan *plan, int rank, const cp_op *op,

@@ -5,13 +5,10 @@
 
 #include "plan/plan.h"
 
-/* The contents of a slot that is sent: one tensor of rows of a head, or two,
- * the second right after the first; then bytes that are sent as held. */
+/* The contents of a slot that is sent: its tensors, one after the other. */
 typedef struct {
-    cp_encoding encoding;
-    int64_t rows, dims[2]; /* numbers of a row; 0: there is no second */
-    int64_t number;        /* bytes of one, as held */
-    int64_t tail_bytes;    /* bytes after the tensors */
+    int64_t rows;
+    cp_tensor of[2];
 } cp_slot_tensors;
 cp_slot_tensors cp_slot_tensors_of(const cp_plan *plan, int slot);
 

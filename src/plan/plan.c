@@ -83,20 +83,40 @@ bool cp_op_touch(const cp_plan *plan, int rank, const cp_op *op, int n,
     *touch = list[n < count ? n : 0];
     return n < count;
 }
-cp_encoding cp_slot_encoding(const cp_plan *plan, int slot) {
-    switch (plan->slots[slot].kind) {
-    case CP_SLOT_KEYS:
-        return cp_wire_encoding(plan->wire, CP_PAYLOAD_KEYS,
-                                plan->element_bytes);
-    case CP_SLOT_QUERIES:
-        return cp_wire_encoding(plan->wire, CP_PAYLOAD_QUERIES,
-                                plan->element_bytes);
-    case CP_SLOT_PARTIAL:
-        return cp_wire_encoding(plan->wire, CP_PAYLOAD_PARTIALS,
-                                CP_PARTIAL_BYTES);
-    default:
-        return CP_ENCODING_NONE;
-    }
+cp_tensor cp_plan_tensor(const cp_plan *plan, cp_slot_kind kind, int parts,
+                         int t) {
+    const cp_shape shape = cp_shape_part(&plan->shape, parts);
+    const cp_indexer *indexer = &plan->indexer;
+    const int64_t e = plan->element_bytes, p = CP_PARTIAL_BYTES;
+    const int64_t dim = shape.head_dim, value_dim = cp_value_dim(&shape);
+    const int64_t queries = shape.query_heads, keys = shape.kv_heads;
+    const int64_t values = shape.latent ? 0 : keys;
+    const cp_encoding k = cp_wire_encoding(plan->wire, CP_PAYLOAD_KEYS, e),
+                      q = cp_wire_encoding(plan->wire, CP_PAYLOAD_QUERIES, e),
+                      o = cp_wire_encoding(plan->wire, CP_PAYLOAD_PARTIALS, p);
+    const cp_tensor tensors[][2] = {
+        [CP_SLOT_CACHE] = {{keys, dim, e}, {values, value_dim, e}},
+        [CP_SLOT_NEW] = {{keys, dim, e}, {values, value_dim, e}},
+        [CP_SLOT_QUERIES] = {{queries, dim, e, q},
+                             {parts == 1 ? indexer->top_k : 0, 1,
+                              CP_CHOSEN_BYTES}},
+        [CP_SLOT_KEYS] = {{keys, dim, e, k}, {values, value_dim, e, k}},
+        [CP_SLOT_PARTIAL] = {{queries, value_dim, p, o}, {queries, 1, p}},
+        [CP_SLOT_RUN] = {{1, plan->run_bytes, 1}},
+        [CP_SLOT_INDEX_QUERIES] = {{indexer->heads, indexer->dim, e},
+                                   {indexer->heads, 1, e}},
+        [CP_SLOT_INDEX_KEYS] = {{1, indexer->dim, e}},
+        [CP_SLOT_LIST] = {{indexer->top_k, 1, sizeof(cp_candidate)}},
+    };
+    return tensors[kind][t];
+}
+
+const char *cp_slot_kind_name(cp_slot_kind kind) {
+    static const char *const names[] = {
+        "the cache",       "new tokens", "queries",
+        "keys and values", "partials",   "runs of chunks",
+        "index queries",   "index keys", "candidates"};
+    return names[kind];
 }
 
 void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {

@@ -205,8 +205,26 @@ static inline cp_shape cp_plan_shape(const cp_plan *plan, int slot) {
     return cp_shape_part(&plan->shape, plan->slots[slot].parts);
 }
 
+/* One of the two tensors of a slot: rows of heads of numbers. */
+typedef struct {
+    int64_t heads, dim;   /* of a row; no heads: there is none */
+    int64_t number;       /* bytes of one, as held */
+    cp_encoding encoding; /* of a head, as sent */
+} cp_tensor;
+
+/* The t-th tensor, 0 or 1, of a slot of that kind that has one of so many parts
+ * of the heads. */
+cp_tensor cp_plan_tensor(const cp_plan *plan, cp_slot_kind kind, int parts,
+                         int t);
+
+/* "queries", ... */
+const char *cp_slot_kind_name(cp_slot_kind kind);
+
 /* The encoding in which its contents are sent. */
-cp_encoding cp_slot_encoding(const cp_plan *plan, int slot);
+static inline cp_encoding cp_slot_encoding(const cp_plan *plan, int slot) {
+    const cp_slot *of = &plan->slots[slot];
+    return cp_plan_tensor(plan, of->kind, of->parts, 0).encoding;
+}
 
 /* The key head with which an attend's part of the queries begins, if they are
  * cut and the keys are not. */

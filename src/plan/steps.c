@@ -115,49 +115,17 @@ static int32_t list_queries(lowering *l, int origin) {
                : list_block(l, CP_ROWS_QUERIES, &layout->all_queries, 0);
 }
 
-typedef struct {
-    int64_t of[2];
-} row_widths;
-
 /* The slot of the cache that a migration fills, or 0. */
 static int next_of(const cp_plan *plan) {
     return plan->migration != NULL ? plan->result : 0;
 }
 
-static row_widths widths_of(const cp_plan *plan, int slot) {
-    const cp_shape shape = cp_plan_shape(plan, slot);
-    const cp_indexer *indexer = &plan->indexer;
-    const int64_t e = plan->element_bytes, dim = shape.head_dim,
-                  value_dim = cp_value_dim(&shape);
-    const bool all_heads = plan->slots[slot].parts == 1;
-    switch (slot == next_of(plan) ? CP_SLOT_CACHE : plan->slots[slot].kind) {
-    case CP_SLOT_CACHE:
-    case CP_SLOT_NEW:
-    case CP_SLOT_KEYS:
-        return (row_widths){
-            {shape.kv_heads * dim * e,
-             shape.latent ? 0 : shape.kv_heads * value_dim * e}};
-    case CP_SLOT_QUERIES:
-        return (row_widths){{shape.query_heads * dim * e,
-                             all_heads ? indexer->top_k * CP_CHOSEN_BYTES : 0}};
-    case CP_SLOT_PARTIAL:
-        return (row_widths){{shape.query_heads * value_dim * CP_PARTIAL_BYTES,
-                             shape.query_heads * CP_PARTIAL_BYTES}};
-    case CP_SLOT_RUN:
-        return (row_widths){{plan->run_bytes, 0}};
-    case CP_SLOT_INDEX_QUERIES:
-        return (row_widths){
-            {indexer->heads * indexer->dim * e, indexer->heads * e}};
-    case CP_SLOT_INDEX_KEYS:
-        return (row_widths){{indexer->dim * e, 0}};
-    case CP_SLOT_LIST:
-        break;
-    }
-    return (row_widths){{indexer->top_k * (int64_t)sizeof(cp_candidate), 0}};
-}
-
 cp_columns cp_slot_columns(const cp_plan *plan, int slot, int t) {
-    const int64_t width = widths_of(plan, slot).of[t];
+    const cp_slot_kind kind =
+        slot == next_of(plan) ? CP_SLOT_CACHE : plan->slots[slot].kind;
+    const cp_tensor tensor =
+        cp_plan_tensor(plan, kind, plan->slots[slot].parts, t);
+    const int64_t width = tensor.heads * tensor.dim * tensor.number;
     return (cp_columns){2 * slot + t, 0, width, width};
 }
 
@@ -502,10 +470,7 @@ static bool same_half(const cp_step_half *a, const cp_step_half *b) {
     return a->peer == b->peer && a->receive == b->receive &&
            a->encodes == b->encodes && a->read_back == b->read_back &&
            a->buffer == b->buffer &&
-           a->tensors.encoding == b->tensors.encoding &&
-           a->tensors.dims[0] == b->tensors.dims[0] &&
-           a->tensors.dims[1] == b->tensors.dims[1] &&
-           a->tensors.number == b->tensors.number;
+           a->tensors.of[0].encoding == b->tensors.of[0].encoding;
 }
 
 bool cp_steps_alike(const cp_steps *a, const cp_steps *b) {
