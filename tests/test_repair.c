@@ -305,7 +305,7 @@ TEST(a_hole_that_is_filled_twice_is_named) {
 }
 
 TEST(rows_of_all_holes_are_checked) {
-    damaged(move_every_row, "expected row");
+    damaged(move_every_row, "new tokens, in rows");
 }
 
 /* Conversations with a tiny model, in two sessions: one has a single rank and
