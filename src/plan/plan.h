@@ -212,8 +212,8 @@ typedef struct {
     cp_encoding encoding; /* of a head, as sent */
 } cp_tensor;
 
-/* The t-th tensor, 0 or 1, of a slot of that kind that has one of so many parts
- * of the heads. */
+/* The t-th tensor, 0 or 1, of a slot of that kind. The heads are cut into parts,
+ * of which it holds one. */
 cp_tensor cp_plan_tensor(const cp_plan *plan, cp_slot_kind kind, int parts,
                          int t);
 
