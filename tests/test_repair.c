@@ -293,7 +293,7 @@ TEST(holes_that_are_not_filled_are_named) {
 }
 
 TEST(a_key_that_the_others_have_lost_is_named) {
-    damaged(lose_key, "key positions before");
+    damaged(lose_key, "of the key positions 0 to");
 }
 
 TEST(a_query_that_is_no_hole_is_named) {

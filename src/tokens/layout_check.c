@@ -79,8 +79,6 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
         int64_t left = keys ? end : layout->fresh[i];
         for (; n < count && list[n].span.sequence == i; n++) {
             /* Refuse a span that leaves its sequence. */
-            if (layout->refills && !keys)
-                CP_TRY(refuse_no_hole(layout, list[n]));
             if (!layout->refills && (list[n].span.start < first ||
                                      cp_span_last(list[n].span) >= end))
                 return cp_fail(CP_BROKEN,
@@ -100,6 +98,8 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
         return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %ld of %ld",
                        list[n].rank, what, list[n].span.sequence,
                        layout->sequences);
+    for (n = 0; n < count && layout->refills && !keys; n++)
+        CP_TRY(refuse_no_hole(layout, list[n]));
     return CP_OK;
 }
 
