@@ -231,8 +231,6 @@ static float *listen_forks(const cp_backend *backend, int ranks,
             must(cp_session_fork(f.session, 0, 1, 17));
         if (n == 0)
             must(cp_session_fork(f.session, 0, 2, 23));
-        if (n == 2)
-            must(cp_session_compact(f.session));
     }
     close_session();
     return logits;

@@ -399,11 +399,8 @@ LOOP(test_forks_agree, 0, 4) {
         if (goes_on[s] > 0)
             must(cp_session_prefill(alone[s], &goes_on[s], text + at, NULL));
     }
-    for (int step = 0; step < STEPS; step++) {
-        if (step == STEPS / 2)
-            must(cp_session_compact(batch));
+    for (int step = 0; step < STEPS; step++)
         decode_together(batch, alone, FORKS, next, rows);
-    }
     ck_assert_int_eq(cp_session_length(batch, 1), 29 + 9 + STEPS);
 }
 

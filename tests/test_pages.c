@@ -156,30 +156,6 @@ static void cut(void) {
     cp_pages_cut(pages, s, expected.count[s]);
 }
 
-/* Afterwards each sequence that shares nothing is in one run of rows. */
-static void compact(void) {
-    cp_moves moves = {0};
-    const int64_t used = BLOCKS - pages->left;
-    spoil_unused();
-    const cp_status status = cp_pages_compact(pages, &moves);
-    ck_assert_int_eq(status, used == BLOCKS ? CP_CAPACITY : CP_OK);
-    ck_assert_int_le(moves.count, 2 * used);
-    make_moves(&moves);
-    if (status == CP_OK)
-        spoil_unused();
-    for (int64_t s = 0; s < SEQUENCES && status == CP_OK; s++) {
-        const cp_table *table = &pages->tables[s];
-        bool shares = false;
-        for (int64_t n = 0; n < table->count; n++) {
-            ck_assert_int_lt(table->blocks[n], used);
-            shares = shares || pages->users[table->blocks[n]] > 1;
-        }
-        for (int64_t n = 1; n < table->count && !shares; n++)
-            ck_assert_int_eq(table->blocks[n], table->blocks[n - 1] + 1);
-    }
-    cp_moves_free(&moves);
-}
-
 LOOP(the_pager_is_like_plain_lists, 0, 12) {
     static const int64_t sizes[] = {1, 2, 3, 8, 16, 64};
     const int64_t seed = 100 + _i;
@@ -188,24 +164,22 @@ LOOP(the_pager_is_like_plain_lists, 0, 12) {
     expected = (model){.next = 1};
     must(cp_pages_new(SEQUENCES, block, BLOCKS, &pages));
     for (int step = 0; step < harness_seeds(3000); step++) {
-        const int64_t what = upto(19);
+        const int64_t what = upto(18);
         snprintf(where, sizeof(where), "seed %ld, step %d", seed, step);
         if (what < 12)
             append();
         else if (what < 15)
             fork_one();
-        else if (what < 19)
-            cut();
         else
-            compact();
+            cut();
         check_rows();
         check_users();
     }
     cp_pages_free(pages);
 }
 
-/* Conversations that share: calls, forks, tokens taken back, compactions. */
-enum { CALL, FORK, CUT, COMPACT, TALKS = 4 };
+/* Conversations that share: calls, forks, tokens taken back. */
+enum { CALL, FORK, CUT, TALKS = 4 };
 
 static const struct {
     int what;
@@ -219,7 +193,6 @@ static const struct {
     {FORK, 0, {2, 3, 20}},
     {CALL, CP_DECODE, {1, 0, 1, 1}},
     {CALL, CP_PASS_KV, {1, 9, 4, 11}},
-    {COMPACT, 0, {0}},
     {CALL, CP_DECODE, {1, 1, 1, 1}},
     {CUT, 0, {3, 18}},
     {CUT, 0, {2, 9}},
@@ -251,15 +224,6 @@ static void take_back(rig *rig, const int64_t *cut) {
     begin_anew(cut[0], cut[1]);
 }
 
-static void bring_together(rig *rig) {
-    cp_moves *moves = room_for(rig->ranks, sizeof(*moves));
-    must(cp_cache_compact(rig->cache, moves));
-    for (int rank = 0; rank < rig->ranks; rank++) {
-        cp_store_move(rig->store, rank, 0, &moves[rank]);
-        cp_moves_free(&moves[rank]);
-    }
-}
-
 LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
     static const int64_t rows[] = {1, 3, 4, 16};
     static const int rank_counts[] = {1, 2, 3, 5, 7};
@@ -287,10 +251,8 @@ LOOP(conversations_in_pages_equal_dense_attention, 0, 5 * 4 * 3) {
             must(rig_call(&rig, steps[n].tokens, steps[n].variant));
         else if (steps[n].what == FORK)
             share(&rig, steps[n].tokens);
-        else if (steps[n].what == CUT)
-            take_back(&rig, steps[n].tokens);
         else
-            bring_together(&rig);
+            take_back(&rig, steps[n].tokens);
     }
     rig_close(&rig);
 }
@@ -387,7 +349,6 @@ TEST(the_longest_user_of_a_block_does_not_copy_it) {
     must(cp_cache_commit(cache, layout));
     ck_assert_int_eq(cache->pages[0]->left, 0);
     cp_layout_free(layout);
-    refuses(cp_cache_compact(cache, NULL), CP_CAPACITY, "needs a free block");
     cp_cache_free(cache);
 }
 

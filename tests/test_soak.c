@@ -462,13 +462,6 @@ static void share(void) {
     t.all[to].length = tokens;
 }
 
-static void compact(void) {
-    note_talk("compact");
-    const cp_status status = cp_session_compact(t.session);
-    if (status != CP_OK && status != CP_CAPACITY)
-        ck_abort_msg("%s: %s", where, cp_message());
-}
-
 /* Move to more ranks or fewer. Ranks with shares do not move. */
 static void move(void) {
     const int ranks = 1 + (int)pick(8);
@@ -571,9 +564,9 @@ static void change(void) {
 }
 
 static void talk(uint64_t seed) {
-    void (*const actions[])(void) = {speak, speak,     speak,   speak,   speak,
-                                     speak, take_back, share,   compact, change,
-                                     move,  lose,      tomorrow};
+    void (*const actions[])(void) = {speak,  speak, speak,     speak,
+                                     speak,  speak, take_back, share,
+                                     change, move,  lose,      tomorrow};
     begin_talk(seed);
     for (t.action = 1; t.action <= ACTIONS; t.action++) {
         actions[pick(COUNT_OF(actions))]();

@@ -207,18 +207,6 @@ cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
     return cp_cache_fork(session->cache, from, to, tokens);
 }
 
-cp_status cp_session_compact(cp_session *session) {
-    const int ranks = session->options.ranks;
-    cp_moves *moves;
-    CP_TRY(cp_allocate(&moves, ranks, sizeof(*moves), "rows to move"));
-    cp_status status = cp_cache_compact(session->cache, moves);
-    const cp_status moved = cp_engine_move(session->engine, moves);
-    for (int rank = 0; rank < ranks; rank++)
-        cp_moves_free(&moves[rank]);
-    free(moves);
-    return status != CP_OK ? status : moved;
-}
-
 cp_status cp_session_logits(const cp_session *session, int64_t first,
                             int64_t count, float *logits) {
     if (first < 0 || count < 1 || first > session->last.rows - count)

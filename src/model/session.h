@@ -71,12 +71,6 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens);
 
-/* Make the pages of each sequence contiguous in memory again, for kernels that
- * like long stretches; nothing else changes. Fails with CP_CAPACITY if a rank
- * has no free page, and with CP_MEMORY, and leaves the session untouched. If it
- * fails as the engine does, the session is lost. */
-cp_status cp_session_compact(cp_session *session);
-
 /* The score of every token of the vocabulary as the next token, after tokens
  * first .. first + count - 1 of the last successful call, in the order in
  * which that call was given them. logits [count][vocabulary]. */

@@ -130,7 +130,6 @@ typedef struct {
     int result;                /* a partial: the answer when it ends */
     cp_share begins, ends;     /* the queries of these two */
     int spare;                 /* buffers for blocks that arrive */
-    int host;                  /* ranks of a host, or 0 */
     int64_t run_bytes;         /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
@@ -158,8 +157,6 @@ typedef struct {
     int64_t element_bytes; /* of one number of Q, K, V: 4 here, 2 for bf16 */
     int spare;             /* buffers for blocks that arrive, >= 1; each lets
                               the ring run one more hop ahead */
-    int host;              /* ranks on one host, for a mesh; 0: the builder
-                              finds a number */
     cp_wire wire;
     int64_t run_bytes; /* a scan: of the state of one of its runs */
     const struct cp_migration *migration; /* of a cache, or NULL (migrate.h) */

@@ -264,17 +264,3 @@ cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
         cache->length[to] = tokens;
     return status;
 }
-
-cp_status cp_cache_compact(cp_cache *cache, cp_moves *moves) {
-    if (cache->pages == NULL)
-        return cp_refuse("a cache without pages cannot be compacted");
-    for (int rank = 0; rank < cache->ranks; rank++)
-        if (cache->pages[rank]->left == 0)
-            return cp_fail(CP_CAPACITY,
-                           "rank %d needs a free block to compact its "
-                           "cache, and has none",
-                           rank);
-    for (int rank = 0; rank < cache->ranks; rank++)
-        CP_TRY(cp_pages_compact(cache->pages[rank], &moves[rank]));
-    return CP_OK;
-}

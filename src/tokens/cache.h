@@ -62,12 +62,6 @@ cp_status cp_cache_page(cp_cache *cache, int64_t block, int64_t blocks);
 cp_status cp_cache_fork(cp_cache *cache, int64_t from, int64_t to,
                         int64_t tokens);
 
-/* Make the rows of each sequence contiguous again: moves[ranks] receive the
- * rows to be moved, in that order, before the next call. Fails with
- * CP_CAPACITY, the cache untouched, if a rank has no free block; and with
- * CP_MEMORY, in which case the moves so far must be made all the same. */
-cp_status cp_cache_compact(cp_cache *cache, cp_moves *moves);
-
 /* The pieces of a sequence that a rank holds. */
 cp_pieces *cp_cache_held(const cp_cache *cache, int rank, int64_t sequence);
 

@@ -90,12 +90,6 @@ cp_status cp_pages_fork(cp_pages *pages, int64_t from, int64_t to,
 /* Keep the first rows of a table and free blocks without users. */
 void cp_pages_cut(cp_pages *pages, int64_t sequence, int64_t rows);
 
-/* Make the blocks of each sequence contiguous, in the order of sequences, from
- * row 0. Append to moves what the caller must copy, in that order. Fails with
- * CP_MEMORY, and with CP_CAPACITY if no block is unused; the pages are then
- * untouched. */
-cp_status cp_pages_compact(cp_pages *pages, cp_moves *moves);
-
 cp_status cp_moves_append(cp_moves *moves, cp_move move);
 void cp_moves_free(cp_moves *moves);
 

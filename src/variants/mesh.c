@@ -103,11 +103,6 @@ static void program(cp_plan *plan, const mesh *m, int k) {
 
 static void build(cp_plan *plan, int members) {
     const int ranks = plan->layout->ranks;
-    if (ranks % members != 0) {
-        plan->status =
-            cp_refuse("%d ranks do not form hosts of %d", ranks, members);
-        return;
-    }
     const mesh m = {
         .members = members,
         .hosts = ranks / members,
@@ -131,12 +126,9 @@ void cp_plan_ulysses(cp_plan *plan) {
 
 void cp_plan_mesh(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    int members = plan->host;
     /* The largest host that leaves a ring of hosts. */
-    if (members == 0) {
-        members = ranks > 16 ? 8 : ranks > 1 ? ranks / 2 : 1;
-        while (ranks % members != 0 || !cp_shape_divides(&plan->shape, members))
-            members--;
-    }
+    int members = ranks > 16 ? 8 : ranks > 1 ? ranks / 2 : 1;
+    while (ranks % members != 0 || !cp_shape_divides(&plan->shape, members))
+        members--;
     build(plan, members);
 }
