@@ -172,7 +172,6 @@ TEST(a_plan_knows_how_it_was_asked_for) {
     const cp_plan_options options = {
         .element_bytes = 2,
         .spare = 3,
-        .host = 2,
         .wire = CP_WIRE_INT8,
         .indexer = {.heads = 2, .dim = 8, .top_k = 5}};
     lay_out(4, 40);
@@ -180,7 +179,6 @@ TEST(a_plan_knows_how_it_was_asked_for) {
     const cp_plan_options found = cp_plan_options_of(plan);
     ck_assert_int_eq(found.element_bytes, options.element_bytes);
     ck_assert_int_eq(found.spare, options.spare);
-    ck_assert_int_eq(found.host, options.host);
     ck_assert_int_eq(found.wire, options.wire);
     ck_assert_int_eq(found.indexer.top_k, options.indexer.top_k);
 }
