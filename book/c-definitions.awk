@@ -20,6 +20,7 @@ function look(text) {
     if (match(text, /^[a-z][a-z0-9_ ]*[ *]cp_[a-z0-9_]+\(/)) mark(text)
     else if (match(text, /^} *cp_[a-z0-9_]+;/)) mark(text)
     else if (match(text, /^typedef .*[ *(]cp_[a-z0-9_]+[;)]/)) mark(text)
+    else if (text ~ /^#define CP_[A-Z0-9_]+ static /) return # a word for it
     else if (match(text, /^#define CP_[A-Z0-9_]+/)) mark(text)
 }
 
