@@ -177,6 +177,7 @@ suites: all $(B)/emulator/longring $(SUITES)
 	@tests/harness/arrows
 	@tests/harness/check-make
 	@tests/harness/words
+	@tests/harness/leaks
 	@tests/harness/transcripts $(B)/longring
 	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
 	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"

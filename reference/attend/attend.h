@@ -24,6 +24,7 @@ typedef struct {
     int threads;
     cp_merge_row *merge; /* with output and lse; NULL: overwrite them */
     float *output, *lse;
+    /* What later chapters add to a call. */
     float *remainder; /* of a running answer, with merge; or NULL (partial.h) */
     uint32_t leaves;  /* 0; else the leaves of the keys, in exact order, and */
     int64_t node_size; /* ...the distance of nodes in output and lse */

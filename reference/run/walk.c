@@ -47,12 +47,12 @@ static void copy_rows(const char *from, const cp_columns *in, char *to,
 
 static cp_status copy(void *rank, const cp_step *step) {
     const cp_walker *walker = rank;
-    const cp_moves *rows = &walker->steps.lists[step->rows].moves;
+    const cp_row_list *rows = &walker->steps.lists[step->rows];
     for (int t = 0; t < 2 && step->out[t].width > 0; t++)
-        for (int64_t n = 0; n < rows->count; n++)
+        for (int64_t n = 0; n < rows->moves.count; n++)
             copy_rows(address(walker, step->in[t]), &step->in[t],
                       address(walker, step->out[t]), &step->out[t],
-                      rows->items[n]);
+                      rows->moves.items[n]);
     return CP_OK;
 }
 

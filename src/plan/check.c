@@ -593,16 +593,23 @@ void cp_plan_report_free(cp_plan_report *report) {
     *report = (cp_plan_report){0};
 }
 
-static cp_status prove(proof *proof) {
-    const cp_migration *migration = proof->plan->migration;
-    CP_TRY(migration != NULL ? cp_migration_check(migration)
-                             : cp_layout_check(proof->plan->layout));
-    CP_TRY(begin(proof));
-    CP_TRY(cp_plan_order(proof->plan, visit, proof));
+static cp_status check_placement(const cp_plan *plan) {
+    return plan->migration != NULL ? cp_migration_check(plan->migration)
+                                   : cp_layout_check(plan->layout);
+}
+
+static cp_status check_results(const proof *proof) {
     for (int k = 0; k < proof->plan->layout->ranks; k++)
         CP_TRY(check_result(proof, k));
-    if (proof->plan->layout->leaves)
-        CP_TRY(cp_node_lists_check(proof->plan));
+    return proof->plan->layout->leaves ? cp_node_lists_check(proof->plan)
+                                       : CP_OK;
+}
+
+static cp_status prove(proof *proof) {
+    CP_TRY(check_placement(proof->plan));
+    CP_TRY(begin(proof));
+    CP_TRY(cp_plan_order(proof->plan, visit, proof));
+    CP_TRY(check_results(proof));
     return make_report(proof);
 }
 

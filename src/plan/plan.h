@@ -35,7 +35,8 @@ typedef enum {
     CP_SLOT_QUERIES, /* [rows][N_H][D_H] */
     CP_SLOT_KEYS,    /* keys, then values: each [rows][N_KV][D_H] */
     CP_SLOT_PARTIAL, /* output [rows][N_H][D_H], then LSE [rows][N_H] */
-    CP_SLOT_RUN,     /* the state of a run of chunks: one row, of a monoid */
+    /* Kinds of slots of later chapters. */
+    CP_SLOT_RUN, /* the state of a run of chunks: one row, of a monoid */
     CP_SLOT_INDEX_QUERIES, /* of an indexer: [rows][heads][dim], then their
                               weights [rows][heads] */
     CP_SLOT_INDEX_KEYS,    /* of an indexer: [rows][dim] */
@@ -72,17 +73,18 @@ static inline cp_use cp_use_run(int slot, int first, int last) {
 
 typedef enum {
     CP_OP_APPEND,   /* new keys and values (in) go into the cache (out) */
-    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out), or the
-                       choice of a list (in) to its queries (out) */
+    CP_OP_PACK,     /* the cache (in) is copied to a padded block (out) */
     CP_OP_ATTEND,   /* queries (in) meet keys: a partial (out) */
     CP_OP_MERGE,    /* a partial (in) is merged into another (out) */
     CP_OP_EXCHANGE, /* start: send in to rank to, receive out from rank from */
     CP_OP_WAIT,     /* until this rank's oldest exchange is complete */
     CP_OP_ALL_TO_ALL, /* slot in + r goes to rank r, out + r comes from r */
     CP_OP_ALL_GATHER, /* slot in goes to all, out + r comes from rank r */
-    CP_OP_SPLIT,      /* part p of the heads of in is copied to out + p */
-    CP_OP_JOIN,       /* the parts in + p of a partial become the whole out */
-    CP_OP_SELECT,     /* index queries (in) meet keys: a list (out) */
+    /* Operations of later chapters. */
+    /* A pack also copies the choice of a list (in) to its queries (out). */
+    CP_OP_SPLIT,  /* part p of the heads of in is copied to out + p */
+    CP_OP_JOIN,   /* the parts in + p of a partial become the whole out */
+    CP_OP_SELECT, /* index queries (in) meet keys: a list (out) */
 } cp_op_kind;
 
 typedef struct {
@@ -91,6 +93,7 @@ typedef struct {
     int16_t hop;      /* which step of the ring this belongs to, from 0 */
     int16_t to, from; /* ranks of an exchange; CP_NO_RANK = no such half */
     cp_use in, keys, out;
+    /* The leaves that an exchange receives. */
     uint32_t leaves; /* in exact order: those of the partials that an
                         exchange receives */
     /* Linked when the plan is finished: numbers of operations; -1 = none. */
@@ -121,7 +124,6 @@ typedef struct {
     cp_variant variant; /* CP_AUTO: it has no name */
     cp_shape shape;
     int64_t element_bytes;   /* of queries, keys and values */
-    cp_wire wire;            /* how numbers are encoded for sending */
     const cp_layout *layout; /* borrowed: must outlive the plan */
     cp_slot *slots;
     int slot_count;
@@ -130,12 +132,14 @@ typedef struct {
     int result;                /* a partial: the answer when it ends */
     cp_share begins, ends;     /* the queries of these two */
     int spare;                 /* buffers for blocks that arrive */
-    int64_t run_bytes;         /* of the state of a run */
+    cp_program *programs;      /* [ranks] */
+    cp_status status;          /* the first failure while building */
+    /* What later chapters add to a plan. */
+    cp_wire wire;      /* how numbers are encoded for sending */
+    int64_t run_bytes; /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */
-    cp_program *programs;                 /* [ranks] */
-    cp_status status;                     /* the first failure while building */
 } cp_plan;
 
 /* Can the heads be cut into this many parts: with equally many key heads each,

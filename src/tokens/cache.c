@@ -121,6 +121,7 @@ static const cp_growth *growth_of(const cp_layout *layout, int rank) {
 cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
     for (int rank = 0; rank < cache->ranks; rank++) {
         CP_TRY(make_room(cache, rank, &layout->appended[rank].pieces));
+        /* Reserve pages. */
         if (cache->pages != NULL)
             CP_TRY(
                 cp_pages_reserve(cache->pages[rank], growth_of(layout, rank)));
@@ -134,6 +135,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
             piece.row = sequence * cache->room + cp_pieces_tokens(held);
             CP_TRY(cp_pieces_append(held, piece));
         }
+        /* Take pages. */
         if (cache->pages != NULL)
             cp_pages_grow(cache->pages[rank], growth_of(layout, rank));
     }

@@ -14,11 +14,12 @@ typedef struct {
     int64_t sequences;
     int64_t room;       /* cache rows of one sequence on one rank */
     cp_pieces *held;    /* [ranks][sequences], rows of the rank's cache */
-    cp_pages **pages;   /* [ranks], or NULL: held gives the row as if each
-                           sequence had its room, and these the real row */
     int64_t *length;    /* [sequences] tokens so far, P_i */
     int64_t step;       /* decode steps so far, t of Algorithm 4 */
     cp_dealing dealing; /* of prompts: zigzag, unless it is changed */
+    /* What later chapters add to a cache. */
+    cp_pages **pages;   /* [ranks], or NULL: held gives the row as if each
+                           sequence had its room, and these the real row */
     cp_wire wire;       /* how numbers are encoded for sending */
     cp_indexer indexer; /* of sparse attention, or all zero */
     cp_pieces *lost;    /* [2][sequences] tokens that no rank holds any more,

@@ -43,10 +43,11 @@ typedef struct {
     cp_block *appended;    /* the new tokens where they go in the cache */
     cp_block all_queries;  /* the new tokens of all ranks, without padding */
     cp_placement placement;
+    int64_t room; /* cache rows of one sequence on a rank */
+    /* Holes, leaves and pages. */
     bool refills; /* the new tokens are holes among the cached ones */
     bool leaves;  /* a rank has the keys of its leaves (leaves.h): */
     cp_owners owners;
-    int64_t room;      /* cache rows of one sequence on a rank */
     int64_t pool;      /* rows of all, if the cache is in pages; else 0, and: */
     cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */
     cp_moves *copies;  /* [ranks] rows to copy before the call, or NULL */

@@ -62,6 +62,7 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
     /* Cut by the rule. */
     switch (how->placement) {
     case CP_ZIGZAG: {
+        /* Give unequal ranks unequal chunks. */
         const cp_span all = {run.sequence, run.first, run.count, 1};
         if (how->weights != NULL)
             return cp_shares_fold(how->weights, ranks, part, all, row, pieces);
@@ -76,6 +77,7 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
         return append(pieces, run, part * size, size, 1, &row);
     }
     case CP_INTERLEAVE:
+        /* Deal out leaves. */
         if (how->leaves)
             return deal_leaves(how, ranks, part, run, row, pieces);
         return interleave(cp_max(1, how->block), ranks, part, run, row, pieces);

@@ -22,6 +22,7 @@ typedef struct {
     cp_placement placement;
     int64_t block; /* interleave: tokens dealt at a time; 0 is 1. Round-robin:
                       above 0, turns go by position, as by interleave */
+    /* Unequal shares, and leaves. */
     const int64_t *weights; /* [ranks], >= 1, of zigzag and round-robin: the
                                share of tokens that each rank gets; NULL: all
                                the same. Borrowed */
