@@ -15,7 +15,7 @@
 function show(file, name,    line, lines, head, first, last, i) {
     while ((getline line[lines + 1] < file) > 0) lines++
     close(file)
-    head = "^(TEST|LOOP|LOOP_BY_TENS)\\(" name "[,)]|^[a-z].*[ *]" name "\\(.*[^;]$"
+    head = "^(TEST|LOOP|LOOP_BY_TENS)\\(" name "[,)]|^[A-Za-z].*[ *]" name "\\(.*[^;]$"
     for (first = 1; first <= lines && line[first] !~ head; first++);
     for (last = first; last <= lines && line[last] !~ /^}/; last++);
     if (last > lines) {

@@ -15,13 +15,6 @@ CP_INLINE float cp_get(const void *tensor, cp_element element, int64_t index) {
     return cp_value_bf16((const unsigned char *)tensor + 2 * index, 0);
 }
 
-CP_INLINE uint32_t cp_bf16_bits(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return bits >> 16 | 0x40u; /* NaN stays NaN */
-    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
-
 CP_INLINE uint32_t cp_f8_bits(float x) {
     const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u;
     const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
@@ -54,7 +47,7 @@ CP_INLINE void cp_put(void *tensor, cp_element element, int64_t index,
     if (element == CP_F32)
         ((float *)tensor)[index] = x;
     else
-        ((uint16_t *)tensor)[index] = (uint16_t)cp_bf16_bits(x);
+        ((uint16_t *)tensor)[index] = (uint16_t)cp_bf16_of(x);
 }
 
 #endif

@@ -249,7 +249,7 @@ CP_ALWAYS uint32_t bf16_pair(float low, float high) {
 }
 #else
 CP_ALWAYS uint32_t bf16_pair(float low, float high) {
-    return cp_bf16_bits(low) | cp_bf16_bits(high) << 16;
+    return cp_bf16_of(low) | cp_bf16_of(high) << 16;
 }
 #endif
 

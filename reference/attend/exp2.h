@@ -5,8 +5,8 @@
 #define CP_EXP2_H
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
+
+#include "ground/bits.h"
 
 /* a * b + c. */
 static inline float cp_fused(float a, float b, float c) {
@@ -15,18 +15,6 @@ static inline float cp_fused(float a, float b, float c) {
 #else
     return a * b + c;
 #endif
-}
-
-static inline uint32_t cp_to_bits(float number) {
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof(bits));
-    return bits;
-}
-
-static inline float cp_from_bits(uint32_t bits) {
-    float number;
-    memcpy(&number, &bits, sizeof(number));
-    return number;
 }
 
 /* 2^x for x <= 127; exactly 0 below -126, NaN for NaN. */

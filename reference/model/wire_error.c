@@ -55,9 +55,8 @@ void cp_error_table_free(cp_error_table *table) {
 
 /* A number of the caller's, as held. */
 static float held_of(const cp_error_table *table, float number) {
-    return table->held == 4
-               ? number
-               : cp_number_of_bits(cp_upper_bits(number, 16) << 16);
+    return table->held == 4 ? number
+                            : cp_from_bits(cp_upper_bits(number, 16) << 16);
 }
 
 static double scale_of(const cp_error_table *table, cp_encoding encoding,

@@ -11,6 +11,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/prefill.h"
 #include "cuda/run/graph.h"
+#include "ground/bits.h"
 
 /* The least and the largest number of copies of decode's keys and values in
  * memory; with the largest, no cache holds them all. */
@@ -329,15 +330,9 @@ static cp_status device_case_open(device_case *attention, cp_bench_case *out) {
 
 static double number(const device_bench *bench_memory, const char *row,
                      int64_t d) {
-    const uint16_t *half = (const uint16_t *)row;
-    union {
-        uint32_t bits;
-        float value;
-    } wide;
     if (bench_memory->element == CP_F32)
         return (double)((const float *)row)[d];
-    wide.bits = (uint32_t)half[d] << 16;
-    return (double)wide.value;
+    return (double)cp_from_bits((uint32_t)((const uint16_t *)row)[d] << 16);
 }
 
 /* The last head's numbers in this many rows of a tensor, to be packed. */

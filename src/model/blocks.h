@@ -6,19 +6,7 @@
 #ifndef CP_BLOCKS_H
 #define CP_BLOCKS_H
 
-#include <stdint.h>
-#include <string.h>
-
-/* Qualifiers of functions; kernel files define others first. */
-#ifndef CP_INLINE
-#define CP_INLINE static inline
-#endif
-
-CP_INLINE float cp_float_of_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
+#include "ground/bits.h"
 
 CP_INLINE uint32_t cp_u16(const unsigned char *bytes) {
     return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8;
@@ -33,12 +21,12 @@ CP_INLINE float cp_half_value(const unsigned char *bytes) {
     if (exponent == 0)
         return (sign ? -smallest : smallest) * (float)fraction;
     const uint32_t bias = exponent == 31 ? 255 - 31 : 127 - 15;
-    return cp_float_of_bits(sign | (exponent + bias) << 23 | fraction << 13);
+    return cp_from_bits(sign | (exponent + bias) << 23 | fraction << 13);
 }
 
 CP_INLINE float cp_value_f32(const unsigned char *block, int i) {
     (void)i;
-    return cp_float_of_bits(cp_u16(block) | cp_u16(block + 2) << 16);
+    return cp_from_bits(cp_u16(block) | cp_u16(block + 2) << 16);
 }
 
 CP_INLINE float cp_value_f16(const unsigned char *block, int i) {
@@ -48,7 +36,7 @@ CP_INLINE float cp_value_f16(const unsigned char *block, int i) {
 
 CP_INLINE float cp_value_bf16(const unsigned char *block, int i) {
     (void)i;
-    return cp_float_of_bits(cp_u16(block) << 16);
+    return cp_from_bits(cp_u16(block) << 16);
 }
 
 CP_INLINE float cp_value_q8_0(const unsigned char *block, int i) {

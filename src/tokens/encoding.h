@@ -6,30 +6,9 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
+#include "ground/bits.h"
 #include "tokens/wire.h"
-
-/* How functions are declared; kernel files define it differently first. */
-#ifndef CP_INLINE
-#define CP_INLINE static inline
-#endif
-
-CP_INLINE float cp_number_of_bits(uint32_t bits) {
-    float number;
-    memcpy(&number, &bits, sizeof(number));
-    return number;
-}
-
-/* Round to the nearest float whose lower bits are zero, ties to even, and drop
- * these bits. */
-CP_INLINE uint32_t cp_upper_bits(float number, int lower) {
-    const uint32_t half = 1u << (lower - 1);
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof(bits));
-    return (bits + half - 1 + (bits >> lower & 1)) >> lower;
-}
 
 /* The larger of two magnitudes; INFINITY if one is not finite. */
 CP_INLINE float cp_larger(float most, float number) {
@@ -42,7 +21,7 @@ CP_INLINE float cp_larger(float most, float number) {
 CP_INLINE float cp_encoding_scale(cp_encoding encoding, float most) {
     int exponent;
     if (most == INFINITY)
-        return cp_number_of_bits(0x7FC00000); /* NaN */
+        return cp_from_bits(0x7FC00000); /* NaN */
     if (encoding != CP_ENCODING_BLOCK)
         return fmaxf(most / (encoding == CP_ENCODING_INT8 ? 127 : 448),
                      FLT_MIN);
@@ -59,7 +38,7 @@ CP_INLINE uint32_t cp_e4m3_of(float number) {
 }
 
 CP_INLINE float cp_e4m3_value(uint32_t code) {
-    const float size = cp_number_of_bits((code & 0x7F) << 20) * ldexpf(1, 120);
+    const float size = cp_from_bits((code & 0x7F) << 20) * ldexpf(1, 120);
     return code & 0x80 ? -size : size;
 }
 
@@ -72,10 +51,6 @@ CP_INLINE int cp_encoding_is_wide(cp_encoding encoding) {
  * is NaN, all numbers of the row are. */
 CP_INLINE float cp_row_steps(float scale, float number) {
     return scale != scale ? 0 : number / scale;
-}
-
-CP_INLINE uint32_t cp_bf16_of(float number) {
-    return number != number ? 0x7FC0 : cp_upper_bits(number, 16);
 }
 
 /* The code of that many steps, in the lower bits. */
@@ -101,7 +76,7 @@ CP_INLINE float cp_row_get(const char *row, cp_encoding encoding, float scale,
     const int16_t *words = (const int16_t *)(const void *)row;
     switch (encoding) {
     case CP_ENCODING_BF16:
-        return cp_number_of_bits((uint32_t)(uint16_t)words[d] << 16);
+        return cp_from_bits((uint32_t)(uint16_t)words[d] << 16);
     case CP_ENCODING_BLOCK:
         return scale * (float)words[d];
     case CP_ENCODING_FP8:
