@@ -131,10 +131,32 @@ static void messages_take_turns(const cp_steps *steps, int ranks) {
     }
 }
 
+/* Tiles are no longer than they may be; those of queries name each row once. */
+static void tiles_are_right(const cp_steps *steps,
+                            const cp_steps_options *options) {
+    for (int64_t n = 0; n < steps->list_count; n++) {
+        const cp_row_list *list = &steps->lists[n];
+        const bool queries = list->kind == CP_ROWS_QUERIES;
+        const int64_t tile = queries ? options->query_tile : options->key_tile;
+        int64_t row = 0;
+        hold(list->pieces.count + list->moves.count <= list->most);
+        for (int64_t i = 0; tile > 0 && i < list->pieces.count; i++) {
+            const cp_piece piece = list->pieces.items[i];
+            hold(piece.span.count > 0 && piece.span.count <= tile);
+            hold(!queries || piece.row == row);
+            row += piece.span.count;
+        }
+        hold(tile == 0 || !queries || row >= options->query_rows);
+    }
+}
+
 static void steps_are_right(const cp_plan *plan, const char *name) {
     for (int n = 0; n < 2 * plan->layout->ranks; n++) {
         const int rank = n / 2;
-        const cp_steps_options options = {.fused = n % 2};
+        const cp_steps_options options = {.fused = n % 2,
+                                          .query_tile = 8 * (n % 2),
+                                          .query_rows = 40,
+                                          .key_tile = 64 * (n % 2)};
         cp_steps steps;
         snprintf(where, sizeof(where), "%s, rank %d of %d%s", name, rank,
                  plan->layout->ranks, options.fused ? ", fused" : "");
@@ -148,6 +170,7 @@ static void steps_are_right(const cp_plan *plan, const char *name) {
         for (int64_t i = 0; i < plan->programs[rank].count && n % 2 == 0; i++)
             all_is_there(plan, rank, &steps, i);
         messages_are_left_alone(&steps);
+        tiles_are_right(&steps, &options);
         messages_take_turns(&steps, plan->layout->ranks);
         cp_steps_free(&steps);
     }

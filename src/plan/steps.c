@@ -193,6 +193,8 @@ static int32_t list_transfer(lowering *l, const cp_op *op) {
                  (cp_move){packs ? move.from : row, packs ? row : move.to,
                            move.count});
     }
+    if (l->status == CP_OK)
+        l->out->lists[list].most = moves->count;
     return list;
 }
 
