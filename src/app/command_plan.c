@@ -114,6 +114,8 @@ static cp_status plan_spoil(const plan_run *run) {
     cp_program *program = run->plan->programs;
     unsigned rank = 0, n;
     char suffix;
+    if (run->drop == NULL && run->buffers != 1)
+        return CP_OK;
     if (run->drop != NULL &&
         (sscanf(run->drop, "%u:%u%c", &rank, &n, &suffix) != 2 ||
          rank >= run->ranks || n >= program[rank].count))
