@@ -71,7 +71,7 @@ def exhibit(page, text, at):
     path, at = braced(text, at)
     name, at = braced(text, at)
     lines = Path(path).read_text().split("\n")
-    head = re.compile(rf"^(TEST|LOOP|LOOP_BY_TENS)\({name}[,)]|^[a-z].*[ *]{name}\(.*[^;]$")
+    head = re.compile(rf"^(TEST|LOOP|LOOP_BY_TENS)\({name}[,)]|^[A-Za-z].*[ *]{name}\(.*[^;]$")
     first = next(i for i, line in enumerate(lines) if head.match(line))
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("}"))
     while re.match(r"(/\*| \*)", lines[first - 1]):
