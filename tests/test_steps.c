@@ -68,9 +68,8 @@ static void all_is_there(const cp_plan *plan, int rank, const cp_steps *steps,
     cp_touch touch;
     for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
         bool found = false;
-        const bool cache =
-            touch.slot == plan->cache ||
-            (plan->migration != NULL && touch.slot == plan->result);
+        const bool cache = touch.slot == plan->cache ||
+                           plan->slots[touch.slot].kind == CP_SLOT_NEXT;
         for (int64_t n = 0; n < steps->count && !cache; n++) {
             const cp_step *step = &steps->items[n];
             for (int c = 0; c < 4 && step->op == number; c++)

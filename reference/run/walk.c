@@ -327,7 +327,7 @@ cp_status cp_walker_new(const cp_plan *plan, int rank,
     walker->index_queries = input(walker, plan->index_queries, 0);
     walker->index_weights = input(walker, plan->index_queries, 1);
     walker->index_keys = input(walker, plan->index_keys, 0);
-    if (!cp_plan_scans(plan) && plan->migration == NULL)
+    if (plan->slots[plan->result].kind == CP_SLOT_PARTIAL)
         walker->result = cp_walker_partial(walker, plan->result);
     *out = walker;
     return CP_OK;

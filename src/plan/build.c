@@ -18,28 +18,37 @@ static int64_t row_bytes(const cp_plan *plan, cp_slot_kind kind, int parts,
     return bytes;
 }
 
-static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
+static int64_t rows_of(const cp_plan *plan, cp_slot_kind kind) {
     const cp_layout *layout = plan->layout;
     const bool per_query = kind == CP_SLOT_QUERIES || kind == CP_SLOT_PARTIAL;
-    const bool all_ranks = per_query && plan->begins != CP_OWN_TOKENS;
-    const bool keys = kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS;
-    const cp_block *block = keys        ? layout->keys
-                            : all_ranks ? &layout->all_queries
-                                        : layout->queries;
+    if (kind == CP_SLOT_CACHE || kind == CP_SLOT_NEXT)
+        return 0;
+    if (kind == CP_SLOT_RUN)
+        return 1;
+    if (kind == CP_SLOT_KEYS || kind == CP_SLOT_INDEX_KEYS)
+        return layout->keys->rows;
+    return per_query && plan->begins != CP_OWN_TOKENS ? layout->all_queries.rows
+                                                      : layout->queries->rows;
+}
+
+static void set_rows(cp_plan *plan, cp_slot *slot, int64_t rows) {
+    slot->rows = rows;
+    if (plan->status == CP_OK &&
+        (!cp_multiply(rows, row_bytes(plan, slot->kind, slot->parts, false),
+                      &slot->held) ||
+         !cp_multiply(rows, row_bytes(plan, slot->kind, slot->parts, true),
+                      &slot->bytes)))
+        plan->status =
+            cp_refuse("the bytes of a slot of %ld rows overflow", rows);
+}
+
+static cp_slot make_slot(cp_plan *plan, cp_slot_kind kind, int parts) {
     cp_slot slot = {.kind = kind, .parts = parts};
-    if (kind != CP_SLOT_CACHE)
-        slot.rows = kind == CP_SLOT_RUN ? 1 : block->rows;
     if (plan->status == CP_OK && !cp_shape_divides(&plan->shape, parts))
         plan->status = cp_refuse(
             "%ld query heads over %ld key heads cannot be cut into %d parts",
             plan->shape.query_heads, plan->shape.kv_heads, parts);
-    if (plan->status == CP_OK &&
-        (!cp_multiply(slot.rows, row_bytes(plan, kind, parts, false),
-                      &slot.held) ||
-         !cp_multiply(slot.rows, row_bytes(plan, kind, parts, true),
-                      &slot.bytes)))
-        plan->status =
-            cp_refuse("the bytes of a slot of %ld rows overflow", slot.rows);
+    set_rows(plan, &slot, rows_of(plan, kind));
     return slot;
 }
 
@@ -66,6 +75,13 @@ int cp_plan_add_slots(cp_plan *plan, cp_slot_kind kind, int count) {
     return cp_plan_add_parts(plan, kind, count, 1);
 }
 
+static void replace(cp_plan *plan, int n, cp_slot_kind kind, int parts) {
+    cp_slot slot = make_slot(plan, kind, parts);
+    slot.given = plan->slots[n].given;
+    slot.final = plan->slots[n].final;
+    plan->slots[n] = slot;
+}
+
 static int parts_of(const cp_plan *plan, cp_share share) {
     return share == CP_OWN_HEADS ? plan->layout->ranks : 1;
 }
@@ -75,21 +91,23 @@ void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
         return;
     plan->begins = begins;
     plan->ends = ends;
-    plan->slots[plan->queries] =
-        make_slot(plan, CP_SLOT_QUERIES, parts_of(plan, begins));
-    plan->slots[plan->result] =
-        make_slot(plan, CP_SLOT_PARTIAL, parts_of(plan, ends));
+    replace(plan, plan->queries, CP_SLOT_QUERIES, parts_of(plan, begins));
+    replace(plan, plan->result, CP_SLOT_PARTIAL, parts_of(plan, ends));
 }
 
-void cp_plan_begin_scan(cp_plan *plan) {
-    if (plan->status == CP_OK && plan->run_bytes < 1)
-        plan->status =
-            cp_refuse("a scan with runs of %ld bytes", plan->run_bytes);
-    cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
-    for (int k = 0; k < plan->layout->ranks && plan->status == CP_OK; k++)
+void cp_plan_begin_bare(cp_plan *plan, cp_slot_kind given, cp_slot_kind final) {
+    if (plan->status != CP_OK)
+        return;
+    replace(plan, plan->fresh, given, 1);
+    replace(plan, plan->queries, given, 1);
+    replace(plan, plan->result, final, 1);
+    for (int k = 0; k < plan->layout->ranks; k++)
         plan->programs[k].count = 0;
-    for (int n = plan->fresh; n <= plan->result && plan->status == CP_OK; n++)
-        plan->slots[n] = plan->slots[plan->result + 1];
+}
+
+void cp_plan_set_rows(cp_plan *plan, int slot, int64_t rows) {
+    if (plan->status == CP_OK)
+        set_rows(plan, &plan->slots[slot], rows);
 }
 
 static void add(cp_plan *plan, int rank, int hop, cp_op op) {
@@ -136,9 +154,16 @@ void cp_emit_exchange(cp_plan *plan, int rank, int hop, cp_use send, int to,
 void cp_emit_wait(cp_plan *plan, int rank, int hop) {
     add(plan, rank, hop, (cp_op){.kind = CP_OP_WAIT});
 }
+static int add_given(cp_plan *plan, cp_slot_kind kind) {
+    const int slot = cp_plan_add_slots(plan, kind, 1);
+    if (plan->status == CP_OK)
+        plan->slots[slot].given = true;
+    return slot;
+}
+
 static void begin_sparse(cp_plan *plan) {
-    plan->index_queries = cp_plan_add_slots(plan, CP_SLOT_INDEX_QUERIES, 1);
-    plan->index_keys = cp_plan_add_slots(plan, CP_SLOT_INDEX_KEYS, 1);
+    plan->index_queries = add_given(plan, CP_SLOT_INDEX_QUERIES);
+    plan->index_keys = add_given(plan, CP_SLOT_INDEX_KEYS);
     plan->list = cp_plan_add_slots(plan, CP_SLOT_LIST, 1);
 }
 
@@ -150,9 +175,11 @@ static void begin(cp_plan *plan) {
         plan->status =
             cp_refuse("%d ranks; at most %d are possible", ranks, INT16_MAX);
     plan->cache = cp_plan_add_slots(plan, CP_SLOT_CACHE, 1);
-    plan->fresh = cp_plan_add_slots(plan, CP_SLOT_NEW, 1);
-    plan->queries = cp_plan_add_slots(plan, CP_SLOT_QUERIES, 1);
+    plan->fresh = add_given(plan, CP_SLOT_NEW);
+    plan->queries = add_given(plan, CP_SLOT_QUERIES);
     plan->result = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
+    if (plan->status == CP_OK)
+        plan->slots[plan->result].final = true;
     if (plan->indexer.top_k > 0)
         begin_sparse(plan);
     for (int k = 0; k < ranks; k++)

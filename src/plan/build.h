@@ -43,9 +43,13 @@ int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
  * tokens. */
 void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
 
-/* The builder of a scan calls this first: nothing is appended, and a rank
- * begins and ends with runs (cp_plan_own_run, cp_plan_prefix_run). */
-void cp_plan_begin_scan(cp_plan *plan);
+/* A builder that attends to nothing calls this first: no program appends, and
+ * the slots for new tokens and queries, and for the result, are of these kinds
+ * instead. */
+void cp_plan_begin_bare(cp_plan *plan, cp_slot_kind given, cp_slot_kind final);
+
+/* Give a slot another number of rows. */
+void cp_plan_set_rows(cp_plan *plan, int slot, int64_t rows);
 
 /* The builder of a sparse attention emits this first. */
 void cp_emit_select(cp_plan *plan, int rank, int hop, cp_use queries,

@@ -31,6 +31,17 @@ cp_use cp_plan_ends(const cp_plan *plan, int rank) {
     return share_of(plan, plan->ends, plan->result, rank);
 }
 
+cp_use cp_plan_own(const cp_plan *plan, int rank, int slot) {
+    const int half = slot == plan->queries || slot == plan->result + 1;
+    if (plan->slots[slot].kind == CP_SLOT_RUN)
+        return plan->slots[slot].given ? cp_plan_own_run(plan, rank, half)
+                                       : cp_plan_prefix_run(plan, rank, half);
+    if (slot == plan->queries)
+        return cp_plan_begins(plan, rank);
+    return slot == plan->result ? cp_plan_ends(plan, rank)
+                                : cp_use_of(slot, rank);
+}
+
 const cp_block *cp_plan_queries(const cp_plan *plan, int origin) {
     const cp_layout *layout = plan->layout;
     return origin == layout->ranks ? &layout->all_queries
@@ -107,15 +118,17 @@ cp_tensor cp_plan_tensor(const cp_plan *plan, cp_slot_kind kind, int parts,
                                    {indexer->heads, 1, e}},
         [CP_SLOT_INDEX_KEYS] = {{1, indexer->dim, e}},
         [CP_SLOT_LIST] = {{indexer->top_k, 1, sizeof(cp_candidate)}},
+        [CP_SLOT_MOVED] = {{keys, dim, e}, {values, value_dim, e}},
+        [CP_SLOT_NEXT] = {{keys, dim, e}, {values, value_dim, e}},
     };
     return tensors[kind][t];
 }
 
 const char *cp_slot_kind_name(cp_slot_kind kind) {
     static const char *const names[] = {
-        "the cache",       "new tokens", "queries",
-        "keys and values", "partials",   "runs of chunks",
-        "index queries",   "index keys", "candidates"};
+        "the cache",  "new tokens",     "queries",       "keys and values",
+        "partials",   "runs of chunks", "index queries", "index keys",
+        "candidates", "moving tokens",  "the next cache"};
     return names[kind];
 }
 
@@ -123,7 +136,8 @@ void cp_plan_slots_needed(const cp_plan *plan, int rank, bool *needed) {
     const cp_program *program = &plan->programs[rank];
     cp_touch touch;
     memset(needed, 0, (size_t)plan->slot_count * sizeof(*needed));
-    needed[plan->fresh] = needed[plan->queries] = needed[plan->result] = true;
+    for (int slot = 0; slot < plan->slot_count; slot++)
+        needed[slot] = plan->slots[slot].given || plan->slots[slot].final;
     for (int64_t n = 0; n < program->count; n++)
         for (int i = 0; cp_op_touch(plan, rank, &program->ops[n], i, &touch);
              i++)

@@ -41,6 +41,8 @@ typedef enum {
                               weights [rows][heads] */
     CP_SLOT_INDEX_KEYS,    /* of an indexer: [rows][dim] */
     CP_SLOT_LIST,          /* candidates [rows][top_k], best first */
+    CP_SLOT_MOVED, /* keys, then values, of tokens that change their rank */
+    CP_SLOT_NEXT,  /* the cache that these come to */
 } cp_slot_kind;
 
 typedef struct {
@@ -49,6 +51,8 @@ typedef struct {
     int64_t rows;  /* padded, equal on all ranks; 0 for the cache */
     int64_t held;  /* bytes of the whole slot */
     int64_t bytes; /* of its message: the same if it is sent as held */
+    bool given;    /* full when the walk starts */
+    bool final;    /* a result: full when it ends */
 } cp_slot;
 
 /* A slot; the rank from which its contents came, or for queries and partials
@@ -128,8 +132,8 @@ typedef struct {
     cp_slot *slots;
     int slot_count;
     int64_t slot_room;
-    int cache, fresh, queries; /* slots that are full when the walk starts */
-    int result;                /* a partial: the answer when it ends */
+    int cache, fresh, queries; /* slots; the last two are given */
+    int result;                /* the first that is final */
     cp_share begins, ends;     /* the queries of these two */
     int spare;                 /* buffers for blocks that arrive */
     cp_program *programs;      /* [ranks] */
@@ -175,14 +179,13 @@ cp_plan_options cp_plan_options_of(const cp_plan *plan);
 cp_use cp_plan_begins(const cp_plan *plan, int rank);
 cp_use cp_plan_ends(const cp_plan *plan, int rank);
 
-/* Does it carry runs? Then a rank has two of the 2N chunks, one of each half.
+/* The contents of a slot of a rank that is given, or final. */
+cp_use cp_plan_own(const cp_plan *plan, int rank, int slot);
+
+/* Where runs are carried, a rank has two of the 2N chunks, one of each half.
  * It begins with their states, in its slots of new tokens and of queries, and
  * ends with the states of all chunks before each of them, in its result and the
  * next slot. (Before chunk 0 there are none: 0 to -1.) */
-static inline bool cp_plan_scans(const cp_plan *plan) {
-    return plan->slots[plan->queries].kind == CP_SLOT_RUN;
-}
-
 static inline int cp_plan_chunk(const cp_plan *plan, int rank, int half) {
     return half == 0 ? rank : 2 * plan->layout->ranks - 1 - rank;
 }

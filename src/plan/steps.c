@@ -117,14 +117,12 @@ static int32_t list_queries(lowering *l, int origin) {
 
 /* The slot of the cache that a migration fills, or 0. */
 static int next_of(const cp_plan *plan) {
-    return plan->migration != NULL ? plan->result : 0;
+    return plan->slots[plan->result].kind == CP_SLOT_NEXT ? plan->result : 0;
 }
 
 cp_columns cp_slot_columns(const cp_plan *plan, int slot, int t) {
-    const cp_slot_kind kind =
-        slot == next_of(plan) ? CP_SLOT_CACHE : plan->slots[slot].kind;
-    const cp_tensor tensor =
-        cp_plan_tensor(plan, kind, plan->slots[slot].parts, t);
+    const cp_tensor tensor = cp_plan_tensor(plan, plan->slots[slot].kind,
+                                            plan->slots[slot].parts, t);
     const int64_t width = tensor.heads * tensor.dim * tensor.number;
     return (cp_columns){2 * slot + t, 0, width, width};
 }
@@ -207,7 +205,8 @@ static int32_t list_all(lowering *l, int64_t rows) {
 static int32_t list_rows(lowering *l, const cp_op *op) {
     const cp_layout *layout = l->plan->layout;
     const cp_slot *in = &l->plan->slots[op->in.slot];
-    if (l->plan->migration != NULL)
+    if (in->kind == CP_SLOT_MOVED ||
+        l->plan->slots[op->out.slot].kind == CP_SLOT_MOVED)
         return list_transfer(l, op);
     if (op->kind == CP_OP_APPEND)
         return list_moves(l, layout->queries, layout->appended);
@@ -382,11 +381,9 @@ static void lower_all(lowering *l) {
 static void size_slot(cp_steps *s, const cp_plan *plan, int slot) {
     const int64_t first =
         plan->slots[slot].rows * cp_slot_columns(plan, slot, 0).width;
-    const bool given = slot == plan->fresh || slot == plan->queries ||
-                       slot == plan->index_queries || slot == plan->index_keys;
     s->buffers[2 * slot] = first;
     s->buffers[2 * slot + 1] = plan->slots[slot].held - first;
-    s->given[2 * slot] = s->given[2 * slot + 1] = given;
+    s->given[2 * slot] = s->given[2 * slot + 1] = plan->slots[slot].given;
 }
 
 static cp_status size_buffers(const lowering *l) {

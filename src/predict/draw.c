@@ -272,9 +272,10 @@ static cp_status print(drawing *d, cp_drawing kind, FILE *out) {
 }
 
 cp_status cp_draw(const cp_plan *plan, cp_drawing kind, FILE *out) {
+    const cp_slot_kind result = plan->slots[plan->result].kind;
     drawing d = {.plan = plan,
-                 .title = cp_plan_scans(plan) ? "scan"
-                          : plan->migration != NULL
+                 .title = result == CP_SLOT_RUN ? "scan"
+                          : result == CP_SLOT_NEXT
                               ? "migration"
                               : cp_variant_name(plan->variant),
                  .ranks = plan->layout->ranks};

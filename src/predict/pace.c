@@ -340,7 +340,7 @@ static double encoding_time(const cp_pace *pace, const cp_plan *plan, int rank,
 }
 
 static double merge(const cp_pace *pace, const cp_plan *plan, int slot) {
-    if (cp_plan_scans(plan))
+    if (plan->slots[slot].kind == CP_SLOT_RUN)
         return memory_time(pace, 3 * (double)plan->slots[slot].bytes);
     const double others = pace->call->ranks > 1 ? pace->call->ranks - 1 : 1;
     const double tensors = (others + 2) / others;

@@ -26,24 +26,15 @@ static cp_use transfer(const cp_plan *plan, int from, int to) {
 
 static void begin(cp_plan *plan) {
     const cp_migration *migration = plan->migration;
-    const int64_t row = cp_kept_width(&plan->shape) * plan->element_bytes;
-    cp_plan_add_slots(plan, CP_SLOT_KEYS, migration->count);
-    for (int k = 0; k < migration->ranks && plan->status == CP_OK; k++)
-        plan->programs[k].count = 0;
-    for (int n = plan->fresh; n <= plan->result && plan->status == CP_OK; n++)
-        plan->slots[n] = plan->slots[plan->cache];
-    for (int n = 0;
-         n < migration->ranks * migration->ranks && plan->status == CP_OK;
-         n++) {
+    cp_plan_begin_bare(plan, CP_SLOT_CACHE, CP_SLOT_NEXT);
+    cp_plan_add_slots(plan, CP_SLOT_MOVED, migration->count);
+    if (plan->status == CP_OK)
+        plan->slots[plan->cache].given = plan->slots[plan->result].given = true;
+    for (int n = 0; n < migration->ranks * migration->ranks; n++) {
         const cp_transfer *transfer = &migration->transfers[n];
-        cp_slot *slot = &plan->slots[plan->result + 1 + transfer->index];
-        if (transfer->rows == 0)
-            continue;
-        slot->rows = transfer->rows;
-        if (!cp_multiply(transfer->rows, row, &slot->bytes))
-            plan->status =
-                cp_refuse("the bytes of %ld rows overflow", transfer->rows);
-        slot->held = slot->bytes;
+        if (transfer->rows > 0)
+            cp_plan_set_rows(plan, plan->result + 1 + transfer->index,
+                             transfer->rows);
     }
 }
 

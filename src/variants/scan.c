@@ -5,6 +5,16 @@
 
 #include "plan/build.h"
 
+static void begin(cp_plan *plan) {
+    if (plan->status == CP_OK && plan->run_bytes < 1)
+        plan->status =
+            cp_refuse("a scan with runs of %ld bytes", plan->run_bytes);
+    cp_plan_begin_bare(plan, CP_SLOT_RUN, CP_SLOT_RUN);
+    const int behind = cp_plan_add_slots(plan, CP_SLOT_RUN, 1);
+    if (plan->status == CP_OK)
+        plan->slots[behind].final = true;
+}
+
 /* The slot where rank k has chunk c once all earlier chunks are merged into
  * it. */
 static cp_use item(const cp_plan *plan, int items, int k, int c) {
@@ -17,7 +27,7 @@ static cp_use item(const cp_plan *plan, int items, int k, int c) {
 
 void cp_plan_state_gather(cp_plan *plan) {
     const int ranks = plan->layout->ranks, chunks = 2 * ranks;
-    cp_plan_begin_scan(plan);
+    begin(plan);
     const int items = cp_plan_add_slots(plan, CP_SLOT_RUN, chunks);
     for (int k = 0; k < ranks; k++) {
         for (int half = 0; half < 2 && ranks > 1; half++)
@@ -49,7 +59,7 @@ static void receive(cp_plan *plan, int k, int hop, cp_use run, int from) {
 
 void cp_plan_state_ring(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    cp_plan_begin_scan(plan);
+    begin(plan);
     for (int k = 0; k < ranks; k++)
         for (int half = 0; half < 2; half++) {
             const int hop = cp_plan_chunk(plan, k, half);
@@ -120,7 +130,7 @@ static void doubling(cp_plan *plan, int k, int hop, int far, int arriving) {
 
 void cp_plan_state_steps(cp_plan *plan) {
     const int ranks = plan->layout->ranks;
-    cp_plan_begin_scan(plan);
+    begin(plan);
     const int arriving = cp_plan_add_slots(plan, CP_SLOT_RUN, 2);
     for (int k = 0; k < ranks; k++) {
         int waits = 0, hop = 1;
