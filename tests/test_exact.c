@@ -404,7 +404,7 @@ TEST(an_exchange_says_whose_leaves_arrive) {
     cp_program *program = &plan->programs[1];
     for (int64_t n = 0; n < program->count; n++)
         if (program->ops[n].kind == CP_OP_EXCHANGE)
-            program->ops[n].leaves ^= 1;
+            program->leaves[n] ^= 1;
     expect("a partial of leaves 000000ff arrives where one of 000000fe is "
            "expected");
 }

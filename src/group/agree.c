@@ -48,8 +48,9 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
             sum = add_moves(sum, &layout->copies[r]);
         for (int64_t n = 0; n < program->count; n++) {
             const cp_op *op = &program->ops[n];
-            sum = add(add(add(sum, op->kind), op->to), op->from);
-            sum = add(add(add(sum, op->in.slot), op->keys.slot), op->out.slot);
+            sum = add(add(add(sum, op->kind), op->in.slot), op->out.slot);
+            sum = cp_op_talks(op) ? add(add(sum, op->to), op->from)
+                                  : add(sum, op->keys.slot);
         }
     }
     return sum;

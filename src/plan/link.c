@@ -91,8 +91,10 @@ static void link_queues(const cp_plan *plan, int rank, link_mark *marks) {
     for (int32_t n = 0; n < program->count; n++) {
         cp_op *op = &program->ops[n];
         const bool talks = cp_op_talks(op);
-        op->sent_to = op->got_from = op->after = -1;
         op->merged = false;
+        op->after = -1;
+        if (talks)
+            op->sent_to = op->got_from = -1;
         /* Leave marks on the slots, or read them. */
         for (int i = 0; cp_op_touch(plan, rank, op, i, &touch); i++) {
             link_mark *slot = &marks[touch.slot];

@@ -78,13 +78,14 @@ static cp_status follow_transfer(node_list_walk *walk, const cp_event *event) {
     if (!is_partial(walk, give->in.slot))
         return CP_OK;
     send(walk, event->rank, give->in.slot, give->to, take->out.slot);
+    uint32_t *expected = &walk->plan->programs[give->to].leaves[give->sent_to];
     if (walk->fit != NULL)
-        walk->fit->programs[give->to].ops[give->sent_to].leaves = leaves;
-    else if (take->leaves != leaves)
+        *expected = leaves;
+    else if (*expected != leaves)
         return cp_fail(CP_BROKEN,
                        "rank %d, hop %d: a partial of leaves %08x arrives "
                        "where one of %08x is expected",
-                       give->to, take->hop, leaves, take->leaves);
+                       give->to, take->hop, leaves, *expected);
     return CP_OK;
 }
 
@@ -192,6 +193,7 @@ static cp_status check_keys(const cp_layout *layout) {
 void cp_node_lists_note(const cp_plan *plan, int rank, const cp_op *op,
                         uint32_t *held) {
     const cp_layout *layout = plan->layout;
+    const cp_program *program = &plan->programs[rank];
     uint32_t *out = &held[op->out.slot];
     if (op->kind == CP_OP_ATTEND)
         *out = cp_rank_leaves(&layout->owners, op->keys.origin);
@@ -200,7 +202,7 @@ void cp_node_lists_note(const cp_plan *plan, int rank, const cp_op *op,
     if (op->kind == CP_OP_JOIN)
         *out = held[op->in.slot];
     if (op->kind == CP_OP_EXCHANGE && op->from != CP_NO_RANK)
-        *out = op->leaves;
+        *out = program->leaves[op - program->ops];
     for (int r = 0; r < layout->ranks && cp_op_is_collective(op); r++)
         if (r != rank)
             out[r] = cp_rank_leaves(&layout->owners, r);
@@ -212,6 +214,9 @@ cp_status cp_node_lists_fit(cp_plan *plan) {
     if (plan->wire != CP_WIRE_FP32)
         return cp_refuse("a rounded wire format has no exact order");
     CP_TRY(check_keys(plan->layout));
+    for (int k = 0; k < plan->layout->ranks; k++)
+        CP_TRY(cp_allocate(&plan->programs[k].leaves, plan->programs[k].count,
+                           sizeof(uint32_t), "leaves"));
     return run((node_list_walk){.plan = plan, .fit = plan});
 }
 

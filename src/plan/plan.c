@@ -8,8 +8,10 @@
 void cp_plan_free(cp_plan *plan) {
     if (plan == NULL)
         return;
-    for (int r = 0; plan->programs != NULL && r < plan->layout->ranks; r++)
+    for (int r = 0; plan->programs != NULL && r < plan->layout->ranks; r++) {
         free(plan->programs[r].ops);
+        free(plan->programs[r].leaves);
+    }
     free(plan->programs);
     free(plan->slots);
     free(plan);

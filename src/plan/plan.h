@@ -93,16 +93,19 @@ typedef enum {
 
 typedef struct {
     cp_op_kind kind : 8;
-    bool merged;      /* an attend, a select: with the merge after it */
-    int16_t hop;      /* which step of the ring this belongs to, from 0 */
-    int16_t to, from; /* ranks of an exchange; CP_NO_RANK = no such half */
-    cp_use in, keys, out;
-    /* The leaves that an exchange receives. */
-    uint32_t leaves; /* in exact order: those of the partials that an
-                        exchange receives */
-    /* Linked when the plan is finished: numbers of operations; -1 = none. */
-    int32_t sent_to, got_from; /* an exchange: its partner halves, of ranks to
-                                  and from; a collective: sent_to is rank 0's */
+    bool merged; /* an attend, a select: with the merge after it */
+    int16_t hop; /* which step of the ring this belongs to, from 0 */
+    cp_use in, out;
+    union {
+        struct {
+            int16_t to, from; /* ranks of an exchange; CP_NO_RANK = none */
+            /* Linked: an exchange's partner halves, of ranks to and from; a
+             * collective: sent_to is rank 0's. -1 = none. */
+            int32_t sent_to, got_from;
+        };
+        cp_use keys; /* of an attend, a select */
+    };
+    /* Linked: numbers of operations; -1 = none. */
     union {
         int32_t ends;  /* a wait: the exchange that it ends */
         int32_t after; /* a communication: the last computation before it that
@@ -122,6 +125,10 @@ typedef enum {
 typedef struct {
     cp_op *ops;
     int64_t count, room;
+    /* The leaves that exchanges receive. */
+    uint32_t
+        *leaves; /* [count] in exact order: of the partials that an exchange
+                         receives; else NULL */
 } cp_program;
 
 typedef struct {

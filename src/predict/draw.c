@@ -218,6 +218,8 @@ static int by_operation(const void *left, const void *right) {
 static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
     const cp_plan *plan = d->plan;
     const cp_op *op = bar->op;
+    const bool meets = op->kind == CP_OP_ATTEND || op->kind == CP_OP_SELECT;
+    const cp_use keys = meets ? op->keys : (cp_use){0};
     int64_t pairs = 0;
     if (op->kind == CP_OP_ATTEND)
         pairs = cp_block_pairs(cp_plan_queries(plan, op->in.origin),
@@ -225,8 +227,8 @@ static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
     fprintf(out, "%d,%d,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%ld,%ld,%.6g,%.6g\n",
             bar->rank, (int)(op - plan->programs[bar->rank].ops),
             cp_op_name(op->kind), op->hop, op->in.slot, op->in.origin,
-            op->keys.slot, op->keys.origin, op->out.slot, op->out.origin,
-            op->to, op->from,
+            keys.slot, keys.origin, op->out.slot, op->out.origin,
+            meets ? 0 : op->to, meets ? 0 : op->from,
             plan->slots[op->in.slot].bytes * cp_op_messages(plan, op), pairs,
             bar->start, bar->end);
 }
