@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "cuda/run/nccl_link.h"
+#include "cuda/run/streams.h"
 #include "formats.h"
 #include "ground/random.h"
 #include "reference/attend/oracle.h"

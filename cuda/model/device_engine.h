@@ -6,6 +6,7 @@
 
 #include "cuda/model/device_model.h"
 #include "cuda/run/nccl_link.h"
+#include "cuda/run/streams.h"
 #include "model/engine.h"
 
 /* Where the ranks of an engine run. */

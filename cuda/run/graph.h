@@ -4,7 +4,7 @@
 #ifndef CP_GRAPH_H
 #define CP_GRAPH_H
 
-#include "cuda/run/streams.h"
+#include "cuda/run/message_link.h"
 
 typedef struct cp_graph cp_graph;
 

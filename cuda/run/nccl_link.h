@@ -6,7 +6,8 @@
 #include <nccl.h>
 
 #include "cuda/run/graph.h"
-#include "cuda/run/streams.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/run/message_link.h"
 #include "cuda/run/watchdog.h"
 
 /* A rank of a communicator. */

@@ -1,13 +1,10 @@
 /* Tangled from book/13-streams.nw; edit the chapter. */
 /* A plan's program on two queues, and all ranks' programs on one device. */
-#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "cuda/run/streams.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cuda/kernels/device_top_k.h"
 #include "cuda/run/device_messages.h"
@@ -734,37 +731,6 @@ cp_status cp_stream_walk(cp_stream_walker *const *walkers, int count,
     return CP_OK;
 }
 
-static void pause_a_little(double waited, int64_t polls) {
-    const struct timespec pause = {0, 20000};
-    if (waited < 2e-4)
-        sched_yield();
-    else if (polls % 64 == 0 || waited > 0.01)
-        nanosleep(&pause, NULL);
-}
-
-cp_status cp_await(cudaError_t (*query)(const void *what), const void *what,
-                   const cp_link *link, double timeout, bool *late) {
-    const double began = cp_clock();
-    cudaError_t error;
-    *late = false;
-    for (int64_t n = 1; (error = query(what)) == cudaErrorNotReady; n++) {
-        const double came =
-            link != NULL && link->progress_events != NULL
-                ? cp_progress_events_query(link->progress_events)
-                : 0.0;
-        const double since = came > began ? came : began;
-        *late = timeout > 0 && cp_clock() - since > timeout;
-        if (link != NULL)
-            CP_TRY(link->check(link->context));
-        if (*late)
-            return CP_OK;
-        pause_a_little(cp_clock() - began, n);
-    }
-    if (link != NULL)
-        link->idle(link->context);
-    return cp_cuda(error, "waiting for a GPU");
-}
-
 static cp_status give_up(const cp_stream_walker *w, double timeout) {
     for (int64_t n = 0; n < w->steps.count; n++) {
         const cp_step *step = &w->steps.items[n];
@@ -790,17 +756,9 @@ static cp_status give_up(const cp_stream_walker *w, double timeout) {
                    timeout);
 }
 
-static cudaError_t are_through(const void *what) {
-    const cp_queues *queues = what;
-    const cudaError_t error = cudaStreamQuery(queues->compute);
-    return error == cudaSuccess ? cudaStreamQuery(queues->communication)
-                                : error;
-}
-
 cp_status cp_stream_walker_finish(cp_stream_walker *w, double timeout) {
     bool late;
-    cp_status status =
-        cp_await(are_through, &w->queues, w->link, timeout, &late);
+    cp_status status = cp_queues_await(&w->queues, w->link, timeout, &late);
     if (late)
         status = give_up(w, timeout);
     w->listed = false;
@@ -809,13 +767,4 @@ cp_status cp_stream_walker_finish(cp_stream_walker *w, double timeout) {
     if (status == CP_OK)
         cp_device_trace_collect(w->options.trace, w->rank);
     return status;
-}
-
-void cp_queues_drain(const cp_queues *queues, int count, const cp_link *link) {
-    if (link != NULL)
-        link->abort(link->context);
-    for (int r = 0; r < count; r++) {
-        cudaStreamSynchronize(queues[r].communication);
-        cudaStreamSynchronize(queues[r].compute);
-    }
 }
