@@ -167,22 +167,6 @@ static const char *damage(int which) {
     return NULL;
 }
 
-TEST(a_plan_knows_how_it_was_asked_for) {
-    const cp_shape shape = {4, 2, 8};
-    const cp_plan_options options = {
-        .element_bytes = 2,
-        .spare = 3,
-        .wire = CP_WIRE_INT8,
-        .indexer = {.heads = 2, .dim = 8, .top_k = 5}};
-    lay_out(4, 40);
-    must(cp_plan_build(CP_PASS_KV, layout, &shape, &options, &plan));
-    const cp_plan_options found = cp_plan_options_of(plan);
-    ck_assert_int_eq(found.element_bytes, options.element_bytes);
-    ck_assert_int_eq(found.spare, options.spare);
-    ck_assert_int_eq(found.wire, options.wire);
-    ck_assert_int_eq(found.indexer.top_k, options.indexer.top_k);
-}
-
 LOOP(damage_to_a_plan_is_found, 0, DAMAGES) {
     const bool pass_kv = _i < FIRST_OF_PASS_Q;
     plan_call(pass_kv ? CP_PASS_KV : CP_PASS_Q, 4, pass_kv ? 23 : 40);

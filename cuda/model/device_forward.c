@@ -12,7 +12,6 @@
 #include "model/arena.h"
 #include "model/pass.h"
 #include "group/agree.h"
-#include "variants/variants.h"
 
 enum { MOST_ROWS = 4096 }; /* of a block, unless the runner sets it */
 
@@ -47,8 +46,6 @@ struct cp_device_forward {
     rank_rows *parts;           /* [engine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
-    cp_layout *layout;          /* of the call that they are made for; NULL: */
-    cp_plan *plan;              /* of none */
     bool decodes, warm;         /* one step after another; has run once */
     bool eager;                 /* a step that could not be captured */
     cp_graph *graph;            /* of a step; or NULL */
@@ -346,17 +343,13 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                      .rows = rows,
                      .block = cp_min(most, rows)};
     CP_TRY(make_activations(a, &pass->rooms[2 * r]));
-    CP_TRY(cp_stream_walker_new(pass->plan, rank->rank, engine->queues[r],
+    CP_TRY(cp_stream_walker_new(call->plan, rank->rank, engine->queues[r],
                                 &options, &pass->walkers[r]));
     a->slots = cp_stream_walker_rows(pass->walkers[r]);
     return CP_OK;
 }
 
 static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
-    const cp_plan_options options = cp_plan_options_of(call->plan);
-    CP_TRY(cp_layout_copy(call->layout, &pass->layout));
-    CP_TRY(cp_plan_build(call->plan->variant, pass->layout, &call->plan->shape,
-                         &options, &pass->plan));
     for (int r = 0; r < pass->engine->count; r++)
         CP_TRY(make_part(pass, call, r));
     return CP_OK;
@@ -370,11 +363,7 @@ void cp_device_forward_leave(cp_device_forward *pass) {
         pass->walkers[r] = NULL;
         pass->parts[r].tokens = NULL;
     }
-    cp_plan_free(pass->plan);
-    cp_layout_free(pass->layout);
     pass->graph = NULL;
-    pass->plan = NULL;
-    pass->layout = NULL;
     pass->warm = false;
 }
 
@@ -424,11 +413,12 @@ cp_status cp_device_forward_new(const cp_device_engine *engine, bool decodes,
 }
 
 static cp_status renew(cp_device_forward *pass, const cp_forward *call) {
-    if (pass->plan == NULL)
-        return CP_CAPACITY;
-    for (int r = 0; r < pass->engine->count; r++)
-        CP_TRY(cp_stream_walker_renew(pass->walkers[r], call->plan));
-    return CP_OK;
+    cp_status status = CP_OK;
+    for (int r = 0; r < pass->engine->count && status == CP_OK; r++)
+        status = pass->walkers[r] != NULL
+                     ? cp_stream_walker_renew(pass->walkers[r], call->plan)
+                     : CP_CAPACITY;
+    return status;
 }
 
 cp_status cp_device_forward_serve(cp_device_forward *pass,

@@ -202,15 +202,6 @@ static cp_status take_indexer(const cp_indexer *given, const cp_layout *layout,
                      given->heads, given->dim, given->top_k);
 }
 
-cp_plan_options cp_plan_options_of(const cp_plan *plan) {
-    return (cp_plan_options){.element_bytes = plan->element_bytes,
-                             .spare = plan->spare,
-                             .wire = plan->wire,
-                             .run_bytes = plan->run_bytes,
-                             .migration = plan->migration,
-                             .indexer = plan->indexer};
-}
-
 cp_status cp_plan_new(cp_plan_builder *build, const cp_layout *layout,
                       const cp_shape *shape, const cp_plan_options *options,
                       cp_plan **out) {

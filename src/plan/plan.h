@@ -178,9 +178,6 @@ typedef struct {
     cp_indexer indexer; /* of sparse attention; all zero: full attention */
 } cp_plan_options;
 
-/* The options of a plan, to build the same for another layout. */
-cp_plan_options cp_plan_options_of(const cp_plan *plan);
-
 /* The contents of a rank's slot of queries when it begins, and of its result
  * when it ends. */
 cp_use cp_plan_begins(const cp_plan *plan, int rank);

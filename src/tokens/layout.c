@@ -332,67 +332,58 @@ static cp_status check_call(const cp_call *call) {
 }
 enum { LISTS = 4 };
 
-/* A layout like another, but with empty lists. */
-static cp_status allocate(const cp_layout *like, cp_layout **out) {
-    const int64_t ranks = like->ranks;
-    cp_layout *layout;
-    CP_TRY(cp_allocate(&layout, 1, sizeof(*layout), "a layout"));
-    *layout = *like;
-    layout->past = NULL;
-    layout->growth = NULL;
-    layout->copies = NULL;
-    layout->all_queries.pieces = (cp_pieces){0};
-    *out = layout;
+static cp_status allocate(const cp_call *call, cp_layout *layout) {
+    const int64_t ranks = call->ranks, sequences = call->sequences;
     CP_TRY(cp_allocate(&layout->queries, LISTS * ranks, sizeof(cp_block),
                        "blocks"));
     layout->keys = layout->queries + ranks;
     layout->cache = layout->keys + ranks;
     layout->appended = layout->cache + ranks;
-    CP_TRY(cp_allocate(&layout->past, 2 * like->sequences, 8, "lengths"));
-    layout->fresh = layout->past + like->sequences;
+    CP_TRY(cp_allocate(&layout->past, 2 * sequences, 8, "lengths"));
+    layout->fresh = layout->past + sequences;
     return CP_OK;
 }
 
-static cp_status fill(const cp_call *call, cp_layout *layout) {
+static cp_status lay_out_all(const cp_call *call, cp_layout *layout) {
     dealt_rank *recipients = NULL;
-    int64_t *counts; /* two for each rank */
-    CP_TRY(cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "recipients"));
-    cp_status status = cp_allocate(&recipients, call->ranks,
-                                   sizeof(*recipients), "recipients");
+    int64_t *counts = NULL; /* two for each rank */
+    cp_status status = allocate(call, layout);
+    if (status == CP_OK)
+        status =
+            cp_allocate(&counts, 2 * (int64_t)call->ranks, 8, "recipients");
+    if (status == CP_OK)
+        status = cp_allocate(&recipients, call->ranks, sizeof(*recipients),
+                             "recipients");
     for (int64_t i = 0, ordinal = 0; i < call->sequences && status == CP_OK;
          i++)
         if (call->new_tokens[i] > 0)
             status = lay_out(call, i, ordinal++, recipients, counts, layout);
     free(counts);
     free(recipients);
-    pad_queries(layout);
-    return status;
-}
-
-static cp_status hand_out(cp_status status, cp_layout *layout,
-                          cp_layout **out) {
-    *out = status == CP_OK ? layout : NULL;
-    if (status != CP_OK)
-        cp_layout_free(layout);
+    if (status == CP_OK)
+        pad_queries(layout);
     return status;
 }
 
 cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
-    const cp_layout empty = {.ranks = call->ranks,
-                             .sequences = call->sequences,
-                             .placement = call->dealing.placement,
-                             .refills = call->holes != NULL,
-                             .leaves = call->dealing.leaves,
-                             .owners =
-                                 cp_dealing_owners(&call->dealing, call->ranks),
-                             .room = call->room};
-    cp_layout *layout = NULL;
-    cp_status status = check_call(call);
+    cp_layout *layout;
+    *out = NULL;
+    CP_TRY(check_call(call));
+    CP_TRY(cp_allocate(&layout, 1, sizeof(*layout), "a layout"));
+    *layout =
+        (cp_layout){.ranks = call->ranks,
+                    .sequences = call->sequences,
+                    .placement = call->dealing.placement,
+                    .refills = call->holes != NULL,
+                    .leaves = call->dealing.leaves,
+                    .owners = cp_dealing_owners(&call->dealing, call->ranks),
+                    .room = call->room};
+    const cp_status status = lay_out_all(call, layout);
     if (status == CP_OK)
-        status = allocate(&empty, &layout);
-    if (status == CP_OK)
-        status = fill(call, layout);
-    return hand_out(status, layout, out);
+        *out = layout;
+    else
+        cp_layout_free(layout);
+    return status;
 }
 
 void cp_layout_free(cp_layout *layout) {
@@ -408,21 +399,4 @@ void cp_layout_free(cp_layout *layout) {
     free(layout->queries);
     free(layout->past);
     free(layout);
-}
-
-cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out) {
-    cp_layout *copy = NULL;
-    cp_status status = allocate(layout, &copy);
-    for (int n = 0; status == CP_OK && n < LISTS * layout->ranks; n++) {
-        copy->queries[n].tokens = layout->queries[n].tokens;
-        copy->queries[n].rows = layout->queries[n].rows;
-        status = cp_pieces_copy(&copy->queries[n].pieces,
-                                &layout->queries[n].pieces);
-    }
-    if (status == CP_OK)
-        status = cp_pieces_copy(&copy->all_queries.pieces,
-                                &layout->all_queries.pieces);
-    if (status == CP_OK)
-        memcpy(copy->past, layout->past, 16 * (size_t)layout->sequences);
-    return hand_out(status, copy, out);
 }

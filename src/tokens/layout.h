@@ -59,10 +59,6 @@ typedef struct {
  * CP_MEMORY. The call is not kept. */
 cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
-/* Make an independent copy of a layout, without growth and copies. Fails with
- * CP_MEMORY. */
-cp_status cp_layout_copy(const cp_layout *layout, cp_layout **out);
-
 void cp_layout_free(cp_layout *layout);
 
 /* The number of (query, key) pairs of two blocks that causality allows, in
