@@ -469,8 +469,7 @@ LOOP(a_scan_in_another_order_is_refused, 0, 5) {
         int first;        /* becomes its first chunk; -1: drop the operation */
         const char *message;
     } faults[] = {
-        {CP_SCAN_GATHER, 2, 3, -1,
-         "rank 2 ends without chunks 0 to 1"},
+        {CP_SCAN_GATHER, 2, 3, -1, "rank 2 ends without chunks 0 to 1"},
         {CP_SCAN_GATHER, 0, 4, 1, "merge expects chunks 1 to 2"},
         {CP_SCAN_RING, 1, 2, -1, "expects chunks 0 to 1"},
         {CP_SCAN_RING, 2, 2, -1, "expects chunks 0 to 2"},

@@ -75,7 +75,7 @@ static double timeout_of(const char *name) {
     for (int i = 0; i < COUNT_OF(complete); i++)
         if (strcmp(name, complete[i]) == 0)
             return 60;
-    return strcmp(name, "shrinks") == 0 ? at_least(2) : wait_limit();
+    return strcmp(name, "shrinks") == 0 ? at_least(4) : wait_limit();
 }
 
 /* This process's part of a call; rank 1 may die in it. */
