@@ -19,9 +19,12 @@ typedef struct {
 static void tame(int type, unsigned char *block, int64_t bytes) {
     if (type == CP_GGUF_F32 || type == CP_GGUF_BF16)
         block[bytes - 1] &= 0xBF; /* less than 2 */
-    else if (bytes < 64)
+    else if (type == CP_GGUF_Q6_K)
+        block[209] &= 0xBF;
+    else
         block[1] &= 0xBF;
-    if (type == CP_GGUF_Q4_1 || type == CP_GGUF_Q5_1)
+    if (type == CP_GGUF_Q4_1 || type == CP_GGUF_Q5_1 || type == CP_GGUF_Q4_K ||
+        type == CP_GGUF_Q5_K)
         block[3] &= 0xBF;
 }
 
@@ -96,7 +99,7 @@ TEST(test_impossible_matrices) {
             "overflow");
     ck_assert_int_eq(cp_linear_scratch(INT64_MAX / 8, 4096, 1), -1);
     must(cp_matrix_bytes(CP_GGUF_Q4_1, 64, 17, &bytes));
-    ck_assert_int_eq(bytes, 4 * 384);
+    ck_assert_int_eq(bytes, 2 * 640);
 }
 
 static void check_output(const sample *s, const float *x, int64_t o, bool add,
@@ -133,13 +136,14 @@ static void check_product(const sample *s, int64_t rows, int threads, bool add,
 
 LOOP(test_products, 0, 9) {
     static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_0, CP_GGUF_Q4_1,
-                                CP_GGUF_Q8_0};
+                                CP_GGUF_Q8_0, CP_GGUF_F16};
     static const int64_t rows[] = {1, 2, 3, 4, 5, 6, 7, 13, 61};
     static const int64_t ins[] = {32, 96, 576, 2112}, outs[] = {5, 48, 77, 17};
     uint64_t state = 99 + (uint64_t)_i;
     for (int n = 0; n < 4; n++) {
-        const int type = kinds[(n + _i) % 4];
-        const int64_t in = ins[n] - (type == CP_GGUF_F32 ? 5 : 0);
+        const int type = kinds[(n + _i) % 5];
+        const bool plain = type == CP_GGUF_F32 || type == CP_GGUF_F16;
+        const int64_t in = ins[n] - (plain ? 5 : 0);
         sample s = draw(type, in, outs[n], &state);
         for (int threads = 1; threads <= 3; threads++)
             check_product(&s, rows[_i], threads, (threads + n) % 2 == 0,
@@ -171,9 +175,11 @@ TEST(test_no_worse_than_a_loop) {
 }
 
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */
-LOOP(a_rows_bits_do_not_depend_on_the_batch, 0, 3) {
-    enum { ROWS = 19, IN = 2144, OUT = 77 };
-    static const int kinds[] = {CP_GGUF_F32, CP_GGUF_Q4_1, CP_GGUF_Q8_0};
+LOOP(a_rows_bits_do_not_depend_on_the_batch, 0, 8) {
+    enum { ROWS = 19, IN = 2304, OUT = 77 };
+    static const int kinds[] = {CP_GGUF_F32,  CP_GGUF_Q4_1, CP_GGUF_Q8_0,
+                                CP_GGUF_BF16, CP_GGUF_Q5_0, CP_GGUF_Q4_K,
+                                CP_GGUF_Q5_K, CP_GGUF_Q6_K};
     uint64_t state = 3 + (uint64_t)_i;
     const sample s = draw(kinds[_i], IN, OUT, &state);
     float *x = room_for(ROWS * IN, 4), *scratch;

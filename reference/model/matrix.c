@@ -3,165 +3,473 @@
 #include "reference/model/matrix.h"
 
 #include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #include "model/blocks.h"
-#include "reference/attend/exp2.h"
 #include "reference/model/dequantise.h"
 
+/* The lowest four bits of 32 quants in each lane, eight to a word. */
 typedef struct {
-    float scale[CP_LANES], minimum[CP_LANES];
-    int32_t words[4][CP_LANES]; /* eight nibbles each */
+    int32_t words[4][CP_LANES];
 } nibbles;
 
 typedef struct {
-    float scale[CP_LANES];
-    int32_t words[8][CP_LANES]; /* four bytes each */
-} bytes;
+    uint16_t scale[2][CP_LANES]; /* halves, as in the file */
+    nibbles low[2];
+} q4_0_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES], minimum[2][CP_LANES];
+    nibbles low[2];
+} q4_1_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES], minimum[2][CP_LANES];
+    struct {
+        uint8_t scale[2][CP_LANES], minimum[2][CP_LANES];
+        nibbles low[2];
+    } part[8];
+} q4_k_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES];
+    nibbles low[2];
+    int32_t high[2][1][CP_LANES];
+} q5_0_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES], minimum[2][CP_LANES];
+    nibbles low[2];
+    int32_t high[2][1][CP_LANES];
+} q5_1_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES];
+    int32_t words[2][8][CP_LANES]; /* four bytes each */
+} q8_0_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES], minimum[2][CP_LANES];
+    struct {
+        uint8_t scale[2][CP_LANES], minimum[2][CP_LANES];
+        nibbles low[2];
+        int32_t high[2][1][CP_LANES];
+    } part[8];
+} q5_k_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES];
+    struct {
+        int8_t scale[2][2][CP_LANES]; /* of 16 inputs each */
+        nibbles low[2];
+        int32_t high[2][2][CP_LANES];
+    } part[8];
+} q6_k_tile;
+
+typedef struct {
+    uint16_t numbers[2][CP_DEPTH][CP_LANES];
+} f16_tile, bf16_tile;
+
+typedef struct {
+    float numbers[2][CP_DEPTH][CP_LANES];
+} f32_tile;
 
 struct cp_tile_kind {
     int64_t bytes;
-    void (*expand)(const void *tile, float *values);
-    /* For two groups, whose tiles lie side by side. */
-    void (*add)(const char *tiles, const float *x, float (*sums)[CP_LANES]);
-    /* Make a row of blocks a lane of a group: every other tile from group. */
-    void (*lay)(int type, int64_t in, const unsigned char *row, int lane,
-                void *group);
+    int parts; /* of CP_DEPTH inputs each */
+    /* A part of one of the two groups. */
+    void (*expand)(const void *tile, int part, int group, float *values);
+    /* A part of both. */
+    void (*add)(const void *tile, int part, const float *x,
+                float (*sums)[CP_LANES]);
+    /* Make a row of blocks a lane of a group in a row of tiles. */
+    void (*lay)(int type, int64_t in, const unsigned char *row, int group,
+                int lane, void *tiles);
 };
 
-typedef float weight_at(const void *tile, int lane, int input);
+/* As many lanes as a register has. */
+#if defined(__AVX512F__)
+enum { TOGETHER = 16 };
+#elif defined(__AVX__)
+enum { TOGETHER = 8 };
+#else
+enum { TOGETHER = 4 };
+#endif
+typedef float lanes __attribute__((vector_size(4 * TOGETHER)));
+typedef int32_t words __attribute__((vector_size(4 * TOGETHER)));
 
-static inline float nibble_at(const void *from, int lane, int input) {
-    const nibbles *tile = from;
+static inline words words_at(const int32_t *from) {
+    words loaded;
+    return *(words *)memcpy(&loaded, from, sizeof(loaded));
+}
+
+typedef struct {
+    lanes scale[2], shift[2]; /* of 16 inputs, and 16 */
+} factors;
+
+/* In each lane, an input's lowest four bits, below others. */
+static inline words low_at(const nibbles *from, int lane, int input) {
     const int byte = input % 16, nibble = byte % 4 * 2 + input / 16;
-    const int32_t word = tile->words[byte / 4][lane];
-    return cp_fused((float)(word >> 4 * nibble & 15), tile->scale[lane],
-                    tile->minimum[lane]);
+    return words_at(from->words[byte / 4] + lane) >> 4 * nibble;
 }
 
-static inline float byte_at(const void *from, int lane, int input) {
-    const bytes *tile = from;
-    const uint32_t word = (uint32_t)tile->words[input / 4][lane];
-    const uint32_t high = word << (24 - 8 * (input % 4));
-    return (float)((int32_t)high >> 24) * tile->scale[lane];
+static inline words byte_at(const int32_t *from, int byte) {
+    const words up = words_at(from) << (24 - 8 * byte);
+    return up >> 24;
 }
 
-static inline float float_at(const void *from, int lane, int input) {
-    return ((const float *)from)[input * CP_LANES + lane];
+static inline words high_at(const int32_t (*high)[CP_LANES], int bits, int lane,
+                            int input) {
+    const int at = bits * input;
+    return (words_at(high[at / 32] + lane) >> at % 32 & ((1 << bits) - 1)) << 4;
+}
+
+static inline lanes float_of(words quants) {
+    return __builtin_convertvector(quants, lanes);
+}
+
+/* The lowest four bits as a float: of sixteen lanes, one permutation. */
+static inline lanes four_bits(words quants) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    const lanes all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(all, quants);
+#else
+    return float_of(quants & 15);
+#endif
+}
+
+static inline words halves_at(const uint16_t *from) {
+    uint16_t halves __attribute__((vector_size(2 * TOGETHER)));
+    memcpy(&halves, from, sizeof(halves));
+    return __builtin_convertvector(halves, words);
+}
+
+static inline lanes floats_at(const float *from) {
+    lanes loaded;
+    return *(lanes *)memcpy(&loaded, from, sizeof(loaded));
+}
+
+static inline lanes widen(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
+#elif defined(__F16C__)
+    return (lanes)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+#else
+    const words half = halves_at(from), bits = half & 0x7FFF;
+    const words small =
+        (words)(__builtin_convertvector(bits, lanes) * 0x1p-24f);
+    const words normal =
+        (bits << 13) + (112 << 23) + ((bits >= 0x7C00) & 112 << 23);
+    const words is_small = bits < 0x400, sign = (half & 0x8000) != 0;
+    return (lanes)((small & is_small) | (normal & ~is_small) |
+                   (sign & INT32_MIN));
+#endif
+}
+
+static inline lanes scales_at(const uint8_t *from) {
+    uint8_t bytes __attribute__((vector_size(TOGETHER)));
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, words),
+                                   lanes);
+}
+
+static inline lanes signed_scales_at(const int8_t *from) {
+    int8_t bytes __attribute__((vector_size(TOGETHER)));
+    memcpy(&bytes, from, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, words),
+                                   lanes);
+}
+/* Where to read: some lanes of a part of a group. */
+typedef struct {
+    int part, group, lane;
+} cursor;
+
+#define FACTORS(type, scale_, shift_)                                          \
+    static inline factors factors_##type(const void *from, cursor at) {        \
+        const type##_tile *tile = from;                                        \
+        const lanes scale = scale_;                                            \
+        return (factors){{scale}, {shift_}};                                   \
+    }
+#define SCALE widen(&tile->scale[at.group][at.lane])
+#define MINIMUM widen(&tile->minimum[at.group][at.lane])
+#define OF_PART(what) scales_at(&tile->part[at.part].what[at.group][at.lane])
+FACTORS(q4_0, SCALE, -8.0f * scale)
+FACTORS(q4_1, SCALE, MINIMUM)
+FACTORS(q5_0, SCALE, -16.0f * scale)
+FACTORS(q5_1, SCALE, MINIMUM)
+FACTORS(q8_0, SCALE, 0.0f * scale)
+FACTORS(q4_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
+FACTORS(q5_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
+
+static inline factors factors_q6_k(const void *from, cursor at) {
+    const q6_k_tile *tile = from;
+    const int8_t(*scales)[CP_LANES] = tile->part[at.part].scale[at.group];
+    const lanes one = SCALE * signed_scales_at(&scales[0][at.lane]);
+    const lanes two = SCALE * signed_scales_at(&scales[1][at.lane]);
+    return (factors){{one, two}, {-32.0f * one, -32.0f * two}};
+}
+
+static inline factors no_factors(const void *from, cursor at) {
+    (void)from, (void)at;
+    return (factors){0};
+}
+
+#define NUMBER(type, number)                                                   \
+    static inline lanes number_##type(const void *from, cursor at,             \
+                                      int input) {                             \
+        const type##_tile *tile = from;                                        \
+        return number;                                                         \
+    }
+#define LOW(of) low_at(&(of).low[at.group], at.lane, input)
+#define HIGH(of, bits) high_at((of).high[at.group], bits, at.lane, input)
+NUMBER(q4_0, four_bits(LOW(*tile)))
+NUMBER(q4_1, four_bits(LOW(*tile)))
+NUMBER(q4_k, four_bits(LOW(tile->part[at.part])))
+NUMBER(q5_0, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
+NUMBER(q5_1, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
+NUMBER(q5_k,
+       float_of((LOW(tile->part[at.part]) & 15) | HIGH(tile->part[at.part], 1)))
+NUMBER(q6_k,
+       float_of((LOW(tile->part[at.part]) & 15) | HIGH(tile->part[at.part], 2)))
+NUMBER(q8_0,
+       float_of(byte_at(&tile->words[at.group][input / 4][at.lane], input % 4)))
+NUMBER(f16, widen(&tile->numbers[at.group][input][at.lane]))
+NUMBER(bf16, (lanes)(halves_at(&tile->numbers[at.group][input][at.lane]) << 16))
+NUMBER(f32, floats_at(&tile->numbers[at.group][input][at.lane]))
+
+/* How a kind is read; sides is 2 if each 16 inputs have their own factors, and
+ * 0 if there are none. */
+typedef struct {
+    int64_t bytes;
+    int parts, sides;
+    factors (*factors)(const void *tile, cursor at);
+    lanes (*number)(const void *tile, cursor at, int input);
+} tile_reader;
+
+static inline __attribute__((always_inline)) lanes
+weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
+          int input) {
+    const lanes number = r.number(tile, at, input);
+    const int side = r.sides == 2 ? input / 16 : 0;
+    return r.sides == 0 ? number : number * f->scale[side] + f->shift[side];
 }
 
 static inline __attribute__((always_inline)) void
-add_pair(weight_at *weight, int64_t bytes, const char *tiles, const float *x,
+add_part(tile_reader r, const void *tile, int part, const float *x,
          float (*sums)[CP_LANES]) {
-#pragma GCC unroll 2
-    for (int g = 0; g < 2; g++) {
-#pragma omp simd
-        for (int i = 0; i < CP_LANES; i++) {
-            float sum = sums[g][i];
+    enum { AHEAD = 4096, LINE = 64 };
+    const int64_t bytes = r.bytes / r.parts;
+    for (int64_t at = bytes * part; at < bytes * (part + 1); at += LINE)
+        __builtin_prefetch((const char *)tile + AHEAD + at);
+#pragma GCC unroll 4
+    for (int i = 0; i < CP_LANES; i += TOGETHER) {
+        const cursor left = {part, 0, i}, right = {part, 1, i};
+        const factors f[] = {r.factors(tile, left), r.factors(tile, right)};
+        lanes one = floats_at(&sums[0][i]), two = floats_at(&sums[1][i]);
 #pragma GCC unroll 32
-            for (int k = 0; k < CP_DEPTH; k++)
-                sum = cp_fused(weight(tiles + g * bytes, i, k), x[k], sum);
-            sums[g][i] = sum;
+        for (int k = 0; k < CP_DEPTH; k++) {
+            one = weight_at(r, tile, left, &f[0], k) * x[k] + one;
+            two = weight_at(r, tile, right, &f[1], k) * x[k] + two;
+        }
+        memcpy(&sums[0][i], &one, sizeof(one));
+        memcpy(&sums[1][i], &two, sizeof(two));
+    }
+}
+
+static inline __attribute__((always_inline)) void
+expand_part(tile_reader r, const void *tile, int part, int group,
+            float *values) {
+#pragma GCC unroll 4
+    for (int i = 0; i < CP_LANES; i += TOGETHER) {
+        const cursor at = {part, group, i};
+        const factors f = r.factors(tile, at);
+#pragma GCC unroll 32
+        for (int k = 0; k < CP_DEPTH; k++) {
+            const lanes weights = weight_at(r, tile, at, &f, k);
+            memcpy(values + k * CP_LANES + i, &weights, sizeof(weights));
         }
     }
 }
 
+typedef int quant_at(const unsigned char *block, int i);
+
 static inline __attribute__((always_inline)) void
-expand_tile(weight_at *weight, const void *tile, float *values) {
+lay_quants(quant_at *quant, const unsigned char *block, int first, int lane,
+           nibbles *low, int bits, int32_t (*high)[CP_LANES]) {
+    uint32_t words[4] = {0}, above[2] = {0};
 #pragma GCC unroll 32
     for (int k = 0; k < CP_DEPTH; k++) {
-#pragma omp simd
-        for (int i = 0; i < CP_LANES; i++)
-            values[k * CP_LANES + i] = weight(tile, i, k);
+        const uint32_t q = (uint32_t)quant(block, first + k);
+        words[k % 16 / 4] |= (q & 15) << (8 * (k % 4) + 4 * (k / 16));
+        above[bits * k / 32] |= (q >> 4) << bits * k % 32;
+    }
+    for (int w = 0; w < 4; w++)
+        low->words[w][lane] = (int32_t)words[w];
+    for (int h = 0; h < bits; h++)
+        high[h][lane] = (int32_t)above[h];
+}
+
+#define ROW(type, parts, size)                                                 \
+    static void lay_##type(int of, int64_t in, const unsigned char *row,       \
+                           int group, int lane, void *tiles) {                 \
+        type##_tile *tile = tiles;                                             \
+        (void)of;                                                              \
+        for (int64_t k = 0; k < in; k += (parts)*CP_DEPTH, tile++) {           \
+            block_##type(row, group, lane, tile);                              \
+            row += size;                                                       \
+        }                                                                      \
+    }
+
+#define PLAIN(type, begins, quant, bits, size, least, above)                   \
+    static int quant_##type(const unsigned char *block, int i) {               \
+        return quant(block + (begins), i);                                     \
+    }                                                                          \
+    static void block_##type(const unsigned char *block, int group, int lane,  \
+                             type##_tile *tile) {                              \
+        tile->scale[group][lane] = (uint16_t)cp_u16(block);                    \
+        least;                                                                 \
+        lay_quants(quant_##type, block, 0, lane, &tile->low[group], bits,      \
+                   above);                                                     \
+    }                                                                          \
+    ROW(type, 1, size)
+#define LEAST tile->minimum[group][lane] = (uint16_t)cp_u16(block + 2)
+PLAIN(q4_0, 2, cp_four_of_32, 0, 18, , NULL)
+PLAIN(q4_1, 4, cp_four_of_32, 0, 20, LEAST, NULL)
+PLAIN(q5_0, 2, cp_five_of_32, 1, 22, , tile->high[group])
+PLAIN(q5_1, 4, cp_five_of_32, 1, 24, LEAST, tile->high[group])
+
+static void block_q8_0(const unsigned char *block, int group, int lane,
+                       q8_0_tile *tile) {
+    tile->scale[group][lane] = (uint16_t)cp_u16(block);
+    for (int w = 0; w < 8; w++)
+        tile->words[group][w][lane] =
+            (int32_t)(cp_u16(block + 2 + 4 * w) | cp_u16(block + 4 + 4 * w)
+                                                      << 16);
+}
+ROW(q8_0, 1, 34)
+
+static int quant_q4_k(const unsigned char *block, int i) {
+    return cp_in_lanes(block + 16, i, 4);
+}
+
+#define LARGE(type, quant, bits, size, above)                                  \
+    static void block_##type(const unsigned char *block, int group, int lane,  \
+                             type##_tile *tile) {                              \
+        tile->scale[group][lane] = (uint16_t)cp_u16(block);                    \
+        LEAST;                                                                 \
+        for (int p = 0; p < 8; p++) {                                          \
+            tile->part[p].scale[group][lane] =                                 \
+                (uint8_t)cp_scale_of(block + 4, p, 0);                         \
+            tile->part[p].minimum[group][lane] =                               \
+                (uint8_t)cp_scale_of(block + 4, p, 1);                         \
+            lay_quants(quant, block, CP_DEPTH *p, lane,                        \
+                       &tile->part[p].low[group], bits, above);                \
+        }                                                                      \
+    }                                                                          \
+    ROW(type, 8, size)
+LARGE(q4_k, quant_q4_k, 0, 144, NULL)
+LARGE(q5_k, cp_quant_q5_k, 1, 176, tile->part[p].high[group])
+
+static void block_q6_k(const unsigned char *block, int group, int lane,
+                       q6_k_tile *tile) {
+    tile->scale[group][lane] = (uint16_t)cp_u16(block + 208);
+    for (int p = 0; p < 8; p++) {
+        tile->part[p].scale[group][0][lane] = (int8_t)block[192 + 2 * p];
+        tile->part[p].scale[group][1][lane] = (int8_t)block[193 + 2 * p];
+        lay_quants(cp_quant_q6_k, block, CP_DEPTH * p, lane,
+                   &tile->part[p].low[group], 2, tile->part[p].high[group]);
     }
 }
+ROW(q6_k, 8, 210)
 
-static int32_t little_endian(const unsigned char *from) {
-    const uint32_t word = (uint32_t)from[0] | (uint32_t)from[1] << 8 |
-                          (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
-    return (int32_t)word;
-}
-
-static void lay_nibbles(int type, int64_t in, const unsigned char *row,
-                        int lane, void *group) {
-    const bool given = type == CP_GGUF_Q4_1;
-    const int first = given ? 4 : 2;
-    nibbles *tile = group;
-    for (int64_t k = 0; k < in; k += CP_DEPTH, tile += 2) {
-        const float scale = cp_half_value(row);
-        tile->scale[lane] = scale;
-        tile->minimum[lane] = given ? cp_half_value(row + 2) : -8.0f * scale;
-        for (int w = 0; w < 4; w++)
-            tile->words[w][lane] = little_endian(row + first + 4 * w);
-        row += first + 16;
-    }
-}
-
-static void lay_bytes(int type, int64_t in, const unsigned char *row, int lane,
-                      void *group) {
-    bytes *tile = group;
+static void lay_f16(int type, int64_t in, const unsigned char *row, int group,
+                    int lane, void *tiles) {
+    f16_tile *tile = tiles;
     (void)type;
-    for (int64_t k = 0; k < in; k += CP_DEPTH, tile += 2) {
-        tile->scale[lane] = cp_half_value(row);
-        for (int w = 0; w < 8; w++)
-            tile->words[w][lane] = little_endian(row + 2 + 4 * w);
-        row += 34;
-    }
+    for (int64_t k = 0; k < in; k++)
+        tile[k / CP_DEPTH].numbers[group][k % CP_DEPTH][lane] =
+            (uint16_t)cp_u16(row + 2 * k);
 }
+#define lay_bf16 lay_f16
 
-static void lay_floats(int type, int64_t in, const unsigned char *row, int lane,
-                       void *group) {
+static void lay_f32(int type, int64_t in, const unsigned char *row, int group,
+                    int lane, void *tiles) {
     enum { PART = 256 }; /* whole blocks of any type */
-    float values[PART], *out = group;
+    float values[PART];
+    f32_tile *tile = tiles;
     int64_t each, bytes;
     cp_gguf_type_block(type, &each, &bytes);
     for (int64_t first = 0; first < in; first += PART) {
         const int64_t count = cp_min(PART, in - first);
         cp_dequantise(type, row + first / each * bytes, count, values);
         for (int64_t k = first; k < first + count; k++)
-            out[(k + k / CP_DEPTH * CP_DEPTH) * CP_LANES + lane] =
+            tile[k / CP_DEPTH].numbers[group][k % CP_DEPTH][lane] =
                 values[k - first];
     }
 }
 
-/* A kind, with functions compiled for it; weight() reads one of its weights. */
-#define KIND(name, weight, size)                                               \
-    static void add_##name(const char *tiles, const float *x,                  \
+/* A kind, with functions compiled for it. */
+#define KIND(name, parts, sides, factors)                                      \
+    static const tile_reader read_##name = {sizeof(name##_tile), parts, sides, \
+                                            factors, number_##name};           \
+    static void add_##name(const void *tile, int part, const float *x,         \
                            float(*sums)[CP_LANES]) {                           \
-        add_pair(weight, size, tiles, x, sums);                                \
+        add_part(read_##name, tile, part, x, sums);                            \
     }                                                                          \
-    static void expand_##name(const void *tile, float *values) {               \
-        expand_tile(weight, tile, values);                                     \
+    static void expand_##name(const void *tile, int part, int group,           \
+                              float *values) {                                 \
+        expand_part(read_##name, tile, part, group, values);                   \
     }                                                                          \
-    static const cp_tile_kind as_##name = {size, expand_##name, add_##name,    \
-                                           lay_##name};
+    static const cp_tile_kind as_##name = {                                    \
+        sizeof(name##_tile), parts, expand_##name, add_##name, lay_##name};
 
-KIND(nibbles, nibble_at, sizeof(nibbles))
-KIND(bytes, byte_at, sizeof(bytes))
-KIND(floats, float_at, CP_DEPTH *CP_LANES * sizeof(float))
+KIND(q4_0, 1, 1, factors_q4_0)
+KIND(q4_1, 1, 1, factors_q4_1)
+KIND(q5_0, 1, 1, factors_q5_0)
+KIND(q5_1, 1, 1, factors_q5_1)
+KIND(q8_0, 1, 1, factors_q8_0)
+KIND(q4_k, 8, 1, factors_q4_k)
+KIND(q5_k, 8, 1, factors_q5_k)
+KIND(q6_k, 8, 2, factors_q6_k)
+KIND(f16, 1, 0, no_factors)
+KIND(bf16, 1, 0, no_factors)
+KIND(f32, 1, 0, no_factors)
 
 static const cp_tile_kind *kind_of(int type) {
-    if (type == CP_GGUF_Q4_0 || type == CP_GGUF_Q4_1)
-        return &as_nibbles;
-    return type == CP_GGUF_Q8_0 ? &as_bytes : &as_floats;
+    static const cp_tile_kind *const kinds[] = {
+        [CP_GGUF_Q4_0] = &as_q4_0, [CP_GGUF_Q4_1] = &as_q4_1,
+        [CP_GGUF_Q5_0] = &as_q5_0, [CP_GGUF_Q5_1] = &as_q5_1,
+        [CP_GGUF_Q8_0] = &as_q8_0, [CP_GGUF_Q4_K] = &as_q4_k,
+        [CP_GGUF_Q5_K] = &as_q5_k, [CP_GGUF_Q6_K] = &as_q6_k,
+        [CP_GGUF_F16] = &as_f16,   [CP_GGUF_BF16] = &as_bf16,
+        [CP_GGUF_F32] = &as_f32};
+    return kinds[type] != NULL ? kinds[type] : &as_f32;
 }
 
 static int64_t pairs_of(int64_t out) {
     return cp_ceil_divide(out, 2 * CP_LANES);
 }
 
-static int64_t tiles_of(int64_t in) {
-    return cp_ceil_divide(in, CP_DEPTH);
+static int64_t tiles_of(const cp_tile_kind *kind, int64_t in) {
+    return cp_ceil_divide(in, kind->parts * CP_DEPTH);
 }
 
+/* The tile of a group that has this part. */
 static const char *tile_at(const cp_matrix *matrix, int64_t group,
-                           int64_t tile) {
-    const int64_t pair = group / 2 * tiles_of(matrix->in) + tile;
-    return matrix->tiles + (2 * pair + group % 2) * matrix->kind->bytes;
+                           int64_t part) {
+    const cp_tile_kind *kind = matrix->kind;
+    const int64_t pair =
+        group / 2 * tiles_of(kind, matrix->in) + part / kind->parts;
+    return matrix->tiles + pair * kind->bytes;
 }
 
 void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
                       float *values) {
-    matrix->kind->expand(tile_at(matrix, group, tile), values);
+    matrix->kind->expand(tile_at(matrix, group, tile),
+                         (int)(tile % matrix->kind->parts), (int)(group % 2),
+                         values);
 }
 
 void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values) {
@@ -175,15 +483,20 @@ void cp_matrix_row(const cp_matrix *matrix, int64_t row, float *values) {
 
 void cp_matrix_pair(const cp_matrix *matrix, int64_t group, int64_t from,
                     int64_t depth, const float *x, float (*sums)[CP_LANES]) {
-    float last[CP_DEPTH] = {0};
+    const cp_tile_kind *kind = matrix->kind;
     const char *tiles = tile_at(matrix, group, from / CP_DEPTH);
+    int part = (int)(from / CP_DEPTH % kind->parts);
+    float last[CP_DEPTH] = {0};
     memset(sums, 0, 2 * CP_LANES * sizeof(float));
     for (int64_t k = 0; k < depth; k += CP_DEPTH) {
-        const float *part = x + from + k;
+        const float *inputs = x + from + k;
         if (depth - k < CP_DEPTH)
-            part = memcpy(last, part, (size_t)(depth - k) * sizeof(float));
-        matrix->kind->add(tiles, part, sums);
-        tiles += 2 * matrix->kind->bytes;
+            inputs = memcpy(last, inputs, (size_t)(depth - k) * sizeof(float));
+        kind->add(tiles, part, inputs, sums);
+        if (++part == kind->parts) {
+            part = 0;
+            tiles += kind->bytes;
+        }
     }
 }
 
@@ -194,8 +507,9 @@ cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size) {
     if (in < 1 || out < 1 || in % values != 0)
         return cp_refuse("%s cannot hold %ld x %ld values",
                          cp_gguf_type_name(type), in, out);
-    if (!cp_multiply(2 * pairs_of(out), tiles_of(in), &tiles) ||
-        !cp_multiply(tiles, kind_of(type)->bytes, size))
+    const cp_tile_kind *kind = kind_of(type);
+    if (!cp_multiply(pairs_of(out), tiles_of(kind, in), &tiles) ||
+        !cp_multiply(tiles, kind->bytes, size))
         return cp_refuse("%ld x %ld weights overflow", in, out);
     return CP_OK;
 }
@@ -206,16 +520,15 @@ void cp_matrix_fill(int type, int64_t in, int64_t out, const void *blocks,
     cp_gguf_type_block(type, &each, &size);
     const int64_t row = in / each * size;
     *matrix = (cp_matrix){in, out, kind_of(type), memory};
-    const int64_t bytes = 2 * tiles_of(in) * matrix->kind->bytes;
+    const int64_t bytes = tiles_of(matrix->kind, in) * matrix->kind->bytes;
 #pragma omp parallel for schedule(static)
     for (int64_t p = 0; p < pairs_of(out); p++) {
         char *pair = (char *)memory + p * bytes;
-        char *other = pair + matrix->kind->bytes;
         memset(pair, 0, (size_t)bytes);
         const int64_t first = p * 2 * CP_LANES;
         for (int64_t o = first; o < cp_min(out, first + 2 * CP_LANES); o++)
             matrix->kind->lay(type, in, (const unsigned char *)blocks + o * row,
-                              (int)(o % CP_LANES),
-                              o < first + CP_LANES ? pair : other);
+                              (int)(o / CP_LANES % 2), (int)(o % CP_LANES),
+                              pair);
     }
 }

@@ -6,14 +6,12 @@
 
 #include "ground/ground.h"
 
-/* A tile holds CP_LANES outputs of CP_DEPTH inputs. */
 enum { CP_LANES = 16, CP_DEPTH = 32 };
 
 typedef struct cp_tile_kind cp_tile_kind;
 
-/* A matrix [out][in] as an even number of groups of CP_LANES outputs, each of
- * ceil(in / CP_DEPTH) tiles; the tiles of two groups alternate. Excess values
- * of a tile are 0. */
+/* A matrix [out][in]: groups of CP_LANES outputs, of which two share tiles. A
+ * tile has one or several parts of CP_DEPTH inputs. Excess values are 0. */
 typedef struct {
     int64_t in, out;
     const cp_tile_kind *kind;
@@ -32,8 +30,9 @@ cp_status cp_matrix_bytes(int type, int64_t in, int64_t out, int64_t *size);
 void cp_matrix_fill(int type, int64_t in, int64_t out, const void *blocks,
                     void *memory, cp_matrix *matrix);
 
-/* One tile's values, those of cp_dequantise: values [CP_DEPTH][CP_LANES]. */
-void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
+/* A group's values in one part, those of cp_dequantise, counted from 0:
+ * values [CP_DEPTH][CP_LANES]. */
+void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t part,
                       float *values);
 
 /* The values of one output: values [in]. */

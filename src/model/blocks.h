@@ -114,17 +114,25 @@ CP_INLINE float cp_value_q4_k(const unsigned char *block, int i) {
     return cp_in_group(block, i, cp_in_lanes(block + 16, i, 4));
 }
 
-CP_INLINE float cp_value_q5_k(const unsigned char *block, int i) {
+CP_INLINE int cp_quant_q5_k(const unsigned char *block, int i) {
     const int high = block[16 + i % 32] >> i / 32 & 1;
-    return cp_in_group(block, i, cp_in_lanes(block + 48, i, 4) | high << 4);
+    return cp_in_lanes(block + 48, i, 4) | high << 4;
+}
+
+CP_INLINE float cp_value_q5_k(const unsigned char *block, int i) {
+    return cp_in_group(block, i, cp_quant_q5_k(block, i));
+}
+
+CP_INLINE int cp_quant_q6_k(const unsigned char *block, int i) {
+    const int pair = block[64 * (i / 128) + i % 64];
+    const int low = pair >> 4 * (i / 64 % 2) & 15;
+    return low | cp_in_lanes(block + 128, i, 2) << 4;
 }
 
 CP_INLINE float cp_value_q6_k(const unsigned char *block, int i) {
-    const int pair = block[64 * (i / 128) + i % 64];
-    const int low = pair >> 4 * (i / 64 % 2) & 15;
-    const int quant = low | cp_in_lanes(block + 128, i, 2) << 4;
     const int group = (int8_t)block[192 + i / 16];
-    return cp_half_value(block + 208) * (float)(group * (quant - 32));
+    return cp_half_value(block + 208) *
+           (float)(group * (cp_quant_q6_k(block, i) - 32));
 }
 
 /* each(TYPE, type, values, bytes): CP_GGUF_TYPE has cp_value_type, and blocks
