@@ -123,7 +123,8 @@ static inline words byte_at(const int32_t *from, int byte) {
 static inline words high_at(const int32_t (*high)[CP_LANES], int bits, int lane,
                             int input) {
     const int at = bits * input;
-    return (words_at(high[at / 32] + lane) >> at % 32 & ((1 << bits) - 1)) << 4;
+    const words found = words_at(high[at / 32] + lane) >> at % 32;
+    return (bits == 1 ? found & 1 : found & 3) << 4;
 }
 
 static inline lanes float_of(words quants) {
