@@ -268,8 +268,8 @@ static void conversations(void) {
     }
 }
 
-/* The checker follows the origins of what is sent and merged into; it does not
- * read these two. */
+/* The checker follows the origins of what is made, sent and merged into; it does
+ * not read that of what is merged. */
 static void origins(void) {
     for (int ranks = 2; ranks <= 7; ranks++) {
         const cp_plan *plan =
