@@ -11,7 +11,8 @@ int main(int count, char **arguments) {
     const int width = count > 3 ? atoi(arguments[3]) : 0;
     tiny_gguf_options options = {.blocks = count > 2 ? atoi(arguments[2]) : 0};
     const int dim = width < 1024 ? 64 : 128;
-    if (count < 2 || options.blocks < 0 || width % (4 * dim) != 0) {
+    if (count < 2 || arguments[1][0] == '-' || options.blocks < 0 ||
+        width % (4 * dim) != 0) {
         fputs("usage: tiny-model FILE [BLOCKS [WIDTH]]\n", stderr);
         return 2;
     }
