@@ -182,6 +182,7 @@ static inline lanes signed_scales_at(const int8_t *from) {
     return __builtin_convertvector(__builtin_convertvector(bytes, words),
                                    lanes);
 }
+
 /* Where to read: some lanes of a part of a group. */
 typedef struct {
     int part, group, lane;
@@ -466,10 +467,10 @@ static const char *tile_at(const cp_matrix *matrix, int64_t group,
     return matrix->tiles + pair * kind->bytes;
 }
 
-void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t tile,
+void cp_matrix_expand(const cp_matrix *matrix, int64_t group, int64_t part,
                       float *values) {
-    matrix->kind->expand(tile_at(matrix, group, tile),
-                         (int)(tile % matrix->kind->parts), (int)(group % 2),
+    matrix->kind->expand(tile_at(matrix, group, part),
+                         (int)(part % matrix->kind->parts), (int)(group % 2),
                          values);
 }
 
