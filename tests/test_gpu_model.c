@@ -192,8 +192,11 @@ static const struct {
     {3, CP_PASS_Q}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}, {8, CP_PASS_KV},
 };
 
+static const char *const families[] = {NULL, "qwen2", "qwen3"};
+
 LOOP(gpus_and_threads_give_the_same_logits, 0, COUNT_OF(setups)) {
     begin_file(&(tiny_gguf_options){.seed = 7,
+                                    .family = families[_i % 3],
                                     .query = CP_GGUF_Q8_0,
                                     .down = CP_GGUF_Q4_1,
                                     .output = _i % 2,
@@ -336,7 +339,9 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     } others[] = {{3, CP_PASS_KV}, {4, CP_ALL_GATHER}, {5, CP_PASS_Q}};
     const cp_backend *const backends[] = {
         &cp_backend_cuda, &cp_backend_cuda_fp32, &cp_backend_cuda_fp8};
-    begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
+    begin_file(
+        &(tiny_gguf_options){.seed = 5, .family = families[_i], .blocks = 1},
+        2);
     cp_backend backend = *backends[_i];
     int64_t numbers;
     backend.engine_new = my_engine;
@@ -633,6 +638,7 @@ LOOP(sums_of_fewer_bits_give_nearly_the_same_logits, 0,
     model_process all[CROWD] = {0};
     int64_t numbers;
     begin_file(&(tiny_gguf_options){.seed = 7,
+                                    .family = families[_i % 2],
                                     .width = 128,
                                     .heads = count,
                                     .kv_heads = count / 2 * (_i / 2 + 1),

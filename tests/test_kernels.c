@@ -971,12 +971,38 @@ static void check_scattered(const void *device, cp_element element, int64_t dim,
         const int64_t row = row_at[i / width];
         hold(row < 0 ? is_untouched(got, element, i)
                      : near(element, bits_at(got, element, i),
-                            want[(row * heads + first) * dim + i % width], 1));
+                            want[(row * heads + first) * dim + i % width], 2));
     }
 }
 
-LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
-    const cp_element element = (cp_element)(_i / TURNS);
+/* Rows with a bias, or with normed heads: what a kernel's arguments ask for, in
+ * float64, and on the host. */
+static void amend_rows(const cp_device_rotate_args *call, const float *bias,
+                       const float *norms, float *projected, double *want) {
+    const int64_t dim = call->shape.head_dim, q = call->shape.query_heads;
+    const int64_t keys = q + call->shape.kv_heads;
+    const int64_t heads = keys + call->shape.kv_heads;
+    for (int64_t i = 0; i < INDICES * heads * dim; i++)
+        want[i] += call->bias != NULL ? (double)bias[i % (heads * dim)] : 0;
+    if (call->bias != NULL)
+        cp_add_to_rows(INDICES, heads * dim, bias, 1, projected);
+    for (int64_t h = 0; h < INDICES * heads && call->key_norm != NULL; h++) {
+        const float *norm = norms + (h % heads < q ? 0 : dim);
+        double *head = want + h * dim, squares = 0;
+        if (h % heads >= keys)
+            continue;
+        for (int64_t i = 0; i < dim; i++)
+            squares += head[i] * head[i];
+        for (int64_t i = 0; i < dim; i++)
+            head[i] *= (double)norm[i] / sqrt(squares / (double)dim + 1e-5);
+        cp_norm_rows(1, dim, projected + h * dim, norm, 1e-5, 1,
+                     projected + h * dim);
+    }
+}
+
+LOOP(rows_are_turned_and_placed, 0, 6 * TURNS) {
+    const cp_element element = (cp_element)(_i / TURNS % 2);
+    const bool biased = _i / TURNS / 2 == 1, normed = _i / TURNS / 2 == 2;
     const cp_shape shape = turns[_i % TURNS].shape;
     const int64_t pairs = turns[_i % TURNS].pairs, dim = shape.head_dim;
     const int64_t q = shape.query_heads, kv = shape.kv_heads;
@@ -988,14 +1014,38 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     begin(_i + 1);
     for (int64_t i = 0; i < pairs; i++)
         frequencies[i] = pow(1e4, -(double)i / (double)pairs);
+    for (int64_t t = 0; t < INDICES; t++)
+        positions[t] = t == 2 ? 1000000 : (INT64_C(1) << 30) / (7 - t) + 17;
     float *projected = on_host(count * 4);
+    float *bias = on_host(heads * dim * 4), *norms = on_host(2 * dim * 4);
+    for (int64_t i = 0; i < heads * dim; i++)
+        bias[i] = harness_uniform(&state);
+    for (int64_t i = 0; i < 2 * dim; i++)
+        norms[i] = harness_uniform(&state);
     double *want = on_host(count * 8);
     for (int64_t i = 0; i < count; i++)
         want[i] = projected[i] =
             indices[i / (heads * dim)] < 0 ? NAN : harness_uniform(&state);
+    const cp_device_rotate_args call = {
+        .rows = INDICES,
+        .shape = shape,
+        .bias = biased ? upload(bias, heads * dim * 4) : NULL,
+        .query_norm = normed ? upload(norms, dim * 4) : NULL,
+        .key_norm = normed ? upload(norms + dim, dim * 4) : NULL,
+        .epsilon = 1e-5f,
+        .pairs = pairs,
+        .positions = upload(positions, sizeof(positions)),
+        .frequencies = upload(frequencies, pairs * 8),
+        .indices = upload(indices, sizeof(indices)),
+        .projected = upload(projected, count * 4),
+        .element = element,
+        .queries = on_device(TABLE_ROWS * q * dim * 4),
+        .keys = on_device(TABLE_ROWS * kv * dim * 4),
+        .values = on_device(TABLE_ROWS * kv * dim * 4)};
+    must(cp_device_rotate(&call, NULL));
+    amend_rows(&call, bias, norms, projected, want);
     for (int64_t t = 0; t < INDICES; t++) {
         float *cosine = cosines + t * pairs, *sine = sines + t * pairs;
-        positions[t] = t == 2 ? 1000000 : (INT64_C(1) << 30) / (7 - t) + 17;
         cp_angles_at(positions[t], pairs, frequencies, cosine, sine);
         for (int64_t n = 0; n < (q + kv) * pairs; n++) {
             const int64_t i = n % pairs;
@@ -1005,18 +1055,6 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
             pair[1] = even * sine[i] + odd * cosine[i];
         }
     }
-    const cp_device_rotate_args call = {INDICES,
-                                        shape,
-                                        pairs,
-                                        upload(positions, sizeof(positions)),
-                                        upload(frequencies, pairs * 8),
-                                        upload(indices, sizeof(indices)),
-                                        upload(projected, count * 4),
-                                        element,
-                                        on_device(TABLE_ROWS * q * dim * 4),
-                                        on_device(TABLE_ROWS * kv * dim * 4),
-                                        on_device(TABLE_ROWS * kv * dim * 4)};
-    must(cp_device_rotate(&call, NULL));
     check_scattered(call.queries, element, dim, 0, q, heads, want);
     check_scattered(call.keys, element, dim, q, kv, heads, want);
     check_scattered(call.values, element, dim, q + kv, kv, heads, want);
@@ -1025,7 +1063,7 @@ LOOP(rows_are_turned_and_placed, 0, 2 * TURNS) {
     cp_rotate_rows(INDICES, heads, dim, angles, 1, projected);
     for (int64_t i = 0; i < count; i++)
         hold(i / dim % heads >= q + kv || isnan(want[i]) ||
-             fabs(projected[i] - want[i]) <= 1e-6);
+             fabs(projected[i] - want[i]) <= 2e-6);
     end();
 }
 
@@ -1223,6 +1261,9 @@ TEST(impossible_launches_are_refused) {
     const cp_device_rotate_args pairs = {
         .rows = 1, .shape = {1, 1, 33}, .pairs = 17};
     const cp_device_rotate_args wide = {.rows = 1, .shape = {1, 1, 257}};
+    const float one = 1.0f;
+    const cp_device_rotate_args heads = {
+        .rows = 1, .shape = {511, 1, 1}, .query_norm = &one, .key_norm = &one};
     const cp_device_argmax_args vast = {.rows = 1, .width = (1 << 24) + 1};
     begin(1);
     void *out = on_device(4096);
@@ -1236,6 +1277,7 @@ TEST(impossible_launches_are_refused) {
         {cp_device_gather(&less, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&pairs, NULL), cudaErrorInvalidValue},
         {cp_device_rotate(&wide, NULL), cudaErrorInvalidValue},
+        {cp_device_rotate(&heads, NULL), cudaErrorInvalidValue},
         {cp_device_argmax(&vast, NULL), cudaErrorInvalidValue},
         /* Blocks of an unknown type, a part of one, a negative number,
          * unaligned. */

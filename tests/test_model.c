@@ -156,6 +156,16 @@ static const tiny_gguf_options tiny_shapes[] = {
     {.seed = 5, .rope_freqs = true, .rope_base = 500000},
     {.seed = 6, .output = true, .output_type = CP_GGUF_Q8_0, .blocks = 3},
     {.seed = 7, .vocabulary = TINY_LLAMA3, .feed_forward = 32},
+    {.seed = 8, .family = "qwen2"},
+    {.seed = 9, .family = "qwen2", .heads = 8, .kv_heads = 1, .width = 128},
+    {.seed = 10, .family = "qwen3", .head_dim = 32, .rope_base = 1e6},
+    {.seed = 11,
+     .family = "qwen3",
+     .heads = 6,
+     .kv_heads = 6,
+     .head_dim = 24,
+     .rope_dim = 16,
+     .output = true},
 };
 
 LOOP(test_every_shape, 0, COUNT_OF(tiny_shapes)) {
@@ -177,8 +187,14 @@ static const cp_variant variants[] = {CP_AUTO, CP_PASS_KV, CP_PASS_Q,
 
 static const int rank_counts[] = {1, 2, 3, 4, 5, 8, 16};
 
-LOOP(test_ranks_agree, 0, 7) {
-    open_tiny(&(tiny_gguf_options){.seed = 21, .rope_freqs = true});
+static const tiny_gguf_options families[] = {
+    {.seed = 21, .rope_freqs = true},
+    {.seed = 22, .family = "qwen2"},
+    {.seed = 24, .family = "qwen3"},
+};
+
+LOOP(test_ranks_agree, 0, 7 * COUNT_OF(families)) {
+    open_tiny(&families[_i / 7]);
     int32_t *tokens = make_up(TEXT, 5);
     float *expected = logits_of(TEXT);
     float *got = logits_of(TEXT);
@@ -187,7 +203,7 @@ LOOP(test_ranks_agree, 0, 7) {
     for (int n = 0; n < 7; n++) { /* whole by each variant, then by three
                                      variants */
         const cp_variant variant = variants[n < 4 ? n : (n + _i) % 4];
-        cp_session *many = open_session(rank_counts[_i], 1, variant);
+        cp_session *many = open_session(rank_counts[_i % 7], 1, variant);
         feed(many, tokens, ways[n < 4 ? 0 : n - 3], got);
         same_words(expected, got, TEXT);
     }
@@ -604,9 +620,14 @@ static const struct {
     const char *from, *to, *because;
     size_t length;
 } forgeries[] = {
-    FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas", "only \"llama\""),
+    FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas",
+            "\"lamas\"; llama, qwen2 and qwen3 are"),
+    FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0qwen2",
+            "'qwen2.block_count'"),
     FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_uq.w"),
     FORGERY("blk.0.attn_q.weight", "blk.0.attn_qqq.bias", "attn_qqq.bias, and"),
+    FORGERY("blk.1.attn_output.weight", "blk.1.attn_q_norm.weight",
+            "tensor blk.1.attn_q_norm.weight, and"),
     FORGERY("blk.1.ffn_up.weight", "blk.2.ffn_up.weight", "blk.2.ffn_up.w"),
     FORGERY("llama.block_count", "llama.blocks_here", "llama.block_count"),
     FORGERY("count_kv\4\0\0\0\2", "count_kv\4\0\0\0\3", "3"),

@@ -150,10 +150,16 @@ static const struct {
     {"gpt-2", "in 2024, x  7", "in| 2024|,| x| | 7"},
     {"llama-bpe", "in 2024, x  7", "in| |202|4|,| x| | |7"},
     {"default", "in 2024, x  7", "in| |202|4|,| x| | |7"},
+    {"qwen2", "in 2024, x  7", "in| |2|0|2|4|,| x| | |7"},
+    {"tekken", "in 2024, x  7", "in| |2|0|2|4|,| x| | |7"},
     {"smollm", "We'LL don't!?\n\n  go", "We|'|LL| don|'t|!?|\n\n | go"},
     {"gpt-2", "We'LL don't!?\n\n  go", "We|'|LL| don|'t|!?|\n\n | go"},
     {"llama-bpe", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
     {"default", "We'LL don't!?\n\n  go", "We|'|LL| don|'|t|!?|\n\n | go"},
+    {"qwen2", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
+    {"deepseek-r1-qwen", "We'LL do 10", "We|'LL| do| |1|0"},
+    {"tekken", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
+    {"tekken", "aB://\n aBc HTTPd", "a|B|://\n| a|Bc| HTTPd"},
     {"smollm", " $5 \xE2\x82\xAC", " $|5| \xE2\x82\xAC"},
     {"default", " $5 \xE2\x82\xAC", " |$|5| \xE2\x82\xAC"},
     {"smollm",
@@ -365,9 +371,9 @@ TEST(missing_tokens_are_counted_or_named) {
 }
 
 TEST(other_tokenizers_are_refused_by_name) {
-    refuses_with(open_tiny((tiny_gguf_options){.pre = "qwen2"}), CP_INVALID,
-                 "pre-tokenizer 'qwen2'; expected smollm, gpt-2, llama-bpe "
-                 "or default");
+    refuses_with(open_tiny((tiny_gguf_options){.pre = "qwen3"}), CP_INVALID,
+                 "pre-tokenizer 'qwen3'; expected smollm, gpt-2, llama-bpe, "
+                 "qwen2, deepseek-r1-qwen, tekken or default");
     refuses_with(open_tiny((tiny_gguf_options){.tokenizer = "llama"}),
                  CP_INVALID,
                  "tokenizer 'llama'; expected byte-level BPE ('gpt2')");

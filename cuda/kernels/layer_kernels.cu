@@ -14,7 +14,8 @@ enum {
     WARPS = THREADS / 32,
     EIGHT = 8, /* numbers that a thread loads or stores at once */
     PART = EIGHT * THREADS,
-    SHARED_ROW = 24576 /* numbers, in 96 KB, which sm_80 gives a block */
+    SHARED_ROW = 24576, /* numbers, in 96 KB, which sm_80 gives a block */
+    NORMED_HEADS = 512  /* of a layer, at most */
 };
 
 /* Go over a row from first to end: each thread takes the eight numbers at i. */
@@ -35,10 +36,16 @@ static __device__ float join(float a, float b, bool largest) {
     return largest ? fmaxf(a, b) : a + b;
 }
 
-/* The sum of x over a block's threads, or the largest x. */
-static __device__ float join_block(float x, bool largest, float *of_warps) {
+/* The sum of x over a warp's threads, or the largest x. */
+static __device__ float join_warp(float x, bool largest) {
     for (int turn = 16; turn > 0; turn /= 2)
         x = join(x, __shfl_xor_sync(0xffffffffu, x, turn), largest);
+    return x;
+}
+
+/* The same over a block's threads. */
+static __device__ float join_block(float x, bool largest, float *of_warps) {
+    x = join_warp(x, largest);
     if (threadIdx.x % 32 == 0)
         of_warps[threadIdx.x / 32] = x;
     __syncthreads();
@@ -209,9 +216,41 @@ static __device__ float angle_of(int64_t position, double frequency) {
     return (float)((turns - rint(turns)) * 6.283185307179586);
 }
 
+/* Numbers d to d + 7 of a head, with its bias. */
+CP_INLINED eight get_of_head(const cp_device_rotate_args *a, int64_t token,
+                             int head, int d) {
+    const int64_t dim = a->shape.head_dim;
+    const int64_t heads = a->shape.query_heads + 2 * a->shape.kv_heads;
+    const row from = {a->projected, (token * heads + head) * dim, CP_F32};
+    const row bias = {a->bias, head * dim, CP_F32};
+    eight y = get_eight(&from, d, dim);
+    const eight more = get_eight(&bias, d, dim);
+    CP_EACH(k, EIGHT)
+        y.x[k] += more.x[k];
+    return y;
+}
+
+static __device__ void weigh_heads(const cp_device_rotate_args *a,
+                                   int64_t token, float *scales) {
+    const int dim = (int)a->shape.head_dim, lane = (int)threadIdx.x % 32;
+    const int heads = (int)(a->shape.query_heads + a->shape.kv_heads);
+    for (int head = (int)threadIdx.x / 32; head < heads; head += WARPS) {
+        float squares = 0.0f;
+        for (int d = EIGHT * lane; d < dim; d += EIGHT * 32) {
+            const eight y = get_of_head(a, token, head, d);
+            CP_EACH(k, EIGHT)
+                squares = fmaf(y.x[k], y.x[k], squares);
+        }
+        squares = join_warp(squares, false);
+        if (lane == 0)
+            scales[head] = 1.0f / sqrtf(squares / (float)dim + a->epsilon);
+    }
+}
+
 CP_KERNEL(rotate_rows, cp_device_rotate_args) {
     CP_SHARED(float, cosines, [CP_DEVICE_DIM_MAX / 2]);
     CP_SHARED(float, sines, [CP_DEVICE_DIM_MAX / 2]);
+    CP_SHARED(float, scales, [NORMED_HEADS]);
     const int64_t token = blockIdx.x, index = a.indices[token];
     const int dim = (int)a.shape.head_dim, eights = (dim + EIGHT - 1) / EIGHT;
     const int query_heads = (int)a.shape.query_heads;
@@ -224,11 +263,20 @@ CP_KERNEL(rotate_rows, cp_device_rotate_args) {
         cosines[i] = cosf(angle);
         sines[i] = sinf(angle);
     }
+    if (a.query_norm != NULL)
+        weigh_heads(&a, token, scales);
     __syncthreads();
     for (int n = (int)threadIdx.x; n < heads * eights; n += THREADS) {
         const int head = n / eights, d = n % eights * EIGHT;
-        const row from = {a.projected, (token * heads + head) * dim, CP_F32};
-        eight y = get_eight(&from, d, dim);
+        eight y = get_of_head(&a, token, head, d);
+        /* Norm the head, unless it has values. */
+        if (a.query_norm != NULL && head < query_heads + kv_heads) {
+            const row weights = {head < query_heads ? a.query_norm : a.key_norm,
+                                 0, CP_F32};
+            const eight weight = get_eight(&weights, d, dim);
+            CP_EACH(k, EIGHT)
+                y.x[k] = y.x[k] * scales[head] * weight.x[k];
+        }
         /* Rotate the pairs, unless they are values. */
         CP_EACH(k, EIGHT / 2) {
             const int i = d / 2 + k;
@@ -257,6 +305,7 @@ cudaError_t cp_device_rotate(const cp_device_rotate_args *call,
     int64_t numbers;
     if (call->pairs < 0 || 2 * call->pairs > shape->head_dim ||
         shape->head_dim > CP_DEVICE_DIM_MAX ||
+        (call->query_norm != NULL && heads > NORMED_HEADS) ||
         !cp_multiply(heads, shape->head_dim, &numbers) || numbers > INT32_MAX)
         return cudaErrorInvalidValue;
     return LAUNCH(rotate_rows, call->rows, numbers, 1, false);

@@ -20,9 +20,12 @@ typedef struct {
     float *scales; /* [rows] or NULL */
 } cp_device_norm_args;
 
-/* Rotate the pairs (2i, 2i + 1), i < pairs, of every head of the queries and
- * keys by position * frequencies[i], round, and store queries, keys and values
- * at indices. Sines and cosines are right to 5e-7 up to position 2^30.
+/* Add the bias, norm each head of the queries and keys, if there are norms,
+ * rotate their pairs (2i, 2i + 1), i < pairs, by position * frequencies[i],
+ * round, and store queries, keys and values at indices. Sines and cosines are
+ * right to 5e-7 up to position 2^30.
+ *   bias            [N_H + 2 N_KV][D_H], or NULL
+ *   query_norm, key_norm   [D_H] weights, both or neither; as cp_device_norm's
  *   positions       [rows]
  *   frequencies     [pairs] radians per position
  *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
@@ -31,6 +34,8 @@ typedef struct {
 typedef struct {
     int64_t rows;
     cp_shape shape;
+    const float *bias, *query_norm, *key_norm;
+    float epsilon;
     int64_t pairs;
     const int64_t *positions;
     const double *frequencies;

@@ -193,6 +193,10 @@ static void scatter(cp_rows *rows) {
     const cp_device_rotate_args call = {
         .rows = rows->count,
         .shape = a->facts->shape,
+        .bias = tensor_of(a, CP_WEIGHT_QUERY_BIAS)->values,
+        .query_norm = tensor_of(a, CP_WEIGHT_QUERY_NORM)->values,
+        .key_norm = tensor_of(a, CP_WEIGHT_KEY_NORM)->values,
+        .epsilon = (float)a->facts->epsilon,
         .pairs = a->facts->rotary / 2,
         .positions = a->positions + rows->first,
         .frequencies = a->engine->model->frequencies,

@@ -22,6 +22,10 @@ typedef struct {
     int64_t first_row, rows, first_byte, row_bytes, in;
 } piece;
 
+static bool is_bias(cp_weight weight) {
+    return weight >= CP_WEIGHT_QUERY_BIAS && weight <= CP_WEIGHT_VALUE_BIAS;
+}
+
 static cp_status take_piece(const device_loader *load, cp_weight weight,
                             const cp_gguf_tensor *tensor, piece *out) {
     const int64_t part = load->model->share.part;
@@ -29,7 +33,8 @@ static cp_status take_piece(const device_loader *load, cp_weight weight,
     int64_t values = 1, bytes = 0;
     piece all = {tensor, 0, tensor->extent[1], 0, 0, tensor->extent[0]};
     cp_gguf_type_block(tensor->type, &values, &bytes);
-    if (weight == CP_WEIGHT_ATTENTION_OUTPUT || weight == CP_WEIGHT_DOWN) {
+    if (weight == CP_WEIGHT_ATTENTION_OUTPUT || weight == CP_WEIGHT_DOWN ||
+        is_bias(weight)) {
         all.in /= parts;
         all.first_byte = part * (all.in / values) * bytes;
     } else if (weight > CP_WEIGHT_OUTPUT && !cp_weight_is_vector(weight)) {
@@ -66,11 +71,11 @@ static cp_status expand(device_loader *load, const piece *from,
 }
 
 static cp_status fill(device_loader *load, const piece *from,
-                      const cp_device_matrix *matrix, int64_t first) {
+                      const cp_device_matrix *matrix, int64_t filled) {
     const int64_t size = cp_number_bytes(matrix->numbers);
     char *to = NULL;
     if (load->arena.memory != NULL)
-        to = (char *)(uintptr_t)matrix->values + first * matrix->in * size;
+        to = (char *)(uintptr_t)matrix->values + filled * size;
     if (matrix->numbers != CP_NUMBERS_F8)
         return expand(load, from, size == 4 ? CP_F32 : CP_BF16, to);
     load->most_values = cp_max(load->most_values, from->rows * from->in);
@@ -79,7 +84,7 @@ static cp_status fill(device_loader *load, const piece *from,
         return CP_OK;
     const cp_device_quantise_args call = {
         from->rows, from->in, (const float *)(void *)load->values, to,
-        (float *)(uintptr_t)matrix->scales + first};
+        (float *)(uintptr_t)matrix->scales + filled / from->in};
     return cp_cuda(cp_device_quantise(&call, load->stream),
                    "rounding %s to FP8", cp_gguf_show(from->tensor->name).text);
 }
@@ -104,20 +109,22 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
     for (int p = 0; p < count; p++) {
         const cp_weight next = (cp_weight)((int)weight + p);
         CP_TRY(take_piece(load, next, tensors[p], &pieces[p]));
-        matrix.in = pieces[p].in;
-        matrix.out += pieces[p].rows;
+        matrix.in = pieces[p].in + (is_bias(weight) ? matrix.in : 0);
+        matrix.out = pieces[p].rows + (is_bias(weight) ? 0 : matrix.out);
     }
     matrix.values = cp_arena_claim(&load->arena, matrix.out,
                                    matrix.in * cp_number_bytes(matrix.numbers));
     if (matrix.numbers == CP_NUMBERS_F8)
         matrix.scales = cp_arena_claim(&load->arena, matrix.out, sizeof(float));
     *where = matrix;
-    int64_t first = 0;
+    int64_t filled = 0; /* numbers */
     for (int p = 0; p < count; p++) {
-        CP_TRY(fill(load, &pieces[p], &matrix, first));
-        first += pieces[p].rows;
+        CP_TRY(fill(load, &pieces[p], &matrix, filled));
+        filled += pieces[p].rows * pieces[p].in;
     }
-    return CP_OK;
+    return load->stream == NULL ? CP_OK
+                                : cp_cuda(cudaStreamSynchronize(load->stream),
+                                          "loading a layer");
 }
 
 enum { ALIGNED = 256 }; /* bytes */

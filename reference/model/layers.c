@@ -24,6 +24,14 @@ void cp_norm_rows(int64_t rows, int64_t width, const float *x,
     }
 }
 
+void cp_add_to_rows(int64_t rows, int64_t width, const float *bias, int threads,
+                    float *x) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < width; i++)
+            x[r * width + i] += bias[i];
+}
+
 static void rotate_head(int64_t pairs, const float *cosines, const float *sines,
                         float *x) {
     for (int64_t i = 0; i < pairs; i++) {

@@ -12,6 +12,10 @@
 void cp_norm_rows(int64_t rows, int64_t width, const float *x,
                   const float *weight, double epsilon, int threads, float *y);
 
+/* x[r] += bias; x [rows][width]. */
+void cp_add_to_rows(int64_t rows, int64_t width, const float *bias, int threads,
+                    float *x);
+
 /* Turn the pairs (2i, 2i + 1) of every head, i < pairs, of a row by that
  * row's angles: cosines and sines [rows][pairs]. x [rows][heads][dim]. */
 typedef struct {

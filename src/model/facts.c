@@ -4,47 +4,79 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { REQUIRED = -1 };
 
-static cp_status integer(const cp_gguf *file, const char *key,
-                         int64_t otherwise, int64_t *value) {
-    char name[64];
-    snprintf(name, sizeof(name), "llama.%s", key);
-    if (otherwise >= 0 && !cp_gguf_has(file, name)) {
+enum { BIASES = 1, HEAD_NORMS = 2 }; /* vectors that some have */
+
+struct cp_family {
+    const char *name; /* general.architecture */
+    int tensors;      /* those of BIASES and HEAD_NORMS that it has */
+    bool halves;      /* in a file, pairs are (i, i + rotary / 2) */
+};
+
+static const cp_family families[] = {
+    {"llama", 0, false},
+    {"qwen2", BIASES, true},
+    {"qwen3", HEAD_NORMS, true},
+};
+
+/* A key with the name of a model's family in front. */
+typedef struct {
+    char text[64];
+} family_key;
+
+static family_key key_of(const cp_model_facts *f, const char *name) {
+    family_key key;
+    snprintf(key.text, sizeof(key.text), "%s.%s", f->family->name, name);
+    return key;
+}
+
+static cp_status integer(const cp_gguf *file, const cp_model_facts *f,
+                         const char *name, int64_t otherwise, int64_t *value) {
+    const family_key key = key_of(f, name);
+    if (otherwise >= 0 && !cp_gguf_has(file, key.text)) {
         *value = otherwise;
         return CP_OK;
     }
-    CP_TRY(cp_gguf_integer(file, name, value));
+    CP_TRY(cp_gguf_integer(file, key.text, value));
     if (*value < 1 || *value >= INT32_MAX)
-        return cp_refuse("%s is %ld; it must be > 0 and < 2147483647", name,
+        return cp_refuse("%s is %ld; it must be > 0 and < 2147483647", key.text,
                          *value);
     return CP_OK;
 }
 
+static cp_status fraction(const cp_gguf *file, const cp_model_facts *f,
+                          const char *name, double otherwise, double *value) {
+    const family_key key = key_of(f, name);
+    *value = otherwise;
+    return otherwise != 0.0 && !cp_gguf_has(file, key.text)
+               ? CP_OK
+               : cp_gguf_float(file, key.text, value);
+}
+
 static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
     cp_shape *shape = &f->shape;
-    CP_TRY(integer(file, "block_count", REQUIRED, &f->layers));
-    CP_TRY(integer(file, "embedding_length", REQUIRED, &f->width));
-    CP_TRY(integer(file, "feed_forward_length", REQUIRED, &f->feed_forward));
-    CP_TRY(integer(file, "context_length", REQUIRED, &f->positions));
-    CP_TRY(
-        integer(file, "attention.head_count", REQUIRED, &shape->query_heads));
-    CP_TRY(integer(file, "attention.head_count_kv", shape->query_heads,
+    CP_TRY(integer(file, f, "block_count", REQUIRED, &f->layers));
+    CP_TRY(integer(file, f, "embedding_length", REQUIRED, &f->width));
+    CP_TRY(integer(file, f, "feed_forward_length", REQUIRED, &f->feed_forward));
+    CP_TRY(integer(file, f, "context_length", REQUIRED, &f->positions));
+    CP_TRY(integer(file, f, "attention.head_count", REQUIRED,
+                   &shape->query_heads));
+    CP_TRY(integer(file, f, "attention.head_count_kv", shape->query_heads,
                    &shape->kv_heads));
-    CP_TRY(integer(file, "attention.key_length", f->width / shape->query_heads,
-                   &shape->head_dim));
-    return integer(file, "rope.dimension_count", shape->head_dim, &f->rotary);
+    CP_TRY(integer(file, f, "attention.key_length",
+                   f->width / shape->query_heads, &shape->head_dim));
+    return integer(file, f, "rope.dimension_count", shape->head_dim,
+                   &f->rotary);
 }
 
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
-    static const char *const base = "llama.rope.freq_base";
-    f->rope_base = 10000.0;
-    if (cp_gguf_has(file, base))
-        CP_TRY(cp_gguf_float(file, base, &f->rope_base));
-    CP_TRY(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
-                         &f->epsilon));
+    CP_TRY(fraction(file, f, "rope.freq_base", 10000.0, &f->rope_base));
+    CP_TRY(fraction(file, f, "attention.layer_norm_rms_epsilon", 0.0,
+                    &f->epsilon));
     if (!(f->rope_base > 0.0 && f->epsilon > 0.0 && f->epsilon < 1.0))
         return cp_refuse("rope base %g, epsilon %g; expected base > 0 and "
                          "0 < epsilon < 1",
@@ -52,44 +84,57 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     return CP_OK;
 }
 
-static cp_status refuse_text(const cp_gguf *file, const char *key,
-                             const char *only) {
-    cp_gguf_string text;
-    CP_TRY(cp_gguf_text(file, key, &text));
-    if (cp_gguf_is(text, only))
-        return CP_OK;
-    return cp_refuse("%s is \"%s\"; only \"%s\" is supported", key,
-                     cp_gguf_show(text).text, only);
+static cp_status find_family(const cp_gguf *file, const cp_family **family) {
+    cp_gguf_string name;
+    CP_TRY(cp_gguf_text(file, "general.architecture", &name));
+    for (int n = 0; n < 3; n++)
+        if (cp_gguf_is(name, families[n].name)) {
+            *family = &families[n];
+            return CP_OK;
+        }
+    return cp_refuse("general.architecture is \"%s\"; llama, qwen2 and qwen3 "
+                     "are supported",
+                     cp_gguf_show(name).text);
 }
 
-static cp_status refuse_scaling(const cp_gguf *file) {
-    static const char *const type = "llama.rope.scaling.type";
-    static const char *const factors[] = {"llama.rope.scaling.factor",
-                                          "llama.rope.scale_linear",
-                                          "llama.rope.scaling.attn_factor"};
-    if (cp_gguf_has(file, type))
-        CP_TRY(refuse_text(file, type, "none"));
+static cp_status refuse_scaling(const cp_gguf *file, const cp_model_facts *f) {
+    static const char *const factors[] = {
+        "rope.scaling.factor", "rope.scale_linear", "rope.scaling.attn_factor"};
+    const family_key type = key_of(f, "rope.scaling.type");
+    cp_gguf_string name = cp_gguf_string_of("none");
+    if (cp_gguf_has(file, type.text))
+        CP_TRY(cp_gguf_text(file, type.text, &name));
+    if (!cp_gguf_is(name, "none"))
+        return cp_refuse("%s is \"%s\"; only \"none\" is supported", type.text,
+                         cp_gguf_show(name).text);
     for (int n = 0; n < 3; n++) {
-        double factor = 1.0;
-        if (cp_gguf_has(file, factors[n]))
-            CP_TRY(cp_gguf_float(file, factors[n], &factor));
+        double factor;
+        CP_TRY(fraction(file, f, factors[n], 1.0, &factor));
         if (factor != 1.0)
-            return cp_refuse("%s is %g; only 1 is supported", factors[n],
-                             factor);
+            return cp_refuse("%s is %g; only 1 is supported",
+                             key_of(f, factors[n]).text, factor);
     }
     return CP_OK;
 }
 
 static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
-    static const char *const count = "llama.expert_count";
-    int64_t experts = 0, values = 0;
-    CP_TRY(refuse_scaling(file));
-    if (cp_gguf_has(file, count))
-        CP_TRY(cp_gguf_integer(file, count, &experts));
-    if (experts > 0)
-        return cp_refuse("%s is %ld; experts are not supported", count,
-                         experts);
-    CP_TRY(integer(file, "attention.value_length", f->shape.head_dim, &values));
+    static const struct {
+        const char *name, *what;
+    } unbuilt[] = {{"expert_count", "experts"},
+                   {"attention.sliding_window", "windows"}};
+    int64_t values;
+    CP_TRY(refuse_scaling(file, f));
+    for (int n = 0; n < 2; n++) {
+        const family_key key = key_of(f, unbuilt[n].name);
+        int64_t value = 0;
+        if (cp_gguf_has(file, key.text))
+            CP_TRY(cp_gguf_integer(file, key.text, &value));
+        if (value > 0 && (n == 0 || value < f->positions))
+            return cp_refuse("%s is %ld; %s are not supported", key.text, value,
+                             unbuilt[n].what);
+    }
+    CP_TRY(
+        integer(file, f, "attention.value_length", f->shape.head_dim, &values));
     if (values != f->shape.head_dim)
         return cp_refuse("value heads have %ld numbers, key heads %ld; equal "
                          "sizes are expected",
@@ -97,26 +142,43 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     return CP_OK;
 }
 
-enum { WIDTH, INNER, HEADS, KEY_HEADS, WORDS, ONE }; /* kinds of extent */
+enum { WIDTH, INNER, HEADS, KEY_HEADS, DIM, WORDS, ONE }; /* extents */
 
 static const struct {
     const char *name;
     int in, out;
-    int together; /* at the first of them: products of one input */
+    int together; /* at the first of them: products of one input, or biases */
+    int only;     /* for families with these; 0: for all */
 } weights[] = {
-    {"token_embd", WIDTH, WORDS, 1}, {"output_norm", WIDTH, ONE, 1},
-    {"output", WIDTH, WORDS, 1},     {"attn_norm", WIDTH, ONE, 1},
-    {"attn_q", WIDTH, HEADS, 3},     {"attn_k", WIDTH, KEY_HEADS, 0},
-    {"attn_v", WIDTH, KEY_HEADS, 0}, {"attn_output", HEADS, WIDTH, 1},
-    {"ffn_norm", WIDTH, ONE, 1},     {"ffn_gate", WIDTH, INNER, 2},
-    {"ffn_up", WIDTH, INNER, 0},     {"ffn_down", INNER, WIDTH, 1},
+    {"token_embd.weight", WIDTH, WORDS, 1},
+    {"output_norm.weight", WIDTH, ONE, 1},
+    {"output.weight", WIDTH, WORDS, 1},
+    {"attn_norm.weight", WIDTH, ONE, 1},
+    {"attn_q.weight", WIDTH, HEADS, 3},
+    {"attn_k.weight", WIDTH, KEY_HEADS, 0},
+    {"attn_v.weight", WIDTH, KEY_HEADS, 0},
+    {"attn_q.bias", HEADS, ONE, 3, BIASES},
+    {"attn_k.bias", KEY_HEADS, ONE, 0, BIASES},
+    {"attn_v.bias", KEY_HEADS, ONE, 0, BIASES},
+    {"attn_q_norm.weight", DIM, ONE, 1, HEAD_NORMS},
+    {"attn_k_norm.weight", DIM, ONE, 1, HEAD_NORMS},
+    {"attn_output.weight", HEADS, WIDTH, 1},
+    {"ffn_norm.weight", WIDTH, ONE, 1},
+    {"ffn_gate.weight", WIDTH, INNER, 2},
+    {"ffn_up.weight", WIDTH, INNER, 0},
+    {"ffn_down.weight", INNER, WIDTH, 1},
 };
+
+static bool has_weight(const cp_model_facts *f, cp_weight weight) {
+    const int only = weights[weight].only;
+    return only == 0 || (f->family->tensors & only) != 0;
+}
 
 static void write_name(cp_weight weight, int64_t block, char name[80]) {
     char prefix[32] = "";
     if (weight >= CP_WEIGHT_ATTENTION_NORM)
         snprintf(prefix, sizeof(prefix), "blk.%ld.", block);
-    snprintf(name, 80, "%s%s.weight", prefix, weights[weight].name);
+    snprintf(name, 80, "%s%s", prefix, weights[weight].name);
 }
 
 static int64_t extent(const cp_model_facts *f, int kind) {
@@ -125,6 +187,7 @@ static int64_t extent(const cp_model_facts *f, int kind) {
         [INNER] = f->feed_forward,
         [HEADS] = f->shape.query_heads * f->shape.head_dim,
         [KEY_HEADS] = f->shape.kv_heads * f->shape.head_dim,
+        [DIM] = f->shape.head_dim,
         [WORDS] = f->vocabulary,
         [ONE] = 1,
     };
@@ -138,7 +201,7 @@ static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
     for (int w = 0; w < CP_WEIGHTS && block >= 0 && block < f->layers; w++) {
         write_name((cp_weight)w, block, used);
         if (cp_gguf_is(name, used))
-            return true;
+            return has_weight(f, (cp_weight)w);
     }
     return cp_gguf_is(name, "rope_freqs.weight");
 }
@@ -161,7 +224,7 @@ static cp_status refuse_tensors(const cp_gguf *file, const cp_model_facts *f) {
 cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     const cp_gguf_tensor *words = cp_gguf_find(file, "token_embd.weight");
     *f = (cp_model_facts){.vocabulary = words != NULL ? words->extent[1] : 1};
-    CP_TRY(refuse_text(file, "general.architecture", "llama"));
+    CP_TRY(find_family(file, &f->family));
     CP_TRY(read_integers(file, f));
     CP_TRY(read_fractions(file, f));
     CP_TRY(refuse_unbuilt(file, f));
@@ -198,17 +261,64 @@ static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
                 extent(facts, weights[weight].out), out);
 }
 
+typedef struct {
+    const cp_gguf_tensor *tensors[3];
+    cp_gguf_tensor copies[3]; /* those of a family of halves */
+    char *bytes[3];           /* of a copy; or NULL */
+} tensor_group;
+
+static bool is_rotated(cp_weight weight) {
+    return weight >= CP_WEIGHT_QUERY && weight <= CP_WEIGHT_KEY_NORM &&
+           weight != CP_WEIGHT_VALUE && weight != CP_WEIGHT_VALUE_BIAS;
+}
+
+/* Replace the nth tensor of a group by a copy. */
+static cp_status make_neighbours(const cp_model_facts *facts, cp_weight weight,
+                                 int n, tensor_group *group) {
+    const cp_gguf_tensor *from = group->tensors[n];
+    const int64_t rows = from->extent[cp_weight_is_vector(weight) ? 0 : 1];
+    const int64_t bytes = from->bytes / rows, dim = facts->shape.head_dim;
+    CP_TRY(cp_allocate(&group->bytes[n], from->bytes, 1, "a tensor's rows"));
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t i = row % dim;
+        const int64_t in_file =
+            i < facts->rotary ? row - i + i / 2 + i % 2 * facts->rotary / 2
+                              : row;
+        memcpy(group->bytes[n] + row * bytes,
+               (const char *)from->data + in_file * bytes, (size_t)bytes);
+    }
+    group->copies[n] = *from;
+    group->copies[n].data = (const void *)group->bytes[n];
+    group->tensors[n] = &group->copies[n];
+    return CP_OK;
+}
+
+static cp_status find_group(const cp_gguf *file, const cp_model_facts *facts,
+                            int weight, int64_t layer, tensor_group *group) {
+    for (int n = 0; n < weights[weight].together; n++) {
+        CP_TRY(find_weight(file, facts, (cp_weight)(weight + n), layer,
+                           &group->tensors[n]));
+        if (facts->family->halves && is_rotated((cp_weight)(weight + n)))
+            CP_TRY(make_neighbours(facts, (cp_weight)(weight + n), n, group));
+    }
+    return CP_OK;
+}
+
 cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
                            cp_tensor_taker take, void *context) {
-    const cp_gguf_tensor *tensors[3];
     for (int64_t layer = 0; layer < facts->layers; layer++) {
         int w = layer == 0 ? CP_WEIGHT_EMBEDDING : CP_WEIGHT_ATTENTION_NORM;
         for (; w < CP_WEIGHTS; w += weights[w].together) {
-            for (int n = 0; n < weights[w].together; n++)
-                CP_TRY(find_weight(file, facts, (cp_weight)(w + n), layer,
-                                   &tensors[n]));
-            CP_TRY(take(context, (cp_weight)w, layer, weights[w].together,
-                        tensors));
+            tensor_group group = {0};
+            if (!has_weight(facts, (cp_weight)w))
+                continue;
+            cp_status status = find_group(file, facts, w, layer, &group);
+            if (status == CP_OK)
+                status = take(context, (cp_weight)w, layer, weights[w].together,
+                              group.tensors);
+            for (int n = 0; n < 3; n++)
+                free(group.bytes[n]);
+            CP_TRY(status);
         }
     }
     return CP_OK;

@@ -7,7 +7,7 @@
 #include "model/gguf.h"
 #include "tokens/span.h"
 
-/* The tensors of a model: three for the whole model, then nine per block. */
+/* The tensors of a model: three for the whole model, then those of a block. */
 typedef enum {
     CP_WEIGHT_EMBEDDING,   /* [vocabulary][width] */
     CP_WEIGHT_OUTPUT_NORM, /* [width] */
@@ -16,6 +16,11 @@ typedef enum {
     CP_WEIGHT_QUERY,
     CP_WEIGHT_KEY,
     CP_WEIGHT_VALUE,
+    CP_WEIGHT_QUERY_BIAS, /* these five: in some families */
+    CP_WEIGHT_KEY_BIAS,
+    CP_WEIGHT_VALUE_BIAS,
+    CP_WEIGHT_QUERY_NORM, /* [head_dim], of each head */
+    CP_WEIGHT_KEY_NORM,
     CP_WEIGHT_ATTENTION_OUTPUT,
     CP_WEIGHT_FORWARD_NORM,
     CP_WEIGHT_GATE,
@@ -34,10 +39,14 @@ static inline int64_t cp_weight_index(cp_weight weight, int64_t layer) {
 static inline bool cp_weight_is_vector(cp_weight weight) {
     return weight == CP_WEIGHT_OUTPUT_NORM ||
            weight == CP_WEIGHT_ATTENTION_NORM ||
-           weight == CP_WEIGHT_FORWARD_NORM;
+           weight == CP_WEIGHT_FORWARD_NORM ||
+           (weight >= CP_WEIGHT_QUERY_BIAS && weight <= CP_WEIGHT_KEY_NORM);
 }
 
+typedef struct cp_family cp_family;
+
 typedef struct {
+    const cp_family *family;
     int64_t layers, width, feed_forward, vocabulary, positions;
     cp_shape shape;
     int64_t rotary; /* how many of a head's dimensions are rotated */
@@ -54,7 +63,9 @@ void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
 cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
 
 /* Called with count tensors: those that a pass multiplies by together, from
- * first on, or one vector or matrix. A tied output layer is NULL. */
+ * first on, or their biases, or one vector or matrix. They are valid until it returns. Of each
+ * head's numbers, pairs that turn together are neighbours. A tied output layer
+ * is NULL; a tensor that the family lacks is not passed. */
 typedef cp_status (*cp_tensor_taker)(void *context, cp_weight first,
                                      int64_t layer, int count,
                                      const cp_gguf_tensor *const *tensors);

@@ -25,8 +25,9 @@ typedef struct {
     void (*norm)(cp_rows *rows, cp_weight weight);
     /* The input is multiplied by count matrices, from first on. */
     void (*multiply)(cp_rows *rows, cp_weight first, int count);
-    /* Queries and keys are rotated by their positions. They and the values go
-     * where the walk looks for them. */
+    /* Queries, keys and values get their biases, and queries and keys their
+     * norms, if the family has them; queries and keys are rotated by their
+     * positions. All three go where the walk looks for them. */
     void (*scatter)(cp_rows *rows);
     /* The input is what the walk left in the rows. */
     void (*gather)(cp_rows *rows);

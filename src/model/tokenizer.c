@@ -38,10 +38,24 @@ static const char gpt2[] = LETTERS_OR_PUNCTUATION
 static const char smollm[] = LETTERS_OR_PUNCTUATION
     "\\p{N}|[" WHITE "]+(?![^" WHITE "\\p{N}])|[" WHITE "]+";
 
-static const char llama3[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
-    "\\p{N}{1,3}| ?[^" WHITE "\\p{L}\\p{N}]+[\\r\\n]*|"
-    "[" WHITE "]*[\\r\\n]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+";
+#define NEITHER " ?[^" WHITE "\\p{L}\\p{N}]+"
+#define LINES_OR_SPACES                                                        \
+    "[" WHITE "]*[\\r\\n]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+"
+#define WORDS_WITH_DIGITS(digits)                                              \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits         \
+    "|" NEITHER "[\\r\\n]*|" LINES_OR_SPACES
+
+static const char llama3[] = WORDS_WITH_DIGITS("\\p{N}{1,3}");
+
+static const char qwen2[] = WORDS_WITH_DIGITS("\\p{N}");
+
+#define CAPITALS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+
+static const char tekken[] =
+    "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "*" SMALL "+|"
+    "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "+" SMALL "*|"
+    "\\p{N}|" NEITHER "[\\r\\n/]*|" LINES_OR_SPACES;
 
 #define POINTS "\\p{P}$+<=>^~|"
 
@@ -60,8 +74,13 @@ static const splitter splitters[] = {
     {"smollm", smollm, false, false},
     {"gpt-2", gpt2, false, false},
     {"llama-bpe", llama3, true, true},
+    {"qwen2", qwen2, false, false},
+    {"deepseek-r1-qwen", qwen2, false, false},
+    {"tekken", tekken, true, true},
     {"default", otherwise, false, false},
 };
+
+enum { SPLITTERS = sizeof(splitters) / sizeof(splitters[0]) };
 
 /* The two tokens of a merge, and the merged one. */
 typedef struct {
@@ -157,12 +176,13 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     size_t where;
     if (cp_gguf_has(file, "tokenizer.ggml.pre"))
         CP_TRY(cp_gguf_text(file, "tokenizer.ggml.pre", &name));
-    for (int n = 0; n < 4; n++)
+    for (int n = 0; n < SPLITTERS; n++)
         if (cp_gguf_is(name, splitters[n].name))
             tokenizer->splitter = &splitters[n];
     if (tokenizer->splitter == NULL)
         return cp_refuse(
-            "pre-tokenizer '%s'; expected smollm, gpt-2, llama-bpe or default",
+            "pre-tokenizer '%s'; expected smollm, gpt-2, llama-bpe, qwen2, "
+            "deepseek-r1-qwen, tekken or default",
             cp_gguf_show(name).text);
     tokenizer->words =
         pcre2_compile((const unsigned char *)tokenizer->splitter->expression,

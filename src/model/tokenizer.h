@@ -8,9 +8,9 @@
 typedef struct cp_tokenizer cp_tokenizer;
 
 /* Make a tokenizer from a file's metadata; the file must outlive it. Fails with
- * CP_INVALID, naming what it found, unless tokenizer.ggml.model is gpt2 and
- * tokenizer.ggml.pre is smollm, gpt-2, llama-bpe, default or missing; also if
- * vocabulary and merges contradict each other. Free *out even then. */
+ * CP_INVALID, naming what it found and what it knows, unless
+ * tokenizer.ggml.model is gpt2 and tokenizer.ggml.pre is known or missing; also
+ * if vocabulary and merges contradict each other. Free *out even then. */
 cp_status cp_tokenizer_new(const cp_gguf *file, cp_tokenizer **out);
 void cp_tokenizer_free(cp_tokenizer *tokenizer);
 

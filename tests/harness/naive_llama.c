@@ -1,4 +1,4 @@
-/* A Llama decoder in float64, written to be obvious. It reads the file's keys
+/* A Llama or Qwen decoder in float64, written to be obvious. It reads the file's keys
  * and weights itself, and shares nothing with the model except the GGUF parser
  * and the decoding of blocks. */
 #include "naive_llama.h"
@@ -12,6 +12,8 @@
 
 typedef struct {
     const cp_gguf *file;
+    cp_gguf_string family;
+    bool halves; /* pairs are (i, i + rotary / 2), not (2i, 2i + 1) */
     int64_t blocks, width, inner, heads, kv_heads, dim, rotary;
     double base, epsilon;
 } naive;
@@ -20,10 +22,21 @@ static double *get(int64_t count) {
     return room_for(count, sizeof(double));
 }
 
-static int64_t number(const naive *m, const char *key, int64_t otherwise) {
+static int64_t number(const naive *m, const char *name, int64_t otherwise) {
     int64_t value = otherwise;
+    char key[128];
+    snprintf(key, sizeof(key), "%s.%s", cp_gguf_show(m->family).text, name);
     if (cp_gguf_has(m->file, key))
         must(cp_gguf_integer(m->file, key, &value));
+    return value;
+}
+
+static double fraction(const naive *m, const char *name, double otherwise) {
+    double value = otherwise;
+    char key[128];
+    snprintf(key, sizeof(key), "%s.%s", cp_gguf_show(m->family).text, name);
+    if (cp_gguf_has(m->file, key))
+        must(cp_gguf_float(m->file, key, &value));
     return value;
 }
 
@@ -42,8 +55,8 @@ static double *tensor(const naive *m, const char *name) {
 }
 
 static double *block_tensor(const naive *m, const char *role, int64_t block) {
-    char name[80];
-    snprintf(name, sizeof(name), "blk.%ld.%s.weight", block, role);
+    char name[128];
+    snprintf(name, sizeof(name), "blk.%ld.%s", block, role);
     return tensor(m, name);
 }
 
@@ -61,14 +74,32 @@ static void multiply(const double *w, int64_t in, int64_t out, const double *x,
     add_product(w, in, out, x, y);
 }
 
-static void normalise(const naive *m, const double *weight, const double *x,
-                      double *y) {
+static void normalise(const naive *m, int64_t width, const double *weight,
+                      const double *x, double *y) {
     double squares = 0.0;
-    for (int64_t i = 0; i < m->width; i++)
+    for (int64_t i = 0; i < width; i++)
         squares += x[i] * x[i];
-    const double root = sqrt(squares / (double)m->width + m->epsilon);
-    for (int64_t i = 0; i < m->width; i++)
+    const double root = sqrt(squares / (double)width + m->epsilon);
+    for (int64_t i = 0; i < width; i++)
         y[i] = x[i] / root * weight[i];
+}
+
+/* y[out] = w[out][in] x[in] + bias, normed head by head, as far as there are a
+ * bias and a norm. */
+static void project(const naive *m, const char *role, int64_t block,
+                    int64_t heads, const double *x, double *y) {
+    const int64_t out = heads * m->dim;
+    char name[64];
+    snprintf(name, sizeof(name), "%s.weight", role);
+    multiply(block_tensor(m, name, block), m->width, out, x, y);
+    snprintf(name, sizeof(name), "%s.bias", role);
+    const double *bias = block_tensor(m, name, block);
+    for (int64_t o = 0; o < out && bias != NULL; o++)
+        y[o] += bias[o];
+    snprintf(name, sizeof(name), "%s_norm.weight", role);
+    const double *norm = block_tensor(m, name, block);
+    for (int64_t h = 0; h < heads && norm != NULL; h++)
+        normalise(m, m->dim, norm, y + h * m->dim, y + h * m->dim);
 }
 
 static void rotate(const naive *m, const double *factors, int64_t position,
@@ -79,10 +110,11 @@ static void rotate(const naive *m, const double *factors, int64_t position,
                            pow(m->base, 2.0 * (double)i / (double)m->rotary);
             if (factors != NULL)
                 angle /= factors[i];
-            double *pair = x + h * m->dim + 2 * i;
-            const double a = pair[0], b = pair[1];
-            pair[0] = a * cos(angle) - b * sin(angle);
-            pair[1] = a * sin(angle) + b * cos(angle);
+            double *one = x + h * m->dim + (m->halves ? i : 2 * i);
+            double *two = one + (m->halves ? m->rotary / 2 : 1);
+            const double a = *one, b = *two;
+            *one = a * cos(angle) - b * sin(angle);
+            *two = a * sin(angle) + b * cos(angle);
         }
 }
 
@@ -114,20 +146,17 @@ static void look(const naive *m, int64_t position, const double *query,
 
 static void attention(const naive *m, int64_t block, int64_t count, double *x) {
     const int64_t q = m->heads * m->dim, kv = m->kv_heads * m->dim;
-    const double *norm = block_tensor(m, "attn_norm", block);
-    const double *wq = block_tensor(m, "attn_q", block);
-    const double *wk = block_tensor(m, "attn_k", block);
-    const double *wv = block_tensor(m, "attn_v", block);
-    const double *wo = block_tensor(m, "attn_output", block);
+    const double *norm = block_tensor(m, "attn_norm.weight", block);
+    const double *wo = block_tensor(m, "attn_output.weight", block);
     const double *factors = tensor(m, "rope_freqs.weight");
     double *n = get(m->width), *query = get(q), *seen = get(q);
     double *keys = get(count * kv), *values = get(count * kv);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
-        normalise(m, norm, row, n);
-        multiply(wq, m->width, q, n, query);
-        multiply(wk, m->width, kv, n, keys + t * kv);
-        multiply(wv, m->width, kv, n, values + t * kv);
+        normalise(m, m->width, norm, row, n);
+        project(m, "attn_q", block, m->heads, n, query);
+        project(m, "attn_k", block, m->kv_heads, n, keys + t * kv);
+        project(m, "attn_v", block, m->kv_heads, n, values + t * kv);
         rotate(m, factors, t, m->heads, query);
         rotate(m, factors, t, m->kv_heads, keys + t * kv);
         look(m, t, query, keys, values, seen);
@@ -137,15 +166,15 @@ static void attention(const naive *m, int64_t block, int64_t count, double *x) {
 
 static void feed_forward(const naive *m, int64_t block, int64_t count,
                          double *x) {
-    const double *norm = block_tensor(m, "ffn_norm", block);
-    const double *wg = block_tensor(m, "ffn_gate", block);
-    const double *wu = block_tensor(m, "ffn_up", block);
-    const double *wd = block_tensor(m, "ffn_down", block);
+    const double *norm = block_tensor(m, "ffn_norm.weight", block);
+    const double *wg = block_tensor(m, "ffn_gate.weight", block);
+    const double *wu = block_tensor(m, "ffn_up.weight", block);
+    const double *wd = block_tensor(m, "ffn_down.weight", block);
     double *n = get(m->width);
     double *gate = get(m->inner), *up = get(m->inner);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
-        normalise(m, norm, row, n);
+        normalise(m, m->width, norm, row, n);
         multiply(wg, m->width, m->inner, n, gate);
         multiply(wu, m->width, m->inner, n, up);
         for (int64_t i = 0; i < m->inner; i++)
@@ -156,18 +185,18 @@ static void feed_forward(const naive *m, int64_t block, int64_t count,
 
 void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
                  float *logits) {
-    naive m = {.file = file, .base = 10000.0};
-    m.blocks = number(&m, "llama.block_count", 0);
-    m.width = number(&m, "llama.embedding_length", 0);
-    m.inner = number(&m, "llama.feed_forward_length", 0);
-    m.heads = number(&m, "llama.attention.head_count", 1);
-    m.kv_heads = number(&m, "llama.attention.head_count_kv", m.heads);
-    m.dim = number(&m, "llama.attention.key_length", m.width / m.heads);
-    m.rotary = number(&m, "llama.rope.dimension_count", m.dim);
-    must(cp_gguf_float(file, "llama.attention.layer_norm_rms_epsilon",
-                       &m.epsilon));
-    if (cp_gguf_has(file, "llama.rope.freq_base"))
-        must(cp_gguf_float(file, "llama.rope.freq_base", &m.base));
+    naive m = {.file = file};
+    must(cp_gguf_text(file, "general.architecture", &m.family));
+    m.halves = !cp_gguf_is(m.family, "llama");
+    m.blocks = number(&m, "block_count", 0);
+    m.width = number(&m, "embedding_length", 0);
+    m.inner = number(&m, "feed_forward_length", 0);
+    m.heads = number(&m, "attention.head_count", 1);
+    m.kv_heads = number(&m, "attention.head_count_kv", m.heads);
+    m.dim = number(&m, "attention.key_length", m.width / m.heads);
+    m.rotary = number(&m, "rope.dimension_count", m.dim);
+    m.epsilon = fraction(&m, "attention.layer_norm_rms_epsilon", NAN);
+    m.base = fraction(&m, "rope.freq_base", 10000.0);
     const double *embedding = tensor(&m, "token_embd.weight");
     const double *output = tensor(&m, "output.weight");
     const double *norm = tensor(&m, "output_norm.weight");
@@ -181,7 +210,7 @@ void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
         feed_forward(&m, b, count, x);
     }
     for (int64_t t = 0; t < count; t++) {
-        normalise(&m, norm, x + t * m.width, x + t * m.width);
+        normalise(&m, m.width, norm, x + t * m.width, x + t * m.width);
         multiply(output != NULL ? output : embedding, m.width, words,
                  x + t * m.width, scores);
         for (int64_t w = 0; w < words; w++)

@@ -354,7 +354,8 @@ static tiny_bytes *tensor(tiny_tensors *out, const char *name, int type,
     return &out->data;
 }
 
-/* A matrix with standard deviation gain / sqrt(row); without rows: a norm. */
+/* A matrix with standard deviation gain / sqrt(row); without rows: a norm, or,
+ * with a gain, a bias. */
 static void put_tensor(tiny_tensors *out, const char *name, int type, int row,
                        int rows, double gain) {
     tiny_bytes *data = tensor(out, name, type, row, rows);
@@ -362,31 +363,43 @@ static void put_tensor(tiny_tensors *out, const char *name, int type, int row,
         put_weights(data, type, row, rows, gain / sqrt((double)row),
                     out->repeats, &out->state);
     for (int i = 0; i < row && rows == 0; i++)
-        put_f32(data, (float)(1.0 + 0.2 * uniform(&out->state)));
+        put_f32(data, (float)(gain > 0 ? gain * uniform(&out->state)
+                                       : 1.0 + 0.2 * uniform(&out->state)));
 }
 
 static void put_block_tensors(const tiny_gguf_options *o, tiny_tensors *out,
                               int b) {
     const int queries = o->heads * o->head_dim;
     const int keys = o->kv_heads * o->head_dim;
+    const bool biases = strcmp(o->family, "qwen2") == 0;
+    const bool norms = strcmp(o->family, "qwen3") == 0;
     const struct {
         const char *role;
         int type, row, rows;
         double gain;
+        bool left_out;
     } all[] = {
-        {"attn_norm", CP_GGUF_F32, o->width, 0, 0},
-        {"ffn_down", o->down, o->feed_forward, o->width, 1.0},
-        {"ffn_gate", o->gate, o->width, o->feed_forward, 1.0},
-        {"ffn_up", o->up, o->width, o->feed_forward, 1.0},
-        {"ffn_norm", CP_GGUF_F32, o->width, 0, 0},
-        {"attn_k", o->key, o->width, keys, 1.5},
-        {"attn_output", o->attention_output, queries, o->width, 1.0},
-        {"attn_q", o->query, o->width, queries, 1.5},
-        {"attn_v", o->value, o->width, keys, 1.0},
+        {"attn_norm.weight", CP_GGUF_F32, o->width, 0, 0, false},
+        {"ffn_down.weight", o->down, o->feed_forward, o->width, 1.0, false},
+        {"ffn_gate.weight", o->gate, o->width, o->feed_forward, 1.0, false},
+        {"ffn_up.weight", o->up, o->width, o->feed_forward, 1.0, false},
+        {"ffn_norm.weight", CP_GGUF_F32, o->width, 0, 0, false},
+        {"attn_k.weight", o->key, o->width, keys, 1.5, false},
+        {"attn_output.weight", o->attention_output, queries, o->width, 1.0,
+         false},
+        {"attn_q.weight", o->query, o->width, queries, 1.5, false},
+        {"attn_v.weight", o->value, o->width, keys, 1.0, false},
+        {"attn_q.bias", CP_GGUF_F32, queries, 0, 1.5, !biases},
+        {"attn_k.bias", CP_GGUF_F32, keys, 0, 1.5, !biases},
+        {"attn_v.bias", CP_GGUF_F32, keys, 0, 1.0, !biases},
+        {"attn_q_norm.weight", CP_GGUF_F32, o->head_dim, 0, 0, !norms},
+        {"attn_k_norm.weight", CP_GGUF_F32, o->head_dim, 0, 0, !norms},
     };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         char name[64];
-        snprintf(name, sizeof(name), "blk.%d.%s.weight", b, all[i].role);
+        if (all[i].left_out)
+            continue;
+        snprintf(name, sizeof(name), "blk.%d.%s", b, all[i].role);
         put_tensor(out, name, all[i].type, all[i].row, all[i].rows,
                    all[i].gain);
     }
@@ -428,21 +441,25 @@ static void put_hyperparameters(const tiny_gguf_options *o, metadata *out) {
         {"attention.key_length", o->head_dim}, /* these two are optional */
         {"attention.value_length", o->head_dim},
     };
-    key_string(out, "general.architecture", "llama");
+    char name[64];
+    key_string(out, "general.architecture", o->family);
     key_string(out, "general.name", "Tiny");
     for (int i = 0; i < (own_dim ? 10 : 8); i++) {
-        char name[64];
-        snprintf(name, sizeof(name), "llama.%s", numbers[i].name);
+        snprintf(name, sizeof(name), "%s.%s", o->family, numbers[i].name);
         key_u32(out, name, numbers[i].value);
     }
-    put_f32(key(out, "llama.rope.freq_base", KEY_F32), (float)o->rope_base);
-    put_f32(key(out, "llama.attention.layer_norm_rms_epsilon", KEY_F32), 1e-5f);
+    snprintf(name, sizeof(name), "%s.rope.freq_base", o->family);
+    put_f32(key(out, name, KEY_F32), (float)o->rope_base);
+    snprintf(name, sizeof(name), "%s.attention.layer_norm_rms_epsilon",
+             o->family);
+    put_f32(key(out, name, KEY_F32), 1e-5f);
 }
 
 static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
     tiny_gguf_options o = {0};
     if (options != NULL)
         o = *options;
+    o.family = o.family != NULL ? o.family : "llama";
     o.blocks = o.blocks > 0 ? o.blocks : 2;
     o.width = o.width > 0 ? o.width : 64;
     o.feed_forward = o.feed_forward > 0 ? o.feed_forward : 96;

@@ -1,5 +1,5 @@
-/* A writer of tiny models: llama-architecture GGUF files with seeded random
- * weights and a small but complete vocabulary. For tests only. */
+/* A writer of tiny models: GGUF files with seeded random weights and a small
+ * but complete vocabulary. For tests only. */
 #ifndef HARNESS_TINY_GGUF_H
 #define HARNESS_TINY_GGUF_H
 
@@ -15,6 +15,7 @@ typedef enum {
 /* All zero gives a valid model: 2 blocks, width 64, 4 heads over 2 kv heads of
  * 16, feed-forward 96, context 512, all F32, tied output. */
 typedef struct {
+    const char *family; /* NULL: "llama"; "qwen2" has biases, "qwen3" norms */
     int blocks, width, feed_forward, heads, kv_heads;
     int head_dim; /* 0: width / heads; else attention.key_length is written */
     int rope_dim; /* 0: head_dim */
