@@ -133,7 +133,8 @@ static void agrees_with_naive(const tiny_gguf_options *options) {
 
 LOOP(test_every_weight_type, 0, COUNT_OF(block_types)) {
     const int t = block_types[_i];
-    const bool blocks_of_256 = t >= CP_GGUF_Q2_K && t <= CP_GGUF_Q6_K;
+    const bool blocks_of_256 =
+        (t >= CP_GGUF_Q2_K && t <= CP_GGUF_Q6_K) || t == CP_GGUF_IQ4_XS;
     const tiny_gguf_options options = {.width = blocks_of_256 ? 256 : 64,
                                        .feed_forward = blocks_of_256 ? 256 : 96,
                                        .embedding = t,

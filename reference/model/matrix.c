@@ -18,7 +18,7 @@ typedef struct {
 typedef struct {
     uint16_t scale[2][CP_LANES]; /* halves, as in the file */
     nibbles low[2];
-} q4_0_tile;
+} q4_0_tile, iq4_nl_tile;
 
 typedef struct {
     uint16_t scale[2][CP_LANES], minimum[2][CP_LANES];
@@ -67,6 +67,14 @@ typedef struct {
         int32_t high[2][2][CP_LANES];
     } part[8];
 } q6_k_tile;
+
+typedef struct {
+    uint16_t scale[2][CP_LANES];
+    struct {
+        int8_t scale[2][CP_LANES];
+        nibbles low[2];
+    } part[8];
+} iq4_xs_tile;
 
 typedef struct {
     uint16_t numbers[2][CP_DEPTH][CP_LANES];
@@ -152,6 +160,22 @@ static inline lanes floats_at(const float *from) {
     return *(lanes *)memcpy(&loaded, from, sizeof(loaded));
 }
 
+/* The number that the lowest four bits stand for in a table. */
+static inline lanes level_of(words quants) {
+    const float levels[CP_LANES] = {CP_LEVELS};
+#if defined(__AVX512F__) && !defined(__clang__)
+    return __builtin_shuffle(floats_at(levels), quants);
+#elif defined(__AVX__) && !defined(__clang__)
+    return __builtin_shuffle(floats_at(levels), floats_at(levels + TOGETHER),
+                             quants);
+#else
+    lanes found;
+    for (int i = 0; i < TOGETHER; i++)
+        found[i] = levels[quants[i] & 15];
+    return found;
+#endif
+}
+
 static inline lanes widen(const uint16_t *from) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
@@ -204,6 +228,10 @@ FACTORS(q5_1, SCALE, MINIMUM)
 FACTORS(q8_0, SCALE, 0.0f * scale)
 FACTORS(q4_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
 FACTORS(q5_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
+FACTORS(iq4_nl, SCALE, 0.0f * scale)
+FACTORS(iq4_xs,
+        SCALE *signed_scales_at(&tile->part[at.part].scale[at.group][at.lane]),
+        0.0f * scale)
 
 static inline factors factors_q6_k(const void *from, cursor at) {
     const q6_k_tile *tile = from;
@@ -229,6 +257,8 @@ static inline factors no_factors(const void *from, cursor at) {
 NUMBER(q4_0, four_bits(LOW(*tile)))
 NUMBER(q4_1, four_bits(LOW(*tile)))
 NUMBER(q4_k, four_bits(LOW(tile->part[at.part])))
+NUMBER(iq4_nl, level_of(LOW(*tile)))
+NUMBER(iq4_xs, level_of(LOW(tile->part[at.part])))
 NUMBER(q5_0, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
 NUMBER(q5_1, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
 NUMBER(q5_k,
@@ -338,6 +368,7 @@ lay_quants(quant_at *quant, const unsigned char *block, int first, int lane,
     ROW(type, 1, size)
 #define LEAST tile->minimum[group][lane] = (uint16_t)cp_u16(block + 2)
 PLAIN(q4_0, 2, cp_four_of_32, 0, 18, , NULL)
+PLAIN(iq4_nl, 2, cp_four_of_32, 0, 18, , NULL)
 PLAIN(q4_1, 4, cp_four_of_32, 0, 20, LEAST, NULL)
 PLAIN(q5_0, 2, cp_five_of_32, 1, 22, , tile->high[group])
 PLAIN(q5_1, 4, cp_five_of_32, 1, 24, LEAST, tile->high[group])
@@ -385,6 +416,17 @@ static void block_q6_k(const unsigned char *block, int group, int lane,
     }
 }
 ROW(q6_k, 8, 210)
+
+static void block_iq4_xs(const unsigned char *block, int group, int lane,
+                         iq4_xs_tile *tile) {
+    tile->scale[group][lane] = (uint16_t)cp_u16(block);
+    for (int p = 0; p < 8; p++) {
+        tile->part[p].scale[group][lane] = (int8_t)cp_scale_iq4_xs(block, p);
+        lay_quants(cp_quant_iq4_xs, block, CP_DEPTH * p, lane,
+                   &tile->part[p].low[group], 0, NULL);
+    }
+}
+ROW(iq4_xs, 8, 136)
 
 static void lay_f16(int type, int64_t in, const unsigned char *row, int group,
                     int lane, void *tiles) {
@@ -435,6 +477,8 @@ KIND(q8_0, 1, 1, factors_q8_0)
 KIND(q4_k, 8, 1, factors_q4_k)
 KIND(q5_k, 8, 1, factors_q5_k)
 KIND(q6_k, 8, 2, factors_q6_k)
+KIND(iq4_nl, 1, 1, factors_iq4_nl)
+KIND(iq4_xs, 8, 1, factors_iq4_xs)
 KIND(f16, 1, 0, no_factors)
 KIND(bf16, 1, 0, no_factors)
 KIND(f32, 1, 0, no_factors)
@@ -445,6 +489,7 @@ static const cp_tile_kind *kind_of(int type) {
         [CP_GGUF_Q5_0] = &as_q5_0, [CP_GGUF_Q5_1] = &as_q5_1,
         [CP_GGUF_Q8_0] = &as_q8_0, [CP_GGUF_Q4_K] = &as_q4_k,
         [CP_GGUF_Q5_K] = &as_q5_k, [CP_GGUF_Q6_K] = &as_q6_k,
+        [CP_GGUF_IQ4_NL] = &as_iq4_nl, [CP_GGUF_IQ4_XS] = &as_iq4_xs,
         [CP_GGUF_F16] = &as_f16,   [CP_GGUF_BF16] = &as_bf16,
         [CP_GGUF_F32] = &as_f32};
     return kinds[type] != NULL ? kinds[type] : &as_f32;

@@ -135,6 +135,33 @@ CP_INLINE float cp_value_q6_k(const unsigned char *block, int i) {
            (float)(group * (cp_quant_q6_k(block, i) - 32));
 }
 
+#define CP_LEVELS                                                              \
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
+
+CP_INLINE int cp_level(int quant) {
+    const int8_t levels[] = {CP_LEVELS};
+    return levels[quant];
+}
+
+CP_INLINE float cp_value_iq4_nl(const unsigned char *block, int i) {
+    return cp_half_value(block) *
+           (float)cp_level(cp_four_of_32(block + 2, i));
+}
+
+CP_INLINE int cp_scale_iq4_xs(const unsigned char *block, int group) {
+    const int low = block[4 + group / 2] >> 4 * (group % 2) & 15;
+    return (low | (int)(cp_u16(block + 2) >> 2 * group & 3) << 4) - 32;
+}
+
+CP_INLINE int cp_quant_iq4_xs(const unsigned char *block, int i) {
+    return cp_four_of_32(block + 8 + i / 32 * 16, i % 32);
+}
+
+CP_INLINE float cp_value_iq4_xs(const unsigned char *block, int i) {
+    return cp_half_value(block) * (float)(cp_scale_iq4_xs(block, i / 32) *
+                                          cp_level(cp_quant_iq4_xs(block, i)));
+}
+
 /* each(TYPE, type, values, bytes): CP_GGUF_TYPE has cp_value_type, and blocks
  * of values values in bytes bytes. */
 #define CP_BLOCK_TYPES(each)                                                   \
@@ -143,6 +170,8 @@ CP_INLINE float cp_value_q6_k(const unsigned char *block, int i) {
             each(Q4_1, q4_1, 32, 20) each(Q5_0, q5_0, 32, 22)                  \
                 each(Q5_1, q5_1, 32, 24) each(Q2_K, q2_k, 256, 84)             \
                     each(Q3_K, q3_k, 256, 110) each(Q4_K, q4_k, 256, 144)      \
-                        each(Q5_K, q5_k, 256, 176) each(Q6_K, q6_k, 256, 210)
+                        each(Q5_K, q5_k, 256, 176) each(Q6_K, q6_k, 256, 210)  \
+                            each(IQ4_NL, iq4_nl, 32, 18)                       \
+                                each(IQ4_XS, iq4_xs, 256, 136)
 
 #endif

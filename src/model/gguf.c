@@ -73,6 +73,8 @@ static const block_format formats[] = {
     [CP_GGUF_Q4_K] = {256, 144, 0, 2, 0x7C00},
     [CP_GGUF_Q5_K] = {256, 176, 0, 2, 0x7C00},
     [CP_GGUF_Q6_K] = {256, 210, 208, 1, 0x7C00},
+    [CP_GGUF_IQ4_NL] = {32, 18, 0, 1, 0x7C00},
+    [CP_GGUF_IQ4_XS] = {256, 136, 0, 1, 0x7C00},
 };
 
 struct cp_gguf {

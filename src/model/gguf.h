@@ -40,6 +40,8 @@ enum {
     CP_GGUF_Q4_K = 12,
     CP_GGUF_Q5_K = 13,
     CP_GGUF_Q6_K = 14,
+    CP_GGUF_IQ4_NL = 20,
+    CP_GGUF_IQ4_XS = 23,
     CP_GGUF_BF16 = 30,
 };
 

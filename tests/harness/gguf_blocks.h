@@ -52,10 +52,17 @@ static const golden_block golden_blocks[] = {
      "856e0f1e2f9585bc70d16dc36d2c495180be6e10f201b48958882920423539bb46d12bcd"
      "ebd808df620aa45f5a345a87fb49db5343d2e8ab6c464f1402f0ffb266d2dff6d305ff7c"
      "9d35409f1f4b53b2ec6794959f6f2799c64c54d9ececde31781e15034f9f"},
+    {20, 32, 0x4c75a7d1a19e5f25, "193588f60d0885387248a0ddc730f12876c6"},
+    {23, 256, 0x5e65e9664ef24f43,
+     "6321db45bbe23f3ad75e10da741d1d5b49388eb2a425e8c46c6f1b9d0e8539c8609a6b75"
+     "148e3a8b8ab7db84973b6ae3a6472bc06881273d87b9e409b3bda3ee4cab1f8beadc8035"
+     "15fce7b75894de147f55c4236121031049eb91f81f719491cd011f1c0570b07d033b47c1"
+     "dc24206d843f94177ea9cdc552add85b2aeafb13813aefba18602772"},
 };
 
 /* ggml's numbers of all supported types: these, and fp32. */
-static const int block_types[] = {0, 1, 30, 8, 2, 3, 6, 7, 10, 11, 12, 13, 14};
+static const int block_types[] = {0,  1,  30, 8,  2,  3,  6, 7,
+                                  10, 11, 12, 13, 14, 20, 23};
 
 /* The bytes of a block, at most 256; returns how many. */
 static inline int golden_bytes(const golden_block *golden, unsigned char *to) {

@@ -279,6 +279,8 @@ static const recipe recipes[] = {
     [CP_GGUF_Q4_K] = {256, 144, 0, 2, 258.0, 7.5},
     [CP_GGUF_Q5_K] = {256, 176, 0, 2, 527.0, 15.5},
     [CP_GGUF_Q6_K] = {256, 210, 208, -1, 1367.0, 0},
+    [CP_GGUF_IQ4_NL] = {32, 18, 0, -1, 68.0, 0},
+    [CP_GGUF_IQ4_XS] = {256, 136, 0, -1, 1270.0, 0},
 };
 
 static void put_block(tiny_bytes *out, const recipe *recipe, double deviation,
