@@ -404,7 +404,18 @@ static char files[sizeof(directory)]; /* a directory of files for all scenes */
 static void write_files(void) {
     const tiny_gguf_options tiny = {.seed = 3};
     make_directory();
+    const tiny_gguf_options thinking = {
+        .seed = 3,
+        .family = "qwen3",
+        .pre = "qwen2",
+        .extra = "<think>,</think>",
+        .extra_type = 4,
+        .chat_template =
+            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + "
+            "m.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+            "{{ '<|im_start|>assistant\n<think>\n' }}"};
     tiny_gguf_write(in("m.gguf"), &tiny);
+    tiny_gguf_write(in("t.gguf"), &thinking);
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);

@@ -977,8 +977,9 @@ static void check_scattered(const void *device, cp_element element, int64_t dim,
 
 /* Rows with a bias, or with normed heads: what a kernel's arguments ask for, in
  * float64, and on the host. */
-static void amend_rows(const cp_device_rotate_args *call, const float *bias,
-                       const float *norms, float *projected, double *want) {
+static void add_biases_and_norms(const cp_device_rotate_args *call,
+                                 const float *bias, const float *norms,
+                                 float *projected, double *want) {
     const int64_t dim = call->shape.head_dim, q = call->shape.query_heads;
     const int64_t keys = q + call->shape.kv_heads;
     const int64_t heads = keys + call->shape.kv_heads;
@@ -1043,7 +1044,7 @@ LOOP(rows_are_turned_and_placed, 0, 6 * TURNS) {
         .keys = on_device(TABLE_ROWS * kv * dim * 4),
         .values = on_device(TABLE_ROWS * kv * dim * 4)};
     must(cp_device_rotate(&call, NULL));
-    amend_rows(&call, bias, norms, projected, want);
+    add_biases_and_norms(&call, bias, norms, projected, want);
     for (int64_t t = 0; t < INDICES; t++) {
         float *cosine = cosines + t * pairs, *sine = sines + t * pairs;
         cp_angles_at(positions[t], pairs, frequencies, cosine, sine);

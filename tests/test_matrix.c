@@ -177,10 +177,10 @@ TEST(test_no_worse_than_a_loop) {
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */
 LOOP(a_rows_bits_do_not_depend_on_the_batch, 0, 10) {
     enum { ROWS = 19, IN = 2304, OUT = 77 };
-    static const int kinds[] = {CP_GGUF_F32,  CP_GGUF_Q4_1, CP_GGUF_Q8_0,
-                                CP_GGUF_BF16, CP_GGUF_Q5_0, CP_GGUF_Q4_K,
-                                CP_GGUF_Q5_K, CP_GGUF_Q6_K,
-                                CP_GGUF_IQ4_NL, CP_GGUF_IQ4_XS};
+    static const int kinds[] = {CP_GGUF_F32,   CP_GGUF_Q4_1, CP_GGUF_Q8_0,
+                                CP_GGUF_BF16,  CP_GGUF_Q5_0, CP_GGUF_Q4_K,
+                                CP_GGUF_Q5_K,  CP_GGUF_Q6_K, CP_GGUF_IQ4_NL,
+                                CP_GGUF_IQ4_XS};
     uint64_t state = 3 + (uint64_t)_i;
     const sample s = draw(kinds[_i], IN, OUT, &state);
     float *x = room_for(ROWS * IN, 4), *scratch;

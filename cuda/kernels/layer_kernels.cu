@@ -224,9 +224,9 @@ CP_INLINED eight get_of_head(const cp_device_rotate_args *a, int64_t token,
     const row from = {a->projected, (token * heads + head) * dim, CP_F32};
     const row bias = {a->bias, head * dim, CP_F32};
     eight y = get_eight(&from, d, dim);
-    const eight more = get_eight(&bias, d, dim);
+    const eight addends = get_eight(&bias, d, dim);
     CP_EACH(k, EIGHT)
-        y.x[k] += more.x[k];
+        y.x[k] += addends.x[k];
     return y;
 }
 

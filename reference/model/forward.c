@@ -169,18 +169,20 @@ static void put_rows(const state *s, const workspace *at, cp_weight weight,
                at->made[weight] + t * width, (size_t)width * sizeof(float));
 }
 
-static void amend(const state *s, const workspace *at, int product,
-                  int64_t heads) {
+static void add_bias_and_norm(const state *s, const workspace *at, int product,
+                              int64_t heads) {
     const int64_t rows = at->base.count, dim = s->facts->shape.head_dim;
-    const cp_llama_tensor *more = tensor_of(
-        s, (cp_weight)(CP_WEIGHT_QUERY_BIAS + product), at->base.layer);
+    const cp_llama_tensor *biases =
+        tensor_of(s, CP_WEIGHT_QUERY_BIAS, at->base.layer);
+    const cp_llama_tensor *norms =
+        tensor_of(s, CP_WEIGHT_QUERY_NORM, at->base.layer);
     float *x = at->made[CP_WEIGHT_QUERY + product];
-    if (more->vector != NULL)
-        cp_add_to_rows(rows, heads * dim, more->vector, at->threads, x);
-    more += CP_WEIGHT_QUERY_NORM - CP_WEIGHT_QUERY_BIAS;
-    if (product < 2 && more->vector != NULL)
-        cp_norm_rows(rows * heads, dim, x, more->vector, s->facts->epsilon,
-                     at->threads, x);
+    if (biases[product].vector != NULL)
+        cp_add_to_rows(rows, heads * dim, biases[product].vector, at->threads,
+                       x);
+    if (product < 2 && norms[product].vector != NULL)
+        cp_norm_rows(rows * heads, dim, x, norms[product].vector,
+                     s->facts->epsilon, at->threads, x);
 }
 
 static void scatter(cp_rows *rows) {
@@ -189,7 +191,8 @@ static void scatter(cp_rows *rows) {
     const cp_shape *shape = &s->facts->shape;
     const int64_t pairs = s->facts->rotary / 2;
     for (int n = 0; n < 3; n++)
-        amend(s, at, n, n == 0 ? shape->query_heads : shape->kv_heads);
+        add_bias_and_norm(s, at, n,
+                          n == 0 ? shape->query_heads : shape->kv_heads);
     const cp_angles angles = {pairs, s->cosines + rows->first * pairs,
                               s->sines + rows->first * pairs};
     cp_rotate_rows(rows->count, shape->query_heads, shape->head_dim, angles,

@@ -485,12 +485,12 @@ KIND(f32, 1, 0, no_factors)
 
 static const cp_tile_kind *kind_of(int type) {
     static const cp_tile_kind *const kinds[] = {
-        [CP_GGUF_Q4_0] = &as_q4_0, [CP_GGUF_Q4_1] = &as_q4_1,
-        [CP_GGUF_Q5_0] = &as_q5_0, [CP_GGUF_Q5_1] = &as_q5_1,
-        [CP_GGUF_Q8_0] = &as_q8_0, [CP_GGUF_Q4_K] = &as_q4_k,
-        [CP_GGUF_Q5_K] = &as_q5_k, [CP_GGUF_Q6_K] = &as_q6_k,
+        [CP_GGUF_Q4_0] = &as_q4_0,     [CP_GGUF_Q4_1] = &as_q4_1,
+        [CP_GGUF_Q5_0] = &as_q5_0,     [CP_GGUF_Q5_1] = &as_q5_1,
+        [CP_GGUF_Q8_0] = &as_q8_0,     [CP_GGUF_Q4_K] = &as_q4_k,
+        [CP_GGUF_Q5_K] = &as_q5_k,     [CP_GGUF_Q6_K] = &as_q6_k,
         [CP_GGUF_IQ4_NL] = &as_iq4_nl, [CP_GGUF_IQ4_XS] = &as_iq4_xs,
-        [CP_GGUF_F16] = &as_f16,   [CP_GGUF_BF16] = &as_bf16,
+        [CP_GGUF_F16] = &as_f16,       [CP_GGUF_BF16] = &as_bf16,
         [CP_GGUF_F32] = &as_f32};
     return kinds[type] != NULL ? kinds[type] : &as_f32;
 }

@@ -13,7 +13,7 @@ typedef union {
     cp_matrix matrix;
 } cp_llama_tensor;
 
-/* A Llama-family decoder. */
+/* A decoder of the Llama family. */
 typedef struct {
     cp_model base;
     char *memory;             /* holds what the tensors point to */

@@ -51,6 +51,39 @@ static bool is_answering(const cp_chat *chat, int64_t sequence) {
     return sequence < chat->open && fresh_of(chat, sequence) > 0;
 }
 
+/* Does an answer begin within a thought? Then its prompt ends with <think>, or
+ * with that and an empty line. */
+static void mood_begin(const cp_chat *chat, cp_conversation *conversation) {
+    const int32_t open = cp_tokenizer_find(chat->opened.tokenizer, "<think>");
+    conversation->mood = CP_SPEAKS;
+    for (int64_t n = 1; n <= cp_min(2, conversation->answer_start); n++)
+        if (conversation->tokens.items[conversation->answer_start - n] == open)
+            conversation->mood = CP_THINKS;
+}
+
+static bool is_empty_lines(cp_gguf_string text) {
+    int64_t ends = 0;
+    while (ends < text.length && text.bytes[ends] == '\n')
+        ends++;
+    return ends == text.length;
+}
+
+/* Is an answer's next token shown? */
+static bool is_shown(const cp_chat *chat, cp_conversation *conversation,
+                     int32_t token) {
+    const cp_tokenizer *tokenizer = chat->opened.tokenizer;
+    const cp_gguf_string text = cp_tokenizer_bytes(tokenizer, token);
+    if (!chat->hides)
+        return true;
+    if (cp_gguf_is(text, "<think>"))
+        conversation->mood = CP_THINKS;
+    else if (cp_gguf_is(text, "</think>"))
+        conversation->mood = CP_PAUSES;
+    else if (conversation->mood == CP_PAUSES && !is_empty_lines(text))
+        conversation->mood = CP_SPEAKS;
+    return conversation->mood == CP_SPEAKS;
+}
+
 /* Check that an answer fits after the question, and begin it. */
 static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     const int64_t capacity = cp_session_capacity(chat->session);
@@ -67,7 +100,57 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
     conversation->ended = false;
     conversation->last_token_time = 0;
     conversation->answer.count = 0;
+    mood_begin(chat, conversation);
     return CP_OK;
+}
+
+/* Put what a template keeps of an answer in its place, from where the ids
+ * differ. If the cache cannot be cut there, all stays as it was fed. */
+static cp_status answer_replace(cp_chat *chat, int64_t sequence, int64_t start,
+                                const cp_ids *kept) {
+    cp_transcript *transcript = &chat->transcript;
+    cp_conversation *conversation = &chat->conversations[sequence];
+    cp_ids *tokens = &conversation->tokens;
+    int64_t same = 0;
+    while (same < cp_min(kept->count, tokens->count - start) &&
+           tokens->items[start + same] == kept->items[same])
+        same++;
+    const int64_t fed = cp_session_length(chat->session, sequence);
+    const cp_status status =
+        cp_transcript_take_back(&transcript->calls[transcript->count - 1],
+                                chat->session, sequence, fed - start - same);
+    if (status != CP_OK)
+        return status == CP_INVALID ? CP_OK : status;
+    tokens->count = start + same;
+    for (int64_t n = same; n < kept->count; n++)
+        CP_TRY(cp_ids_append(tokens, kept->items[n]));
+    conversation->turn_start = tokens->count;
+    return CP_OK;
+}
+
+/* A template may drop the thoughts of an answer when another question comes:
+ * then they leave the cache, too. */
+static cp_status thoughts_drop(cp_chat *chat, int64_t sequence) {
+    static const char end[] = "</think>";
+    cp_conversation *conversation = &chat->conversations[sequence];
+    const cp_ids *answer = &conversation->answer;
+    cp_ids kept = {0};
+    int64_t bytes, back = 0;
+    char *text;
+    if (conversation->tokens.count == conversation->answer_start)
+        return CP_OK;
+    CP_TRY(cp_tokenizer_decode(chat->opened.tokenizer, answer->items,
+                               answer->count, &text, &bytes));
+    cp_status status = CP_OK;
+    if (memmem(text, (size_t)bytes, end, strlen(end)) != NULL)
+        status = cp_template_keep(&chat->template, chat->opened.tokenizer, text,
+                                  bytes, &back, &kept);
+    if (status == CP_OK && kept.count > 0)
+        status = answer_replace(chat, sequence,
+                                conversation->answer_start - back, &kept);
+    free(kept.items);
+    free(text);
+    return status;
 }
 
 /* Add a question to a sequence: text -> ids. */
@@ -77,6 +160,7 @@ static cp_status question_add(cp_chat *chat, const char *question,
     const bool first = conversation->tokens.count == 0;
     const bool joins = chat->unread && chat->document != NULL;
     int64_t bytes = (int64_t)strlen(question);
+    CP_TRY(thoughts_drop(chat, sequence));
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
     CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
@@ -173,20 +257,24 @@ static cp_status tokens_add(cp_chat *chat, cp_transcript_call *call) {
     return CP_OK;
 }
 
-static void tokens_show(cp_chat *chat, const int32_t *tokens, int64_t count) {
-    char *text;
-    int64_t bytes;
-    if (cp_tokenizer_decode(chat->opened.tokenizer, tokens, count, &text,
-                            &bytes) != CP_OK)
+static void token_show(cp_chat *chat, cp_conversation *conversation,
+                       int32_t token) {
+    const cp_gguf_string text =
+        cp_tokenizer_bytes(chat->opened.tokenizer, token);
+    if (!is_shown(chat, conversation, token))
         return;
-    cp_screen_write(&chat->screen, text, bytes);
+    cp_screen_write(&chat->screen, text.bytes, text.length);
     cp_output_flush(); /* keeps the reason if output is lost */
-    free(text);
+}
+
+static void answer_show(cp_chat *chat, cp_conversation *conversation) {
+    mood_begin(chat, conversation);
+    for (int64_t n = 0; n < conversation->answer.count; n++)
+        token_show(chat, conversation, conversation->answer.items[n]);
 }
 
 void cp_chat_show(cp_chat *chat, int64_t sequence) {
-    const cp_ids *answer = &chat->conversations[sequence].answer;
-    tokens_show(chat, answer->items, answer->count);
+    answer_show(chat, &chat->conversations[sequence]);
     cp_screen_end(&chat->screen);
 }
 
@@ -221,7 +309,7 @@ static cp_status token_take(cp_chat *chat, cp_conversation *conversation,
     conversation->left--;
     chat->cost.tokens++;
     if (chat->live)
-        tokens_show(chat, &token, 1);
+        token_show(chat, conversation, token);
     CP_TRY(cp_ids_append(&conversation->tokens, token));
     return cp_ids_append(&conversation->answer, token);
 }
@@ -357,12 +445,12 @@ static cp_status call_try(cp_chat *chat, cp_transcript_call *call,
 
 /* The reporting rank is lost, perhaps in the middle of a word: print again. */
 static void answer_repeat(cp_chat *chat) {
-    const cp_ids *answer = &chat->conversations[0].answer;
+    cp_conversation *conversation = &chat->conversations[0];
     chat->screen = (cp_screen){.out = stdout, .width = chat->screen.width};
-    if (!chat->live || answer->count == 0)
+    if (!chat->live || conversation->answer.count == 0)
         return;
     puts("\n(The answer once more:)");
-    tokens_show(chat, answer->items, answer->count);
+    answer_show(chat, conversation);
 }
 
 /* Each sequence has its own sampler, so that its answer does not depend on how
@@ -527,7 +615,7 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
     chat->start = cp_clock();
     chat->open = chat->sequences;
     for (int64_t s = 0; s < chat->sequences; s++)
-        chat->conversations[s].turn_start = cp_session_length(chat->session, s);
+        chat->conversations[s].turn_start = chat->conversations[s].tokens.count;
     cp_status status = read_all(chat, questions);
     const bool answered = status == CP_OK;
     if (answered)

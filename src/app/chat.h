@@ -20,7 +20,13 @@ typedef struct {
         shared_prefix; /* length of the prefix to be taken over from sequence 0
                        when that has read it; 0: none */
     int64_t left;      /* tokens that the answer may still get */
-    bool ended;        /* tokens includes its end: nothing more is drawn */
+    enum {
+        CP_SPEAKS,
+        CP_THINKS,
+        CP_PAUSES
+    } mood;                 /* pauses: empty lines after
+                                                      thoughts */
+    bool ended;             /* tokens includes its end: nothing more is drawn */
     double last_token_time; /* when its last token came */
     cp_sampler sampler;
     cp_ids answer;
@@ -57,6 +63,7 @@ typedef struct {
     int64_t budget;     /* tokens of a reading call; 0: any number */
     cp_sampler sampler; /* the first sequence's; the others derive their own */
     bool live;          /* the answer is shown as it arrives */
+    bool hides;         /* thoughts, <think> to </think>, are not shown */
     bool interruptible; /* an interrupt ends the answer, not the program */
     volatile sig_atomic_t *stop;
     cp_screen screen;

@@ -14,7 +14,7 @@
 #include "predict/draw.h"
 
 typedef struct {
-    const char *file, *trace, *batch, *load, *save, *system, *date;
+    const char *file, *trace, *batch, *load, *save, *system, *date, *think;
     cp_words questions;
     int64_t capacity, rows, seed;
     double temperature;
@@ -81,6 +81,9 @@ static cp_status chat_check(void *context) {
     if (run->chat.draft > CP_DRAFT_MOST)
         return cp_refuse("--draft %ld: expected at most %d tokens",
                          run->chat.draft, CP_DRAFT_MOST);
+    run->chat.hides = strcmp(run->think, "hide") == 0;
+    if (!run->chat.hides && strcmp(run->think, "show") != 0)
+        return cp_refuse("--think %s: expected show or hide", run->think);
     if (run->chat.most < 1)
         return cp_refuse("--most %ld: expected at least 1 token",
                          run->chat.most);
@@ -611,6 +614,7 @@ static cp_status chat_work(void *context) {
 int cp_command_chat(int count, char *const *arguments) {
     chat_run run = {
         .seed = 1,
+        .think = "show",
         .ring = CP_COMMAND_RING,
         .chat = {.sequences = 1, .most = 128, .budget = 512, .stop = &stop}};
     const cp_option options[] = {
@@ -626,6 +630,9 @@ int cp_command_chat(int count, char *const *arguments) {
          "one question per line, each its own conversation, decoded together"},
         {"system", CP_WORD, &run.system, "TEXT",
          "the system message (default: the model's own)"},
+        {"think", CP_WORD, &run.think, "show|hide",
+         "a model's thoughts, <think> to </think> (default show); once another "
+         "question follows, they are what its template says"},
         {"date", CP_WORD, &run.date, "YYYY-MM-DD",
          "the date that the model's template sees (default: today)"},
         {"load", CP_WORD, &run.load, "FILE",

@@ -116,11 +116,11 @@ cp_status cp_transcript_draw(const cp_transcript *transcript,
 
 cp_status cp_transcript_take_back(cp_transcript_call *call, cp_session *session,
                                   int64_t sequence, int64_t tokens) {
+    if (tokens > 0)
+        CP_TRY(cp_session_truncate(
+            session, sequence, cp_session_length(session, sequence) - tokens));
     call->back[sequence] = tokens;
-    return tokens == 0 ? CP_OK
-                       : cp_session_truncate(
-                             session, sequence,
-                             cp_session_length(session, sequence) - tokens);
+    return CP_OK;
 }
 
 cp_status cp_transcript_clear(cp_transcript_call *call, cp_session *session,

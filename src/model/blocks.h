@@ -144,8 +144,7 @@ CP_INLINE int cp_level(int quant) {
 }
 
 CP_INLINE float cp_value_iq4_nl(const unsigned char *block, int i) {
-    return cp_half_value(block) *
-           (float)cp_level(cp_four_of_32(block + 2, i));
+    return cp_half_value(block) * (float)cp_level(cp_four_of_32(block + 2, i));
 }
 
 CP_INLINE int cp_scale_iq4_xs(const unsigned char *block, int group) {

@@ -1,5 +1,5 @@
 /* Tangled from book/12-model.nw; edit the chapter. */
-/* What a Llama-family file says about its model: its numbers, and where its
+/* What a file of Llama or Qwen says about its model: its numbers, and where its
  * tensors are. */
 #ifndef CP_FACTS_H
 #define CP_FACTS_H
@@ -63,9 +63,9 @@ void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
 cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
 
 /* Called with count tensors: those that a pass multiplies by together, from
- * first on, or their biases, or one vector or matrix. They are valid until it returns. Of each
- * head's numbers, pairs that turn together are neighbours. A tied output layer
- * is NULL; a tensor that the family lacks is not passed. */
+ * first on, or their biases, or one vector or matrix. They are valid until it returns. Numbers
+ * of a head that turn together are neighbours. A tied output layer is NULL; a
+ * tensor that the family lacks is not passed. */
 typedef cp_status (*cp_tensor_taker)(void *context, cp_weight first,
                                      int64_t layer, int count,
                                      const cp_gguf_tensor *const *tensors);

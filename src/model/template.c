@@ -9,11 +9,16 @@
 /* Marks of bytes; the template's own have 0. */
 enum { WORDS = 1, ANSWER = 2 };
 
-/* Render a question after some placeholder turns, up to where its answer
- * begins. The last of their answers is marked ANSWER. */
+/* A placeholder. */
+static cp_gguf_string dash(void) {
+    return cp_gguf_string_of("-");
+}
+
+/* Render a question after some turns of placeholders, but for the last answer,
+ * up to where its own answer begins. The last answer is marked ANSWER. */
 static cp_status render(const cp_template *form, int turns,
-                        cp_gguf_string question, cp_jinja_output *output) {
-    const cp_gguf_string emulator = cp_gguf_string_of("-");
+                        cp_gguf_string answer, cp_gguf_string question,
+                        cp_jinja_output *output) {
     cp_jinja_message messages[6];
     cp_jinja_input input = {.messages = messages,
                             .bos = form->bos,
@@ -24,9 +29,10 @@ static cp_status render(const cp_template *form, int turns,
         messages[input.count++] = (cp_jinja_message){
             "system", cp_gguf_string_of(form->system), WORDS};
     for (int n = 1; n <= turns; n++) {
-        messages[input.count++] = (cp_jinja_message){"user", emulator, WORDS};
-        messages[input.count++] = (cp_jinja_message){
-            "assistant", emulator, n == turns ? ANSWER : WORDS};
+        messages[input.count++] = (cp_jinja_message){"user", dash(), WORDS};
+        messages[input.count++] =
+            n == turns ? (cp_jinja_message){"assistant", answer, ANSWER}
+                       : (cp_jinja_message){"assistant", dash(), WORDS};
     }
     messages[input.count++] = (cp_jinja_message){"user", question, WORDS};
     return cp_jinja_render(form->source, &input, output);
@@ -77,11 +83,10 @@ static cp_status compare_turns(const cp_tokenizer *tokenizer,
 }
 
 static cp_status probe(const cp_tokenizer *tokenizer, cp_template *form) {
-    const cp_gguf_string question = cp_gguf_string_of("-");
     cp_jinja_output second = {0}, third = {0};
-    cp_status status = render(form, 1, question, &second);
+    cp_status status = render(form, 1, dash(), dash(), &second);
     if (status == CP_OK)
-        status = render(form, 2, question, &third);
+        status = render(form, 2, dash(), dash(), &third);
     if (status == CP_OK)
         status = compare_turns(tokenizer, second, third, &form->end);
     free(second.text);
@@ -138,7 +143,8 @@ cp_status cp_template_turn(const cp_template *form,
                            const char *user, int64_t bytes, cp_ids *ids) {
     cp_jinja_output output;
     cp_ids turn = {0};
-    CP_TRY(render(form, !first, (cp_gguf_string){user, bytes}, &output));
+    CP_TRY(
+        render(form, !first, dash(), (cp_gguf_string){user, bytes}, &output));
     const cp_jinja_output text = first ? output : behind_answer(output);
     cp_status status = cp_tokenizer_encode_marked(
         tokenizer, text.text, text.marks, text.length, &turn);
@@ -146,5 +152,41 @@ cp_status cp_template_turn(const cp_template *form,
         status = append(form, first, &turn, ids);
     free(turn.items);
     free(output.text);
+    return status;
+}
+
+/* The ids of a question after this many turns, the last with this answer. */
+static cp_status encode_turns(const cp_template *form,
+                              const cp_tokenizer *tokenizer, int turns,
+                              cp_gguf_string answer, cp_ids *ids) {
+    cp_jinja_output output;
+    CP_TRY(render(form, turns, answer, dash(), &output));
+    const cp_status status = cp_tokenizer_encode_marked(
+        tokenizer, output.text, output.marks, output.length, ids);
+    free(output.text);
+    return status;
+}
+
+cp_status cp_template_keep(const cp_template *form,
+                           const cp_tokenizer *tokenizer, const char *answer,
+                           int64_t bytes, int64_t *back, cp_ids *ids) {
+    cp_ids prompt = {0}, history = {0};
+    int64_t same = 0;
+    cp_status status = encode_turns(form, tokenizer, 0, dash(), &prompt);
+    if (status == CP_OK)
+        status = encode_turns(form, tokenizer, 1,
+                              (cp_gguf_string){answer, bytes}, &history);
+    while (same < cp_min(prompt.count, history.count) &&
+           prompt.items[same] == history.items[same])
+        same++;
+    *back = prompt.count - same;
+    int64_t end = same;
+    while (end < history.count && history.items[end] != form->end)
+        end++;
+    for (int64_t n = same; n <= end && end < history.count; n++)
+        if (status == CP_OK)
+            status = cp_ids_append(ids, history.items[n]);
+    free(prompt.items);
+    free(history.items);
     return status;
 }

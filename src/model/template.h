@@ -30,12 +30,21 @@ cp_status cp_template_find(const cp_gguf *file, const cp_tokenizer *tokenizer,
  * A later turn is what the template puts after an answer. It is rendered with a
  * short answer in place of the history, and does not depend on that. Tokens in
  * a cache stay as they were fed, even if the template would now render them
- * differently: without an old answer's thoughts, for instance. The caller feeds
+ * differently, unless cp_template_keep replaces them. The caller feeds
  * form->end, unless it is -1, between an answer and these ids, whether the
  * model ended its answer with it or was cut off. Fails as cp_jinja_render and
  * cp_tokenizer_encode do. */
 cp_status cp_template_turn(const cp_template *form,
                            const cp_tokenizer *tokenizer, bool first,
                            const char *user, int64_t bytes, cp_ids *ids);
+
+/* Append to *ids what a template makes of an answer when another question
+ * follows, with form->end: of one with thoughts, often only the rest. The last
+ * *back ids of the turn before it, a thought's beginning for instance, are then
+ * not part of the conversation either. Appends nothing if form->end is -1, or
+ * if no end follows the answer. Fails as cp_template_turn does. */
+cp_status cp_template_keep(const cp_template *form,
+                           const cp_tokenizer *tokenizer, const char *answer,
+                           int64_t bytes, int64_t *back, cp_ids *ids);
 
 #endif

@@ -42,7 +42,7 @@ static const char smollm[] = LETTERS_OR_PUNCTUATION
 #define LINES_OR_SPACES                                                        \
     "[" WHITE "]*[\\r\\n]+|[" WHITE "]+(?![^" WHITE "])|[" WHITE "]+"
 #define WORDS_WITH_DIGITS(digits)                                              \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits         \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits       \
     "|" NEITHER "[\\r\\n]*|" LINES_OR_SPACES
 
 static const char llama3[] = WORDS_WITH_DIGITS("\\p{N}{1,3}");
@@ -52,10 +52,9 @@ static const char qwen2[] = WORDS_WITH_DIGITS("\\p{N}");
 #define CAPITALS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 
-static const char tekken[] =
-    "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "*" SMALL "+|"
-    "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "+" SMALL "*|"
-    "\\p{N}|" NEITHER "[\\r\\n/]*|" LINES_OR_SPACES;
+static const char tekken[] = "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "*" SMALL "+|"
+                             "[^\\r\\n\\p{L}\\p{N}]?" CAPITALS "+" SMALL "*|"
+                             "\\p{N}|" NEITHER "[\\r\\n/]*|" LINES_OR_SPACES;
 
 #define POINTS "\\p{P}$+<=>^~|"
 
@@ -71,12 +70,9 @@ typedef struct {
 } splitter;
 
 static const splitter splitters[] = {
-    {"smollm", smollm, false, false},
-    {"gpt-2", gpt2, false, false},
-    {"llama-bpe", llama3, true, true},
-    {"qwen2", qwen2, false, false},
-    {"deepseek-r1-qwen", qwen2, false, false},
-    {"tekken", tekken, true, true},
+    {"smollm", smollm, false, false},          {"gpt-2", gpt2, false, false},
+    {"llama-bpe", llama3, true, true},         {"qwen2", qwen2, false, false},
+    {"deepseek-r1-qwen", qwen2, false, false}, {"tekken", tekken, true, true},
     {"default", otherwise, false, false},
 };
 
@@ -404,8 +400,7 @@ bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id) {
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name) {
     const cp_ids *wholes = &tokenizer->wholes;
     for (int64_t n = 0; n < wholes->count; n++)
-        if (is_control(tokenizer, wholes->items[n]) &&
-            cp_gguf_is(tokenizer->tokens[wholes->items[n]], name))
+        if (cp_gguf_is(tokenizer->tokens[wholes->items[n]], name))
             return wholes->items[n];
     return -1;
 }

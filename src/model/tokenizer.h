@@ -21,7 +21,8 @@ int32_t cp_tokenizer_first(const cp_tokenizer *tokenizer);
 /* Does this token end an answer? */
 bool cp_tokenizer_ends(const cp_tokenizer *tokenizer, int32_t id);
 
-/* The control token of this name, "<|im_end|>"; -1 if there is none. */
+/* The token of this name that is taken whole, "<|im_end|>" or "<think>"; -1 if
+ * there is none. */
 int32_t cp_tokenizer_find(const cp_tokenizer *tokenizer, const char *name);
 
 /* Is it a control token, which a user's text must not become? */

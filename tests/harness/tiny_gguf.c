@@ -168,8 +168,15 @@ static void put_byte_token(tiny_bytes *out, int byte) {
     tiny_put_string(out, text);
 }
 
+static int count_extra(const tiny_gguf_options *options) {
+    int count = options->extra != NULL;
+    for (const char *at = options->extra; count > 0 && *at != '\0'; at++)
+        count += *at == ',';
+    return count;
+}
+
 int tiny_gguf_vocabulary_size(const tiny_gguf_options *options) {
-    int count = 256 + MERGES + (options->extra != NULL) +
+    int count = 256 + MERGES + count_extra(options) +
                 vocabularies[options->vocabulary].control_count;
     for (int byte = 1; byte < 256; byte++)
         count -= is_left_out(options, byte);
@@ -198,15 +205,15 @@ static int put_tokens(const tiny_gguf_options *options, metadata *out) {
         memmove(space, space + 1, strlen(space));
         tiny_put_string(&out->bytes, rule);
     }
-    if (options->extra != NULL)
-        tiny_put_string(&out->bytes, options->extra);
+    put_words(&out->bytes, options->extra != NULL ? options->extra : "");
     put_words(&out->bytes, vocab->last ? vocab->controls : "");
 
-    const int extra = vocab->last ? first - 1 : count - 1;
+    const int end = vocab->last ? first : count;
+    const int extra = end - count_extra(options);
     key_array(out, "tokenizer.ggml.token_type", KEY_I32, count);
     for (int id = 0; id < count; id++) {
         int type = id >= first && id < first + vocab->control_count ? 3 : 1;
-        if (id == extra && options->extra != NULL && options->extra_type != 0)
+        if (id >= extra && id < end && options->extra_type != 0)
             type = options->extra_type;
         tiny_put_u32(&out->bytes, (uint32_t)type);
     }

@@ -33,8 +33,8 @@ typedef struct {
     const char *tokenizer;     /* instead of "gpt2" */
     const char *chat_template; /* instead of the vocabulary's; "" for none */
     const char *without;       /* bytes (not 0) that get no token */
-    const char *extra;         /* one more token, which no merge makes */
-    int extra_type;            /* its type: 0 or 1 text, 3, 4 */
+    const char *extra;         /* more tokens, "a,b", which no merge makes */
+    int extra_type;            /* their type: 0 or 1 text, 3, 4 */
     bool repeats; /* quantised weights repeat after some thousands: faster */
     uint64_t seed;
     int part, parts; /* parts > 1: this part, from 0; tensors alternate */
