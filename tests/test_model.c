@@ -653,32 +653,39 @@ LOOP(test_forgeries, 0, COUNT_OF(forgeries)) {
 
 static const struct {
     const char *key;
-    float value;
-} scalings[] = {{"llama.rope.scaling.factor", 4},
-                {"llama.rope.scale_linear", 2},
-                {"llama.rope.scaling.attn_factor", 0.5f},
-                {"llama.rope.scaling.factor", 1}};
+    float value; /* or, if it is 0, */
+    uint32_t count;
+    bool accepted;
+} additions[] = {{"llama.rope.scaling.factor", 4, 0, false},
+                 {"llama.rope.scale_linear", 2, 0, false},
+                 {"llama.rope.scaling.attn_factor", 0.5f, 0, false},
+                 {"llama.rope.scaling.factor", 1, 0, true},
+                 {"llama.expert_count", 0, 8, false},
+                 {"llama.expert_count", 0, 0, true},
+                 {"llama.attention.sliding_window", 0, 511, false},
+                 {"llama.attention.sliding_window", 0, 512, true}};
 
-/* A key with a float, and one with text that pads to the data's alignment, come
+/* A key with a number, and one with text that pads to the data's alignment, come
  * before all others of a valid file. */
-LOOP(test_scalings, 0, 4) {
+LOOP(test_additions, 0, COUNT_OF(additions)) {
     tiny_bytes sound = {0};
-    const char *key = scalings[_i].key;
-    const float value = scalings[_i].value;
+    const char *key = additions[_i].key;
+    const float value = additions[_i].value;
     char fill[32] = {0};
     cp_model_facts facts;
     tiny_gguf_build(NULL, &sound);
     sound.bytes[16] = (unsigned char)(sound.bytes[16] + 2); /* keys */
     memset(fill, 'x', (size_t)(-(int)(strlen(key) + 37) & 31));
     tiny_put(&f.bytes, sound.bytes, 24);
-    tiny_put_key(&f.bytes, key, 6); /* float32 */
-    tiny_put(&f.bytes, &value, 4);
+    tiny_put_key(&f.bytes, key, value != 0 ? 6 : 4); /* float32, or uint32 */
+    tiny_put(&f.bytes, value != 0 ? (const void *)&value : &additions[_i].count,
+             4);
     tiny_put_key(&f.bytes, "x", 8); /* string */
     tiny_put_string(&f.bytes, fill);
     tiny_put(&f.bytes, sound.bytes + 24, sound.length - 24);
     free(sound.bytes);
     parse_file();
-    if (_i == 3)
+    if (additions[_i].accepted)
         must(cp_facts_read(f.file, &facts));
     else
         refuses(cp_facts_read(f.file, &facts), CP_INVALID, key);

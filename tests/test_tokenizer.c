@@ -160,6 +160,7 @@ static const struct {
     {"deepseek-r1-qwen", "We'LL do 10", "We|'LL| do| |1|0"},
     {"tekken", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
     {"tekken", "aB://\n aBc HTTPd", "a|B|://\n| a|Bc| HTTPd"},
+    {"tekken", "x:\n/y", "x|:\n/|y"},
     {"smollm", " $5 \xE2\x82\xAC", " $|5| \xE2\x82\xAC"},
     {"default", " $5 \xE2\x82\xAC", " |$|5| \xE2\x82\xAC"},
     {"smollm",
