@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, ROOM = 256 * PAGE };
@@ -502,6 +503,49 @@ static void remove_parts(void) {
 
 /* Whichever part is named, all are read, and together they are the whole
  * file. */
+/* How many pages were brought back while all weights were read. */
+static long read_again(const cp_gguf *mapped) {
+    struct rusage before, after;
+    int64_t count;
+    const cp_gguf_tensor *tensors = cp_gguf_tensors(mapped, &count);
+    getrusage(RUSAGE_SELF, &before);
+    for (int64_t n = 0; n < count; n++)
+        ck_assert(cp_gguf_finite(&tensors[n]));
+    getrusage(RUSAGE_SELF, &after);
+    return after.ru_minflt - before.ru_minflt;
+}
+
+/* A forgotten tensor is no longer in memory, and reads as before. */
+TEST(forgotten_tensors_are_fetched_again) {
+    char path[] = "/tmp/longring-gguf-XXXXXX";
+    close(mkstemp(path));
+    cp_gguf *mapped;
+    int64_t count;
+    tiny_gguf_write(path, &(tiny_gguf_options){.width = 512, .blocks = 1});
+    must(cp_gguf_open(path, &mapped));
+    const cp_gguf_tensor *tensors = cp_gguf_tensors(mapped, &count);
+    read_again(mapped);
+    const long kept = read_again(mapped);
+    for (int64_t n = 0; n < count; n++)
+        cp_gguf_forget(mapped, &tensors[n]);
+    const long forgotten = read_again(mapped);
+    ck_assert_msg(forgotten > kept, "%ld after %ld", forgotten, kept);
+    cp_gguf_close(mapped);
+    unlink(path);
+}
+
+TEST(bytes_of_the_caller_are_not_forgotten) {
+    int64_t count;
+    tiny_gguf_build(NULL, &bytes);
+    must(cp_gguf_parse(bytes.bytes, bytes.length, &file));
+    const cp_gguf_tensor *tensors = cp_gguf_tensors(file, &count);
+    void *before = room_for(bytes.length, 1);
+    memcpy(before, bytes.bytes, (size_t)bytes.length);
+    for (int64_t n = 0; n < count; n++)
+        cp_gguf_forget(file, &tensors[n]);
+    ck_assert_mem_eq(bytes.bytes, before, (size_t)bytes.length);
+}
+
 LOOP(parts_equal_the_whole_file, 1, 4) {
     cp_gguf *parts;
     int64_t count, parts_count, context;

@@ -261,65 +261,65 @@ static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
                 extent(facts, weights[weight].out), out);
 }
 
-typedef struct {
-    const cp_gguf_tensor *tensors[3];
-    cp_gguf_tensor copies[3]; /* those of a family of halves */
-    char *bytes[3];           /* of a copy; or NULL */
-} tensor_group;
-
 static bool is_rotated(cp_weight weight) {
     return weight >= CP_WEIGHT_QUERY && weight <= CP_WEIGHT_KEY_NORM &&
            weight != CP_WEIGHT_VALUE && weight != CP_WEIGHT_VALUE_BIAS;
 }
 
-/* Replace the nth tensor of a group by a copy. */
 static cp_status make_neighbours(const cp_model_facts *facts, cp_weight weight,
-                                 int n, tensor_group *group) {
-    const cp_gguf_tensor *from = group->tensors[n];
+                                 const cp_gguf_tensor *from,
+                                 cp_gguf_tensor *copy) {
     const int64_t rows = from->extent[cp_weight_is_vector(weight) ? 0 : 1];
     const int64_t bytes = from->bytes / rows, dim = facts->shape.head_dim;
-    CP_TRY(cp_allocate(&group->bytes[n], from->bytes, 1, "a tensor's rows"));
+    char *moved;
+    *copy = *from;
+    copy->data = NULL;
+    CP_TRY(cp_allocate(&moved, from->bytes, 1, "a tensor's rows"));
+    copy->data = (const void *)moved;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t i = row % dim;
         const int64_t in_file =
             i < facts->rotary ? row - i + i / 2 + i % 2 * facts->rotary / 2
                               : row;
-        memcpy(group->bytes[n] + row * bytes,
-               (const char *)from->data + in_file * bytes, (size_t)bytes);
+        memcpy(moved + row * bytes, (const char *)from->data + in_file * bytes,
+               (size_t)bytes);
     }
-    group->copies[n] = *from;
-    group->copies[n].data = (const void *)group->bytes[n];
-    group->tensors[n] = &group->copies[n];
     return CP_OK;
 }
 
-static cp_status find_group(const cp_gguf *file, const cp_model_facts *facts,
-                            int weight, int64_t layer, tensor_group *group) {
-    for (int n = 0; n < weights[weight].together; n++) {
-        CP_TRY(find_weight(file, facts, (cp_weight)(weight + n), layer,
-                           &group->tensors[n]));
-        if (facts->family->halves && is_rotated((cp_weight)(weight + n)))
-            CP_TRY(make_neighbours(facts, (cp_weight)(weight + n), n, group));
+static cp_status pass_group(const cp_gguf *file, const cp_model_facts *facts,
+                            int first, int64_t layer, cp_tensor_taker take,
+                            void *context) {
+    const int count = weights[first].together;
+    const cp_gguf_tensor *found[3] = {0}, *passed[3] = {0};
+    cp_gguf_tensor copies[3];
+    cp_status status = CP_OK;
+    for (int n = 0; n < count && status == CP_OK; n++) {
+        const cp_weight weight = (cp_weight)(first + n);
+        status = find_weight(file, facts, weight, layer, &found[n]);
+        passed[n] = found[n];
+        if (status != CP_OK || !facts->family->halves || !is_rotated(weight))
+            continue;
+        status = make_neighbours(facts, weight, found[n], &copies[n]);
+        passed[n] = &copies[n];
     }
-    return CP_OK;
+    if (status == CP_OK)
+        status = take(context, (cp_weight)first, layer, count, passed);
+    for (int n = 0; n < count && found[n] != NULL; n++) {
+        if (passed[n] == &copies[n])
+            free((void *)(uintptr_t)copies[n].data);
+        cp_gguf_forget(file, found[n]);
+    }
+    return status;
 }
 
 cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
                            cp_tensor_taker take, void *context) {
     for (int64_t layer = 0; layer < facts->layers; layer++) {
         int w = layer == 0 ? CP_WEIGHT_EMBEDDING : CP_WEIGHT_ATTENTION_NORM;
-        for (; w < CP_WEIGHTS; w += weights[w].together) {
-            tensor_group group = {0};
-            if (!has_weight(facts, (cp_weight)w))
-                continue;
-            cp_status status = find_group(file, facts, w, layer, &group);
-            if (status == CP_OK)
-                status = take(context, (cp_weight)w, layer, weights[w].together,
-                              group.tensors);
-            for (int n = 0; n < 3; n++)
-                free(group.bytes[n]);
-            CP_TRY(status);
-        }
+        for (; w < CP_WEIGHTS; w += weights[w].together)
+            if (has_weight(facts, (cp_weight)w))
+                CP_TRY(pass_group(file, facts, w, layer, take, context));
     }
     return CP_OK;
 }

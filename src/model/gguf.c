@@ -1,5 +1,5 @@
 /* Reads GGUF files that strangers wrote. Trusts nothing in them. */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "model/gguf.h"
 
 #include <errno.h>
@@ -550,6 +550,16 @@ cp_status cp_gguf_open(const char *path, cp_gguf **out) {
         status = join_parts(*out);
     return status == CP_OK ? CP_OK
                            : cp_fail(status, "%s: %s", path, cp_message());
+}
+
+void cp_gguf_forget(const cp_gguf *file, const cp_gguf_tensor *tensor) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t data = (uintptr_t)tensor->data, before = data & (page - 1);
+    for (; file != NULL; file = file->next)
+        if (file->mapped &&
+            data - (uintptr_t)file->bytes < (uintptr_t)file->length)
+            madvise((void *)(data - before), (size_t)tensor->bytes + before,
+                    MADV_DONTNEED);
 }
 
 void cp_gguf_close(cp_gguf *file) {

@@ -93,6 +93,10 @@ const cp_gguf_tensor *cp_gguf_find(const cp_gguf *file, const char *name);
 /* All tensors, sorted by name. */
 const cp_gguf_tensor *cp_gguf_tensors(const cp_gguf *file, int64_t *count);
 
+/* Give back the memory of a tensor in a mapped file. It may still be read: its
+ * pages are then fetched again. */
+void cp_gguf_forget(const cp_gguf *file, const cp_gguf_tensor *tensor);
+
 /* Are all its weights finite? Blocks are judged by their scales. */
 bool cp_gguf_finite(const cp_gguf_tensor *tensor);
 
