@@ -131,8 +131,10 @@ static inline words byte_at(const int32_t *from, int byte) {
 static inline words high_at(const int32_t (*high)[CP_LANES], int bits, int lane,
                             int input) {
     const int at = bits * input;
-    const words found = words_at(high[at / 32] + lane) >> at % 32;
-    return (bits == 1 ? found & 1 : found & 3) << 4;
+    const words found = words_at(high[at / 32] + lane);
+    if (at % 32 < 4)
+        return found << (4 - at % 32);
+    return found >> (at % 32 - 4);
 }
 
 static inline lanes float_of(words quants) {
@@ -158,6 +160,16 @@ static inline words halves_at(const uint16_t *from) {
 static inline lanes floats_at(const float *from) {
     lanes loaded;
     return *(lanes *)memcpy(&loaded, from, sizeof(loaded));
+}
+
+/* The four bits of low, and those of high above, as a float. */
+static inline lanes five_bits(words low, words high) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    const lanes first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(first, first + 16.0f, (low & 15) | (high & ~15));
+#else
+    return float_of((low & 15) | (high & 16));
+#endif
 }
 
 /* The number that the lowest four bits stand for in a table. */
@@ -194,17 +206,39 @@ static inline lanes widen(const uint16_t *from) {
 }
 
 static inline lanes scales_at(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return float_of(
+        (words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from)));
+#elif defined(__AVX2__)
+    return float_of(
+        (words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from)));
+#else
     uint8_t bytes __attribute__((vector_size(TOGETHER)));
     memcpy(&bytes, from, sizeof(bytes));
-    return __builtin_convertvector(__builtin_convertvector(bytes, words),
-                                   lanes);
+    return float_of(__builtin_convertvector(bytes, words));
+#endif
 }
 
 static inline lanes signed_scales_at(const int8_t *from) {
+#if defined(__AVX512F__)
+    return float_of(
+        (words)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
+#elif defined(__AVX2__)
+    return float_of(
+        (words)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+#else
     int8_t bytes __attribute__((vector_size(TOGETHER)));
     memcpy(&bytes, from, sizeof(bytes));
-    return __builtin_convertvector(__builtin_convertvector(bytes, words),
-                                   lanes);
+    return float_of(__builtin_convertvector(bytes, words));
+#endif
+}
+
+/* A product that the compiler must not fuse into each weight. */
+static inline lanes finished(lanes product) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(product));
+#endif
+    return product;
 }
 
 /* Where to read: some lanes of a part of a group. */
@@ -216,7 +250,7 @@ typedef struct {
     static inline factors factors_##type(const void *from, cursor at) {        \
         const type##_tile *tile = from;                                        \
         const lanes scale = scale_;                                            \
-        return (factors){{scale}, {shift_}};                                   \
+        return (factors){{finished(scale)}, {finished(shift_)}};               \
     }
 #define SCALE widen(&tile->scale[at.group][at.lane])
 #define MINIMUM widen(&tile->minimum[at.group][at.lane])
@@ -238,7 +272,8 @@ static inline factors factors_q6_k(const void *from, cursor at) {
     const int8_t(*scales)[CP_LANES] = tile->part[at.part].scale[at.group];
     const lanes one = SCALE * signed_scales_at(&scales[0][at.lane]);
     const lanes two = SCALE * signed_scales_at(&scales[1][at.lane]);
-    return (factors){{one, two}, {-32.0f * one, -32.0f * two}};
+    return (factors){{finished(one), finished(two)},
+                     {finished(-32.0f * one), finished(-32.0f * two)}};
 }
 
 static inline factors no_factors(const void *from, cursor at) {
@@ -259,12 +294,11 @@ NUMBER(q4_1, four_bits(LOW(*tile)))
 NUMBER(q4_k, four_bits(LOW(tile->part[at.part])))
 NUMBER(iq4_nl, level_of(LOW(*tile)))
 NUMBER(iq4_xs, level_of(LOW(tile->part[at.part])))
-NUMBER(q5_0, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
-NUMBER(q5_1, float_of((LOW(*tile) & 15) | HIGH(*tile, 1)))
-NUMBER(q5_k,
-       float_of((LOW(tile->part[at.part]) & 15) | HIGH(tile->part[at.part], 1)))
-NUMBER(q6_k,
-       float_of((LOW(tile->part[at.part]) & 15) | HIGH(tile->part[at.part], 2)))
+NUMBER(q5_0, five_bits(LOW(*tile), HIGH(*tile, 1)))
+NUMBER(q5_1, five_bits(LOW(*tile), HIGH(*tile, 1)))
+NUMBER(q5_k, five_bits(LOW(tile->part[at.part]), HIGH(tile->part[at.part], 1)))
+NUMBER(q6_k, float_of((LOW(tile->part[at.part]) & 15) |
+                      (HIGH(tile->part[at.part], 2) & 48)))
 NUMBER(q8_0,
        float_of(byte_at(&tile->words[at.group][input / 4][at.lane], input % 4)))
 NUMBER(f16, widen(&tile->numbers[at.group][input][at.lane]))
