@@ -56,7 +56,8 @@ static const struct {
 
 enum { TYPES = sizeof(types) / sizeof(types[0]) };
 
-/* A matrix of arbitrary bits that are finite numbers. */
+/* A matrix of arbitrary bits that are finite numbers, none of them so small
+ * that a processor treats it apart. */
 static cp_matrix make_matrix(int type, int64_t in, int64_t out, void **memory) {
     int64_t values, bytes, size;
     if (!cp_gguf_type_block(type, &values, &bytes))
@@ -66,6 +67,11 @@ static cp_matrix make_matrix(int type, int64_t in, int64_t out, void **memory) {
     need(cp_allocate(&blocks, count, 1, "blocks"));
     for (int64_t n = 0; n < count; n++)
         blocks[n] = (unsigned char)((n * 2654435761) >> 20 & 0x37);
+    if (type == CP_GGUF_F32) {
+        float *plain = numbers(in * out);
+        memcpy(blocks, plain, (size_t)count);
+        free(plain);
+    }
     need(cp_matrix_bytes(type, in, out, &size));
     need(cp_allocate(memory, size + 64, 1, "a matrix"));
     char *aligned = (char *)*memory + 64 - (uintptr_t)*memory % 64;
