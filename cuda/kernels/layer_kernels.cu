@@ -224,6 +224,8 @@ CP_INLINED eight get_of_head(const cp_device_rotate_args *a, int64_t token,
     const row from = {a->projected, (token * heads + head) * dim, CP_F32};
     const row bias = {a->bias, head * dim, CP_F32};
     eight y = get_eight(&from, d, dim);
+    if (a->bias == NULL)
+        return y;
     const eight addends = get_eight(&bias, d, dim);
     CP_EACH(k, EIGHT)
         y.x[k] += addends.x[k];
