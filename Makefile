@@ -305,7 +305,7 @@ $(B)/emulator/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
 objects: $(EMULATOR:.cu.o=.cu.watched.o) $(LABS_C) $(OBJECTS) $(HARNESS) $(SUITES:%=%.o) $(WRITERS:%=%.o) $(SHARED) $(LADDER) $(EMULATOR) $(B)/emulator/figures/gpu/measure_gpu.c.o $(B)/emulator/figures/gpu/held.cu.o $(B)/tests/harness/tiny-model.o $(if $(REAL_CUDA),$(B)/real-interface.o)
 format: ## check the layout of the C with clang-format
 	@$(call install,$(FOR_CI)); $(skeletons)
-	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] tests/emulator/*.[ch] figures/*.[ch] figures/*/*.[ch] figures/gpu/*.cu exercises/*/grade.c) $(SKELETONS)/*/*
+	@clang-format --dry-run -Werror $(wildcard src/*/*.[ch] reference/*.c reference/*/*.[ch] cuda/*/*.[ch] cuda/*/*.cu tests/*.[ch] tests/fuzz/*.[ch] tests/harness/*.[ch] tests/harness/*/*.[ch] tests/emulator/*.[ch] figures/*.[ch] figures/*/*.[ch] figures/gpu/*.cu exercises/*/grade.c) $(SKELETONS)/*/*
 
 CHAPTERS := $(sort $(wildcard book/[0-9]*.nw book/labs/[0-9]*.nw))
 ONLY ?= $(CHAPTERS)
@@ -349,6 +349,8 @@ check-arm: ## build for aarch64, and run suites and the labs' solutions there, u
 model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and verify its checksum
 	@# Never overwrite a file that the user names.
 	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model $(MODEL),test -r $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; })
+door: ## compile and run the ring in one file, reference/door.c (RANKS=4 TOKENS=96)
+	@mkdir -p $(B); $(CC) -O2 -pthread -o $(B)/door reference/door.c -lm && $(B)/door $(RANKS) $(TOKENS)
 demo: ## install, build, fetch the model, and hold a conversation over four ranks
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model
@@ -370,4 +372,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: held kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: door held kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
