@@ -72,6 +72,17 @@ int scenes_read(const char *pattern) {
     return scene_count;
 }
 
+/* Is it in the output? A number must be a line of its own. */
+static bool is_said(const char *where, const char *text) {
+    const size_t length = strlen(text);
+    const bool number = strspn(text, "0123456789") == length;
+    const char *at = strstr(where, text);
+    while (at != NULL && number &&
+           ((at != where && at[-1] != '\n') || at[length] != '\n'))
+        at = strstr(at + 1, text);
+    return at != NULL;
+}
+
 /* Without expectations, standard error must be empty, and so must a failure's
  * standard output; a failure prints one line. */
 static bool is_as_expected(const scene *scene, int status) {
@@ -79,7 +90,7 @@ static bool is_as_expected(const scene *scene, int status) {
     for (int i = 0; i < scene->count; i++) {
         const char *text = scene->expected[i].text;
         const bool on_errors = scene->expected[i].where == ERR;
-        const bool found = strstr(on_errors ? errors : output, text) != NULL;
+        const bool found = is_said(on_errors ? errors : output, text);
         all = all && found == (scene->expected[i].where != NOT);
         out = out || !on_errors;
         err = err || on_errors;
