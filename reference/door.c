@@ -142,10 +142,15 @@ static float number(int what, int which) {
     return (float)(x >> 40) * 0x1p-23f - 1.0f;
 }
 
+static void fail(const char *why) {
+    perror(why);
+    exit(1);
+}
+
 static void *room(size_t count, size_t size) {
     void *memory = calloc(count > 0 ? count : 1, size);
     if (memory == NULL)
-        exit((perror("no memory"), 1));
+        fail("no memory");
     return memory;
 }
 
@@ -229,7 +234,7 @@ int main(int count, char **arguments) {
     }
     for (int r = 0; r < ranks; r++)
         if (pthread_create(&threads[r], NULL, run_rank, &all[r]) != 0)
-            exit((perror("no thread"), 1));
+            fail("no thread");
     double worst = 0;
     for (int r = 0; r < ranks; r++) {
         pthread_join(threads[r], NULL);

@@ -101,6 +101,7 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
     const cp_device_model *model = load->model;
     cp_device_matrix *where = &model->tensors[cp_weight_index(weight, layer)];
     cp_device_matrix matrix = {.numbers = numbers_of(model, weight)};
+    const bool is_row = cp_weight_is_vector(weight);
     piece pieces[3];
     if (tensors[0] == NULL) {
         *where = model->tensors[CP_WEIGHT_EMBEDDING];
@@ -109,8 +110,8 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
     for (int p = 0; p < count; p++) {
         const cp_weight next = (cp_weight)((int)weight + p);
         CP_TRY(take_piece(load, next, tensors[p], &pieces[p]));
-        matrix.in = pieces[p].in + (is_bias(weight) ? matrix.in : 0);
-        matrix.out = pieces[p].rows + (is_bias(weight) ? 0 : matrix.out);
+        matrix.in = pieces[p].in + (is_row ? matrix.in : 0);
+        matrix.out = pieces[p].rows + (is_row ? 0 : matrix.out);
     }
     matrix.values = cp_arena_claim(&load->arena, matrix.out,
                                    matrix.in * cp_number_bytes(matrix.numbers));

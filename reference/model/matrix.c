@@ -205,33 +205,23 @@ static inline lanes widen(const uint16_t *from) {
 #endif
 }
 
-static inline lanes scales_at(const uint8_t *from) {
+/* Eight-bit scales as floats, for which a type needs its own instruction. */
+#define SCALES_AT(name, type, wide, narrow)                                    \
+    static inline lanes name(const type *from) {                               \
+        type bytes __attribute__((vector_size(TOGETHER)));                     \
+        memcpy(&bytes, from, sizeof(bytes));                                   \
+        return float_of(WIDEN(bytes, wide, narrow));                           \
+    }
 #if defined(__AVX512F__)
-    return float_of(
-        (words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from)));
+#define WIDEN(bytes, wide, narrow) (words) wide((__m128i)bytes)
 #elif defined(__AVX2__)
-    return float_of(
-        (words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from)));
+#define WIDEN(bytes, wide, narrow)                                             \
+    (words) narrow(_mm_loadl_epi64((const void *)&bytes))
 #else
-    uint8_t bytes __attribute__((vector_size(TOGETHER)));
-    memcpy(&bytes, from, sizeof(bytes));
-    return float_of(__builtin_convertvector(bytes, words));
+#define WIDEN(bytes, wide, narrow) __builtin_convertvector(bytes, words)
 #endif
-}
-
-static inline lanes signed_scales_at(const int8_t *from) {
-#if defined(__AVX512F__)
-    return float_of(
-        (words)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
-#elif defined(__AVX2__)
-    return float_of(
-        (words)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
-#else
-    int8_t bytes __attribute__((vector_size(TOGETHER)));
-    memcpy(&bytes, from, sizeof(bytes));
-    return float_of(__builtin_convertvector(bytes, words));
-#endif
-}
+SCALES_AT(scales_at, uint8_t, _mm512_cvtepu8_epi32, _mm256_cvtepu8_epi32)
+SCALES_AT(signed_scales_at, int8_t, _mm512_cvtepi8_epi32, _mm256_cvtepi8_epi32)
 
 /* A product that the compiler must not fuse into each weight. */
 static inline lanes finished(lanes product) {

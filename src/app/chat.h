@@ -9,6 +9,9 @@
 #include "app/transcript.h"
 #include "model/template.h"
 
+/* A pause: the empty lines between a thought and what is said. */
+typedef enum { CP_SPEAKS, CP_THINKS, CP_PAUSES } cp_mood;
+
 /* One conversation, and its current or last answer. */
 typedef struct {
     cp_ids tokens; /* all its tokens: those in the session, then those still to
@@ -20,13 +23,8 @@ typedef struct {
         shared_prefix; /* length of the prefix to be taken over from sequence 0
                        when that has read it; 0: none */
     int64_t left;      /* tokens that the answer may still get */
-    enum {
-        CP_SPEAKS,
-        CP_THINKS,
-        CP_PAUSES
-    } mood;                 /* pauses: empty lines after
-                                                      thoughts */
-    bool ended;             /* tokens includes its end: nothing more is drawn */
+    cp_mood mood;      /* of what comes next */
+    bool ended;        /* tokens includes its end: nothing more is drawn */
     double last_token_time; /* when its last token came */
     cp_sampler sampler;
     cp_ids answer;

@@ -87,7 +87,7 @@ static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
 static cp_status find_family(const cp_gguf *file, const cp_family **family) {
     cp_gguf_string name;
     CP_TRY(cp_gguf_text(file, "general.architecture", &name));
-    for (int n = 0; n < 3; n++)
+    for (size_t n = 0; n < sizeof(families) / sizeof(families[0]); n++)
         if (cp_gguf_is(name, families[n].name)) {
             *family = &families[n];
             return CP_OK;

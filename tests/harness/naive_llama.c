@@ -1,5 +1,5 @@
-/* A Llama or Qwen decoder in float64, written to be obvious. It reads the file's keys
- * and weights itself, and shares nothing with the model except the GGUF parser
+/* A Llama or Qwen decoder in float64, written to be obvious. It reads the file's
+ * keys and weights itself, and shares nothing with the model except the GGUF parser
  * and the decoding of blocks. */
 #include "naive_llama.h"
 
@@ -22,21 +22,24 @@ static double *get(int64_t count) {
     return room_for(count, sizeof(double));
 }
 
+/* The key of the file's family with this name; valid until the next call. */
+static const char *key_of(const naive *m, const char *name) {
+    static char key[128];
+    snprintf(key, sizeof(key), "%s.%s", cp_gguf_show(m->family).text, name);
+    return key;
+}
+
 static int64_t number(const naive *m, const char *name, int64_t otherwise) {
     int64_t value = otherwise;
-    char key[128];
-    snprintf(key, sizeof(key), "%s.%s", cp_gguf_show(m->family).text, name);
-    if (cp_gguf_has(m->file, key))
-        must(cp_gguf_integer(m->file, key, &value));
+    if (cp_gguf_has(m->file, key_of(m, name)))
+        must(cp_gguf_integer(m->file, key_of(m, name), &value));
     return value;
 }
 
 static double fraction(const naive *m, const char *name, double otherwise) {
     double value = otherwise;
-    char key[128];
-    snprintf(key, sizeof(key), "%s.%s", cp_gguf_show(m->family).text, name);
-    if (cp_gguf_has(m->file, key))
-        must(cp_gguf_float(m->file, key, &value));
+    if (cp_gguf_has(m->file, key_of(m, name)))
+        must(cp_gguf_float(m->file, key_of(m, name), &value));
     return value;
 }
 
