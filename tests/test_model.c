@@ -167,6 +167,18 @@ static const tiny_gguf_options tiny_shapes[] = {
      .head_dim = 24,
      .rope_dim = 16,
      .output = true},
+    {.seed = 12, .family = "qwen35", .rope_dim = 4},
+    {.seed = 13,
+     .family = "qwen35",
+     .blocks = 6,
+     .period = 3,
+     .state_heads = 6,
+     .taps = 3,
+     .heads = 6,
+     .kv_heads = 2,
+     .head_dim = 32,
+     .rope_dim = 8},
+    {.seed = 14, .family = "qwen35", .state_heads = 2, .taps = 1, .period = 4},
 };
 
 LOOP(test_every_shape, 0, COUNT_OF(tiny_shapes)) {
@@ -192,6 +204,7 @@ static const tiny_gguf_options families[] = {
     {.seed = 21, .rope_freqs = true},
     {.seed = 22, .family = "qwen2"},
     {.seed = 24, .family = "qwen3"},
+    {.seed = 25, .family = "qwen35", .rope_dim = 8},
 };
 
 LOOP(test_ranks_agree, 0, 7 * COUNT_OF(families)) {
@@ -622,7 +635,7 @@ static const struct {
     size_t length;
 } forgeries[] = {
     FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0lamas",
-            "\"lamas\"; llama, qwen2 and qwen3 are"),
+            "\"lamas\"; llama, qwen2, qwen3 and qwen35 are"),
     FORGERY("\5\0\0\0\0\0\0\0llama", "\5\0\0\0\0\0\0\0qwen2",
             "'qwen2.block_count'"),
     FORGERY("blk.1.ffn_up.weight", "blk.1.ffn_uq.weight", "blk.1.ffn_uq.w"),

@@ -356,27 +356,33 @@ enum { CHANNELS = 2, ROWS = 61 };
 typedef struct {
     const cp_plan *plan;
     cp_convolution all; /* of this turn */
+    int shift;
     float *tail, *out;
 } convolved;
 
 static cp_status convolve_rank(cp_comm *comm, void *context) {
     const convolved *convolved = context;
-    cp_convolution chunks[2];
-    float *outs[2];
+    const int ranks = comm->ranks;
+    const cp_tail_shape shape = {convolved->all.width - 1, CHANNELS};
+    cp_tail_scan scan = {.before = convolved->tail, .after = convolved->tail};
+    int peers[MOST_RANKS], part = 0; /* part n is on rank n + shift */
     cp_walker *walker;
-    for (int half = 0; half < 2; half++) {
-        const int c = cp_plan_chunk(convolved->plan, comm->rank, half);
-        const cp_chunk chunk =
-            cp_chunk_of(convolved->all.tokens, comm->ranks, c);
-        chunks[half] = convolved->all;
-        chunks[half].tokens = chunk.count;
-        chunks[half].rows += chunk.first * CHANNELS;
-        outs[half] = convolved->out + chunk.first * CHANNELS;
+    for (int n = 0; n < ranks; n++) {
+        peers[n] = (n + convolved->shift) % ranks;
+        part = peers[n] == comm->rank ? n : part;
     }
-    CP_TRY(cp_tail_walker_new(convolved->plan, comm->rank, &convolved->all,
+    for (int half = 0; half < 2; half++) {
+        const int c = cp_plan_chunk(convolved->plan, part, half);
+        const cp_chunk chunk = cp_chunk_of(convolved->all.tokens, ranks, c);
+        scan.chunks[half] = convolved->all;
+        scan.chunks[half].tokens = chunk.count;
+        scan.chunks[half].rows += chunk.first * CHANNELS;
+        scan.outputs[half] = convolved->out + chunk.first * CHANNELS;
+    }
+    CP_TRY(cp_tail_walker_new(convolved->plan, part,
+                              convolved->shift > 0 ? peers : NULL, &shape,
                               &walker));
-    const cp_status status =
-        cp_tail_walk(walker, comm, chunks, convolved->tail, outs);
+    const cp_status status = cp_tail_walk(walker, comm, &scan);
     cp_walker_free(walker);
     return status;
 }
@@ -395,12 +401,13 @@ LOOP(a_convolution_over_ranks_equals_one_rank, 0, 9 * CP_SCANS) {
     for (int n = 0; n < 4 * CHANNELS; n++)
         weights[n] = harness_uniform(&state);
     const cp_convolution all = {4, CHANNELS, ROWS, rows, weights};
-    convolved convolved = {plan, all, room_for(floats, 4), NULL};
+    convolved convolved = {plan, all, 0, room_for(floats, 4), NULL};
     cp_convolve(&all, room_for(floats, 4), expected);
     for (int64_t from = 0, turn = 1; from < ROWS; turn++) {
         convolved.all.tokens = cp_min(ROWS - from, turn * turn * turn % 31);
         convolved.all.rows = rows + from * CHANNELS;
         convolved.out = got + from * CHANNELS;
+        convolved.shift = (int)turn % ranks;
         const cp_threads_options threads = {.ranks = ranks, .timeout = 60};
         must(cp_threads_run(&threads, convolve_rank, &convolved));
         from += convolved.all.tokens;
@@ -410,55 +417,58 @@ LOOP(a_convolution_over_ranks_equals_one_rank, 0, 9 * CP_SCANS) {
     cp_layout_free(layout);
 }
 
-/* Decode steps on alternating ranks: the state moves along. */
-typedef struct {
-    cp_state_run run;
-    double *expected;
-    float *start;
-    float *room[MOST_RANKS]; /* of each rank: a state, a pair, an answer */
-} steps;
-
-static cp_status step_rank(cp_comm *comm, void *context) {
-    const steps *steps = context;
-    const cp_state_shape s = steps->run.shape;
-    const int64_t floats = cp_state_floats(&s), width = s.heads * s.value_dim;
-    float *state = steps->room[comm->rank], *pair = state + floats;
-    float *output = pair + cp_pair_floats(&s);
-    memset(state, 0xFF, (size_t)floats * 4);
-    if (comm->rank == 0)
-        memcpy(state, steps->start, (size_t)floats * 4);
-    for (int64_t t = 0; t < steps->run.tokens; t++) {
-        const int turn = (int)(t % comm->ranks);
-        CP_TRY(cp_state_hand(comm, (turn + comm->ranks - 1) % comm->ranks, turn,
-                             state, t == 0 ? 0 : floats));
-        if (comm->rank != turn)
-            continue;
-        const cp_state_run token = cut(&steps->run, t, t + 1);
-        cp_pair_know(&s, state, pair);
-        CP_TRY(cp_state_answer(&token, 1, pair, output));
-        cp_pair_state(&s, pair, state);
-        if (distance(steps->expected + t * width, output, width) > 2e-6)
-            return cp_fail(CP_BROKEN, "token %ld", t);
-    }
-    return CP_OK;
-}
-
-LOOP(a_state_follows_the_turns_of_decode, 1, 6) {
-    steps steps = {.run = run_of(3)};
-    const cp_state_shape s = steps.run.shape;
+/* A state that is followed, from one copy to the other, some tokens at a time,
+ * which lie in rows of other numbers; heads share keys. */
+LOOP(a_state_is_followed, 0, 4) {
+    const int64_t most = (int64_t[]){1, 7, 64, 300}[_i], key_heads = 2;
+    cp_state_run run = run_of(6);
+    const cp_state_shape s = run.shape;
+    const int64_t keys = key_heads * s.key_dim, values = s.heads * s.value_dim;
+    const int64_t stride = 2 * keys + values + 2 * s.heads + 3;
+    float *rows = room_for(run.tokens * stride, 4), *pair;
+    float *copies = room_for(2 * cp_state_floats(&s), 4);
+    float *got = room_for(run.tokens * values, 4);
     double *state = room_for(cp_state_floats(&s), 8);
-    float *pair = room_for(cp_pair_floats(&s), 4);
-    steps.expected = room_for(steps.run.tokens * s.heads * s.value_dim, 8);
-    steps.start = room_for(cp_state_floats(&s), 4);
-    fill_state(&steps.run, pair, state);
-    cp_pair_state(&s, pair, steps.start);
-    cp_state_oracle(&steps.run, state, steps.expected);
-    for (int k = 0; k < _i; k++)
-        steps.room[k] = room_for(cp_state_floats(&s) + cp_pair_floats(&s) +
-                                     s.heads * s.value_dim,
-                                 4);
-    const cp_threads_options threads = {.ranks = _i, .timeout = 60};
-    must(cp_threads_run(&threads, step_rank, &steps));
+    double *expected = room_for(run.tokens * values, 8);
+    for (int64_t t = 0; t < run.tokens; t++) {
+        float *row = rows + t * stride;
+        memcpy(row, run.queries + t * s.heads * s.key_dim, (size_t)keys * 4);
+        memcpy(row + keys, run.keys + t * s.heads * s.key_dim,
+               (size_t)keys * 4);
+        memcpy(row + 2 * keys, run.values + t * values, (size_t)values * 4);
+        memcpy(row + 2 * keys + values, run.decay + t * s.heads,
+               (size_t)s.heads * 4);
+        memcpy(row + 2 * keys + values + s.heads, run.rate + t * s.heads,
+               (size_t)s.heads * 4);
+    }
+    run = (cp_state_run){{s.heads, s.key_dim, s.value_dim, key_heads},
+                         run.tokens,
+                         rows,
+                         rows + keys,
+                         rows + 2 * keys,
+                         rows + 2 * keys + values,
+                         rows + 2 * keys + values + s.heads,
+                         stride};
+    pair = room_for(cp_pair_floats(&s), 4);
+    fill_state(&run, pair, state);
+    cp_pair_state(&s, pair, copies);
+    cp_state_oracle(&run, state, expected);
+    for (int64_t t = 0, now = 0; t < run.tokens; t += most, now = 1 - now) {
+        cp_state_run part = run;
+        part.tokens = cp_min(most, run.tokens - t);
+        part.queries += t * stride;
+        part.keys += t * stride;
+        part.values += t * stride;
+        part.decay += t * stride;
+        part.rate += t * stride;
+        float *before = copies + now * cp_state_floats(&s);
+        float *after = copies + (1 - now) * cp_state_floats(&s);
+        memset(after, 0xFF, (size_t)cp_state_floats(&s) * 4);
+        must(cp_state_follow(&part, 2, before, after, got + t * values));
+        if (t + most >= run.tokens)
+            hold(distance(state, after, cp_state_floats(&s)) < 2e-6);
+    }
+    hold(distance(expected, got, run.tokens * values) < 2e-6);
 }
 
 /* A damaged plan is refused with a message that names chunks. */

@@ -404,7 +404,7 @@ cp_status cp_device_forward_new(const cp_device_engine *engine, bool decodes,
     (*out)->engine = engine;
     (*out)->decodes = decodes;
     (*out)->base = (cp_pass){.on = &on_queues,
-                             .layers = engine->model->base.facts.layers,
+                             .facts = &engine->model->base.facts,
                              .stop = alone ? options->stop : NULL,
                              .progress = options->progress,
                              .progress_context = options->progress_context};
@@ -481,7 +481,7 @@ static cp_status enqueue(cp_device_forward *pass) {
 static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
     const cp_device_engine *engine = pass->engine;
-    const int64_t layers = pass->base.layers;
+    const int64_t layers = pass->base.facts->layers;
     for (int r = 0; r < engine->count; r++)
         CP_TRY(
             cp_stream_walker_finish(pass->walkers[r], engine->runner->timeout));

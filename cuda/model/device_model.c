@@ -189,6 +189,9 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
     cp_model_facts *facts = &model->base.facts, full_facts;
     int devices;
     CP_TRY(cp_facts_read(file, &full_facts));
+    if (full_facts.states.period > 0)
+        return cp_refuse("a model with states: its ranks run on threads and "
+                         "mpi, not on GPUs");
     *facts = full_facts;
     CP_TRY(share_facts(model->share.parts, facts));
     CP_TRY(cp_device_count(&devices));

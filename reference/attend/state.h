@@ -9,13 +9,15 @@
 
 enum { CP_STATE_KEYS = 512 }; /* the largest key_dim */
 
-/* The heads of a layer, each with a state [key_dim][value_dim]. */
+/* The heads of a layer, each with a state [key_dim][value_dim]. Head h has the
+ * queries and keys of key head h mod key_heads; 0: there are as many as heads.
+ */
 typedef struct {
-    int64_t heads, key_dim, value_dim;
+    int64_t heads, key_dim, value_dim, key_heads;
 } cp_state_shape;
 
 /* A run of tokens of one sequence, in their order. Owns nothing.
- *   queries, keys [tokens][heads][key_dim]; keys of length 1 at most
+ *   queries, keys [tokens][key heads][key_dim]; keys of length 1 at most
  *   values [tokens][heads][value_dim]
  *   decay [tokens][heads], the logarithm of a: at most 0; -inf forgets all
  *   rate [tokens][heads], b: 0 to 2 */
@@ -23,6 +25,7 @@ typedef struct {
     cp_state_shape shape;
     int64_t tokens;
     const float *queries, *keys, *values, *decay, *rate;
+    int64_t stride; /* from a token to the next, in all five; 0: as above */
 } cp_state_run;
 
 /* Compute H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t,
@@ -43,8 +46,8 @@ static inline int64_t cp_pair_floats(const cp_state_shape *shape) {
 /* The pair of no tokens: (I, 0). */
 void cp_pair_identity(const cp_state_shape *shape, float *pair);
 
-/* Make the pair (0, H) of a known state [heads][key_dim][value_dim]; and copy
- * the state of a pair, its U. */
+/* Make the pair (0, H) of a known state [heads][key_dim][value_dim], NULL for 0;
+ * and copy the state of a pair, its U. */
 void cp_pair_know(const cp_state_shape *shape, const float *state, float *pair);
 void cp_pair_state(const cp_state_shape *shape, const float *pair,
                    float *state);
@@ -64,12 +67,18 @@ cp_status cp_state_pair(const cp_state_run *run, int threads, float *pair);
 cp_status cp_state_answer(const cp_state_run *run, int threads, float *pair,
                           float *output);
 
+/* The same from a known state: before and after are states, and may be one. */
+cp_status cp_state_follow(const cp_state_run *run, int threads,
+                          const float *before, float *after, float *output);
+
 /* Before the state, each channel is convolved over its last width tokens, and
  * goes through SiLU. rows [tokens][channels], weights [channels][width]; the
  * last weight is for the token itself. */
 typedef struct {
     int64_t width, channels, tokens;
     const float *rows, *weights;
+    int64_t stride; /* from a row to the next; 0: channels */
+    int threads;    /* 0: 1 */
 } cp_convolution;
 
 /* A tail is its number of rows, then width - 1 rows, of which the last ones are
@@ -78,7 +87,7 @@ static inline int64_t cp_tail_floats(int64_t width, int64_t channels) {
     return 1 + (width - 1) * channels;
 }
 
-/* Convolve into out [tokens][channels], which must not be rows. tail is the
+/* Convolve into out, which is laid out as rows and may be rows. tail is the
  * tail of all earlier tokens. */
 void cp_convolve(const cp_convolution *call, const float *tail, float *out);
 

@@ -22,8 +22,12 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     engine->runner = runner;
     base->local = (cp_local_ranks){runner->group, runner->only, 1};
     base->row_bytes = facts->width * (int64_t)sizeof(float);
-    CP_TRY(cp_store_new(options->ranks, runner->only, facts->layers, 1,
+    CP_TRY(cp_store_new(options->ranks, runner->only,
+                        cp_facts_attending(facts, facts->layers), 1,
                         options->rows, &facts->shape, &engine->store));
+    if (facts->states.period > 0)
+        CP_TRY(cp_state_cache_new(options->ranks, runner->only,
+                                  options->sequences, facts, &engine->states));
     if (options->trace)
         CP_TRY(cp_history_new(options->ranks, 1, NULL, &engine->trace));
     engine->began = cp_clock();
@@ -36,6 +40,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
 static void close_engine(cp_engine *base) {
     cp_threads_end(engine_of(base)->threads);
     cp_store_free(engine_of(base)->store);
+    cp_state_cache_free(engine_of(base)->states);
     cp_history_free(engine_of(base)->trace);
 }
 
@@ -61,6 +66,15 @@ static cp_status run(cp_engine *base, const cp_forward *call,
     if (engine->threads != NULL)
         return cp_threads_work(engine->threads, busy, cp_forward_rank, engine);
     return engine->runner->run(base->options.ranks, cp_forward_rank, engine);
+}
+
+static cp_status prepare(cp_engine *base, const cp_forward *call) {
+    return cp_state_cache_begin(engine_of(base)->states, call->layout);
+}
+
+static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
+    if (status == CP_OK)
+        cp_state_cache_end(engine_of(base)->states, call->layout);
 }
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,
@@ -94,7 +108,8 @@ static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
     const cp_model_facts *facts = &base->model->facts;
     const int only = engine_of(base)->runner->only;
     const int rank = only == CP_NO_RANK ? n : only;
-    for (int64_t layer = 0; layer < facts->layers; layer++)
+    const int64_t layers = cp_facts_attending(facts, facts->layers);
+    for (int64_t layer = 0; layer < layers; layer++)
         cp_store_move(engine_of(base)->store, rank, layer, moves);
     return CP_OK;
 }
@@ -137,7 +152,8 @@ static cp_status move_out(cp_comm *comm, void *context) {
     cp_walker *walker;
     CP_TRY(cp_walker_new(job->plan, comm->rank, NULL, &walker));
     cp_status status = CP_OK;
-    const int64_t layers = job->to->base.model->facts.layers;
+    const cp_model_facts *facts = &job->to->base.model->facts;
+    const int64_t layers = cp_facts_attending(facts, facts->layers);
     for (int64_t layer = 0; layer < layers && status == CP_OK; layer++) {
         layer_of(job->from, comm->rank, layer, &keys, &values);
         layer_of(job->to, comm->rank, layer, &walker->new_keys,
@@ -152,12 +168,14 @@ static cp_status migrate(cp_engine *base, cp_engine *from,
                          const cp_plan *plan) {
     migration_job job = {engine_of(from), engine_of(base), plan};
     const cp_threads_options threads = {.ranks = plan->layout->ranks};
+    cp_state_cache_take(engine_of(base)->states, engine_of(from)->states);
     return cp_threads_run(&threads, move_out, &job);
 }
 
 static cp_status lose(cp_engine *base, int rank) {
     cp_cores_engine *engine = engine_of(base);
     cp_store_lose(engine->store, rank);
+    cp_state_cache_lose(engine->states, rank);
     base->local.only = engine->runner->only;
     if (engine->threads == NULL)
         return CP_OK;
@@ -173,11 +191,13 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .close = close_engine,
                                        .reserve = reserve,
                                        .release = free,
+                                       .prepare = prepare,
                                        .run = run,
                                        .move = move,
                                        .rows = rows,
                                        .migrate = migrate,
                                        .lose = lose,
+                                       .ended = ended,
                                        .copy = copy,
                                        .score = score,
                                        .trace = trace};

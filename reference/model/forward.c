@@ -3,6 +3,7 @@
  * attention handed to the walker of a plan. */
 #include "reference/model/cores_engine.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
+#include "reference/model/state_layers.h"
 #include "reference/run/walk.h"
 
 /* A block of rows, and one thread's workspace for it. */
@@ -41,6 +43,9 @@ typedef struct {
     cp_token *tokens;       /* [count] */
     float *x;               /* [count][width] */
     float *cosines, *sines; /* [count][rotary / 2] */
+    float *gates;           /* [count][gate_width], over a walk; or NULL */
+    int64_t gate_width;
+    cp_state_call *states; /* its layers with a state, or NULL */
     workspace *workspaces;  /* [helpers] threads that take blocks */
     int helpers;
     int64_t block; /* rows of a block */
@@ -67,14 +72,16 @@ static void plan_blocks(state *s) {
 }
 
 static void claim_workspace(const state *s, cp_arena *from, int n) {
-    static const cp_weight kept_weights[] = {CP_WEIGHT_QUERY, CP_WEIGHT_KEY,
-                                             CP_WEIGHT_VALUE, CP_WEIGHT_GATE,
-                                             CP_WEIGHT_UP};
+    static const cp_weight kept_weights[] = {
+        CP_WEIGHT_QUERY,       CP_WEIGHT_KEY,        CP_WEIGHT_VALUE,
+        CP_WEIGHT_OUTPUT_GATE, CP_WEIGHT_GATE,       CP_WEIGHT_UP,
+        CP_WEIGHT_STATE_INPUT, CP_WEIGHT_STATE_GATE, CP_WEIGHT_STATE_DECAY,
+        CP_WEIGHT_STATE_RATE};
     workspace made = {.threads = s->helpers > 1 ? 1 : s->threads};
     int64_t widest = s->facts->width;
     made.normed = cp_arena_claim(from, s->block, 4 * widest);
-    for (int n = 0; n < 5; n++) {
-        const int64_t width = tensor_of(s, kept_weights[n], 0)->matrix.out;
+    for (int n = 0; n < 10; n++) {
+        const int64_t width = cp_facts_out(s->facts, kept_weights[n]);
         made.made[kept_weights[n]] = cp_arena_claim(from, s->block, 4 * width);
         widest = cp_max(widest, width);
     }
@@ -91,6 +98,9 @@ static void claim_all(state *s, cp_arena *from) {
     s->x = cp_arena_claim(from, s->count, size * f->width);
     s->cosines = cp_arena_claim(from, s->count, size * f->rotary / 2);
     s->sines = cp_arena_claim(from, s->count, size * f->rotary / 2);
+    s->gate_width = cp_max(cp_facts_out(f, CP_WEIGHT_OUTPUT_GATE),
+                           cp_facts_out(f, CP_WEIGHT_STATE_GATE));
+    s->gates = cp_arena_claim(from, s->count, size * s->gate_width);
     s->workspaces = cp_arena_claim(from, s->helpers, sizeof(workspace));
     for (int n = 0; n < s->helpers; n++)
         claim_workspace(s, from, n);
@@ -135,7 +145,7 @@ static void multiply(cp_rows *rows, cp_weight first, int count) {
     const workspace *at = (workspace *)rows;
     const cp_llama_tensor *tensors =
         tensor_of(state_of(rows), first, rows->layer);
-    cp_product products[3];
+    cp_product products[4];
     for (int n = 0; n < count; n++)
         products[n] =
             (cp_product){&tensors[n].matrix, false, at->made[(int)first + n]};
@@ -185,10 +195,65 @@ static void add_bias_and_norm(const state *s, const workspace *at, int product,
                      s->facts->epsilon, at->threads, x);
 }
 
+/* log(1 + exp(x)). */
+static float softplus(float x) {
+    return x > 20 ? x : log1pf(expf(x));
+}
+
+static float *gates_of(const state *s, const workspace *at) {
+    return s->gates + at->base.first * s->gate_width;
+}
+
+static void keep_gates(const state *s, const workspace *at) {
+    const cp_weight weight = cp_facts_has_state(s->facts, at->base.layer)
+                                 ? CP_WEIGHT_STATE_GATE
+                                 : CP_WEIGHT_OUTPUT_GATE;
+    const int64_t width = cp_facts_out(s->facts, weight);
+    memcpy(gates_of(s, at), at->made[weight],
+           (size_t)(at->base.count * width) * sizeof(float));
+}
+
+static void scatter_states(const state *s, const workspace *at) {
+    const cp_state_rows *to = cp_state_call_rows(s->states);
+    const int64_t heads = s->facts->states.heads, layer = at->base.layer;
+    const float *factor = tensor_of(s, CP_WEIGHT_STATE_FACTOR, layer)->vector;
+    const float *bias = tensor_of(s, CP_WEIGHT_STATE_BIAS, layer)->vector;
+    for (int64_t t = 0; t < at->base.count; t++) {
+        float *row = to->rows + (at->base.first + t) * to->stride;
+        float *decay = row + to->channels, *rate = decay + heads;
+        memcpy(row, at->made[CP_WEIGHT_STATE_INPUT] + t * to->channels,
+               (size_t)to->channels * sizeof(float));
+        for (int64_t h = 0; h < heads; h++) {
+            const float a = at->made[CP_WEIGHT_STATE_DECAY][t * heads + h];
+            const float b = at->made[CP_WEIGHT_STATE_RATE][t * heads + h];
+            decay[h] = factor[h] * softplus(a + bias[h]);
+            rate[h] = 1 / (1 + expf(-b));
+        }
+    }
+}
+
+static void gather_states(const state *s, workspace *at) {
+    const cp_state_rows *from = cp_state_call_rows(s->states);
+    const int64_t width = from->answer_width, dim = s->facts->states.value_dim;
+    const int64_t count = at->base.count;
+    float *normed = at->made[CP_WEIGHT_STATE_GATE], *gates = gates_of(s, at);
+    cp_norm_rows(count * width / dim, dim,
+                 from->answers + at->base.first * width,
+                 tensor_of(s, CP_WEIGHT_STATE_NORM, at->base.layer)->vector,
+                 s->facts->epsilon, at->threads, normed);
+    cp_gate_values(count * width, normed, at->threads, gates);
+    at->input = gates;
+}
 static void scatter(cp_rows *rows) {
     const workspace *at = (workspace *)rows;
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
+    if (s->gate_width > 0)
+        keep_gates(s, at);
+    if (cp_facts_has_state(s->facts, rows->layer)) {
+        scatter_states(s, at);
+        return;
+    }
     const int64_t pairs = s->facts->rotary / 2;
     for (int n = 0; n < 3; n++)
         add_bias_and_norm(s, at, n,
@@ -209,11 +274,17 @@ static void gather(cp_rows *rows) {
     const state *s = state_of(rows);
     const cp_shape *shape = &s->facts->shape;
     const int64_t width = shape->query_heads * shape->head_dim;
+    if (cp_facts_has_state(s->facts, rows->layer)) {
+        gather_states(s, at);
+        return;
+    }
     const float *output = s->walker->result.output;
     float *to = at->made[CP_WEIGHT_QUERY];
     for (int64_t t = 0; t < rows->count; t++)
         memcpy(to + t * width, output + s->tokens[rows->first + t].row * width,
                (size_t)width * sizeof(float));
+    if (cp_facts_out(s->facts, CP_WEIGHT_OUTPUT_GATE) > 0)
+        cp_open_gates(rows->count * width, gates_of(s, at), at->threads, to);
     at->input = to;
 }
 
@@ -250,8 +321,13 @@ static cp_status walk(cp_pass *pass, int64_t layer) {
     state *s = (state *)pass;
     cp_store *store = s->engine->store;
     const int rank = s->comm->rank;
-    return cp_walk(s->walker, s->comm, cp_store_keys(store, rank, layer),
-                   cp_store_values(store, rank, layer));
+    const int64_t attending = cp_facts_attending(s->facts, layer);
+    if (cp_facts_has_state(s->facts, layer))
+        return cp_state_call_walk(
+            s->states, layer - attending,
+            tensor_of(s, CP_WEIGHT_STATE_TAPS, layer)->vector);
+    return cp_walk(s->walker, s->comm, cp_store_keys(store, rank, attending),
+                   cp_store_values(store, rank, attending));
 }
 
 static const cp_pass_ops on_cores = {.norm = norm,
@@ -279,6 +355,9 @@ static cp_status run(state *s, const cp_walk_options *options) {
     CP_TRY(cp_walker_new(call->plan, rank, options, &s->walker));
     CP_TRY(make_room(s));
     cp_forward_list(call, rank, s->tokens);
+    if (s->engine->states != NULL)
+        CP_TRY(cp_state_call_new(s->engine->states, call, s->comm, s->threads,
+                                 &s->states));
     CP_TRY(cp_pass_run(&s->base, true));
     write_hidden(s);
     return CP_OK;
@@ -288,7 +367,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
     const cp_session_options *options = &engine->base.options;
     const cp_model_facts *facts = &engine->base.model->facts;
     state s = {.base = {.on = &on_cores,
-                        .layers = facts->layers,
+                        .facts = facts,
                         .stop = options->stop,
                         .progress = comm->rank == 0 ? options->progress : NULL,
                         .progress_context = options->progress_context},
@@ -308,8 +387,10 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
     const cp_traffic sent = comm->sent;
     engine->call->bytes[comm->rank] =
         sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
-    if (!comm->kept)
+    if (!comm->kept) {
         cp_walker_free(s.walker);
+        cp_state_call_free(s.states);
+    }
     free(s.memory);
     return status;
 }

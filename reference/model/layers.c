@@ -67,21 +67,39 @@ static inline float exponential(float x) {
     return sum * power;
 }
 
-static void gate_part(int64_t count, const float *up, float *gate) {
-    float held[PART];
+static void limit(int64_t count, const float *gate, float *held) {
 #pragma omp simd
     for (int64_t i = 0; i < count; i++)
         held[i] = -gate[i] > 87.0f ? 87.0f : -gate[i];
 #pragma omp simd
     for (int64_t i = 0; i < count; i++)
         held[i] = held[i] < -87.0f ? -87.0f : held[i];
+}
+
+static void gate_part(int64_t count, const float *up, float *gate) {
+    float held[PART];
+    limit(count, gate, held);
 #pragma omp simd
     for (int64_t i = 0; i < count; i++)
         gate[i] = gate[i] / (1.0f + exponential(held[i])) * up[i];
+}
+
+static void open_part(int64_t count, const float *gate, float *x) {
+    float held[PART];
+    limit(count, gate, held);
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++)
+        x[i] /= 1.0f + exponential(held[i]);
 }
 
 void cp_gate_values(int64_t count, const float *up, int threads, float *gate) {
 #pragma omp parallel for num_threads(threads) if (count > 8192)
     for (int64_t first = 0; first < count; first += PART)
         gate_part(cp_min(PART, count - first), up + first, gate + first);
+}
+
+void cp_open_gates(int64_t count, const float *gate, int threads, float *x) {
+#pragma omp parallel for num_threads(threads) if (count > 8192)
+    for (int64_t first = 0; first < count; first += PART)
+        open_part(cp_min(PART, count - first), gate + first, x + first);
 }

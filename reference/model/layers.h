@@ -26,7 +26,8 @@ typedef struct {
 void cp_rotate_rows(int64_t rows, int64_t heads, int64_t dim, cp_angles angles,
                     int threads, float *x);
 
-/* gate[i] = silu(gate[i]) * up[i]. */
+/* gate[i] = silu(gate[i]) * up[i]; and x[i] *= sigmoid(gate[i]). */
 void cp_gate_values(int64_t count, const float *up, int threads, float *gate);
+void cp_open_gates(int64_t count, const float *gate, int threads, float *x);
 
 #endif

@@ -9,7 +9,7 @@
 
 static cp_status take_vector(cp_arena *arena, const cp_gguf_tensor *tensor,
                              const float **where) {
-    const int64_t count = tensor->extent[0];
+    const int64_t count = tensor->extent[0] * tensor->extent[1];
     float *values = cp_arena_claim(arena, count, sizeof(float));
     *where = values;
     if (values == NULL)

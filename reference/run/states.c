@@ -14,20 +14,24 @@ static void combine_pairs(const void *monoid, const void *earlier,
 
 static void combine_tails(const void *monoid, const void *earlier,
                           void *later) {
-    const cp_convolution *call = monoid;
-    cp_tail_combine(call->width - 1, call->channels, earlier, later);
+    const cp_tail_shape *shape = monoid;
+    cp_tail_combine(shape->rows, shape->channels, earlier, later);
 }
 
-cp_status cp_state_walker_new(const cp_plan *plan, int rank, int threads,
-                              const cp_state_shape *shape, cp_walker **out) {
-    const cp_walk_options options = {
-        .threads = threads, .combine = combine_pairs, .monoid = shape};
+cp_status cp_state_walker_new(const cp_plan *plan, int rank, const int *peers,
+                              int threads, const cp_state_shape *shape,
+                              cp_walker **out) {
+    const cp_walk_options options = {.peers = peers,
+                                     .threads = threads,
+                                     .combine = combine_pairs,
+                                     .monoid = shape};
     return cp_walker_new(plan, rank, &options, out);
 }
 
-cp_status cp_tail_walker_new(const cp_plan *plan, int rank,
-                             const cp_convolution *call, cp_walker **out) {
-    const cp_walk_options options = {.combine = combine_tails, .monoid = call};
+cp_status cp_tail_walker_new(const cp_plan *plan, int rank, const int *peers,
+                             const cp_tail_shape *shape, cp_walker **out) {
+    const cp_walk_options options = {
+        .peers = peers, .combine = combine_tails, .monoid = shape};
     return cp_walker_new(plan, rank, &options, out);
 }
 
@@ -36,67 +40,58 @@ static float *slot_of(const cp_walker *walker, cp_use use) {
 }
 
 cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
-                        const cp_state_run chunks[2], float *state,
-                        float *const outputs[2]) {
+                        const cp_state_scan *scan) {
     const cp_plan *plan = walker->plan;
-    const cp_state_shape *shape = &chunks[0].shape;
+    const cp_state_shape *shape = &scan->chunks[0].shape;
     const int threads = walker->options.threads, rank = walker->rank;
     for (int half = 0; half < 2; half++) {
         float *pair = slot_of(walker, cp_plan_own_run(plan, rank, half));
         if (rank == 0 && half == 0)
-            cp_pair_know(shape, state, pair);
+            cp_pair_know(shape, scan->before, pair);
         else
             cp_pair_identity(shape, pair);
-        CP_TRY(cp_state_pair(&chunks[half], threads, pair));
+        CP_TRY(cp_state_pair(&scan->chunks[half], threads, pair));
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {
-        float *before = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
+        float *pair = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
         if (rank == 0 && half == 0)
-            cp_pair_know(shape, state, before);
-        CP_TRY(cp_state_answer(&chunks[half], threads, before, outputs[half]));
+            cp_pair_know(shape, scan->before, pair);
+        CP_TRY(cp_state_answer(&scan->chunks[half], threads, pair,
+                               scan->outputs[half]));
         if (rank == 0 && half == 1)
-            cp_pair_state(shape, before, state);
+            cp_pair_state(shape, pair, scan->after);
     }
     return CP_OK;
 }
 
 cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
-                       const cp_convolution chunks[2], float *tail,
-                       float *const outputs[2]) {
+                       const cp_tail_scan *scan) {
+    static const float nothing[1];
     const cp_plan *plan = walker->plan;
-    const int64_t rows = chunks[0].width - 1, channels = chunks[0].channels;
-    const size_t bytes = (size_t)plan->run_bytes;
+    const cp_tail_shape *shape = walker->options.monoid;
+    const int64_t rows = shape->rows, channels = shape->channels;
+    const float *found = scan->before != NULL ? scan->before : nothing;
     const int rank = walker->rank;
     for (int half = 0; half < 2; half++) {
-        float *local_tail = slot_of(walker, cp_plan_own_run(plan, rank, half));
-        cp_tail_take(&chunks[half], local_tail);
+        float *tail = slot_of(walker, cp_plan_own_run(plan, rank, half));
+        cp_tail_take(&scan->chunks[half], tail);
         if (rank == 0 && half == 0)
-            cp_tail_combine(rows, channels, tail, local_tail);
+            cp_tail_combine(rows, channels, found, tail);
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
     for (int half = 0; half < 2; half++) {
-        float *before = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
-        if (rank == 0 && half == 0)
-            memcpy(before, tail, bytes);
-        cp_convolve(&chunks[half], before, outputs[half]);
+        const float *before =
+            rank == 0 && half == 0
+                ? found
+                : slot_of(walker, cp_plan_prefix_run(plan, rank, half));
         if (rank == 0 && half == 1) {
-            cp_tail_take(&chunks[half], tail);
-            cp_tail_combine(rows, channels, before, tail);
+            cp_tail_take(&scan->chunks[half], scan->after);
+            cp_tail_combine(rows, channels, before, scan->after);
         }
+        cp_convolve(&scan->chunks[half], before, scan->outputs[half]);
     }
     return CP_OK;
-}
-
-cp_status cp_state_hand(cp_comm *comm, int from, int to, float *state,
-                        int64_t floats) {
-    const int64_t bytes = floats * (int64_t)sizeof(float);
-    const bool gives = comm->rank == from, takes = comm->rank == to;
-    if (gives == takes)
-        return CP_OK;
-    CP_TRY(cp_comm_exchange(comm, gives ? to : CP_NO_RANK, state, bytes,
-                            takes ? from : CP_NO_RANK, state, bytes));
-    return cp_comm_wait(comm);
 }
 
 cp_chunk cp_chunk_of(int64_t tokens, int ranks, int chunk) {
@@ -127,20 +122,18 @@ static cp_status run_rank(cp_comm *comm, void *context) {
     const state_scan *scan = context;
     const cp_state_job *job = scan->job;
     const int64_t width = job->run.shape.heads * job->run.shape.value_dim;
-    cp_state_run chunks[2];
-    float *outputs[2];
+    cp_state_scan one = {.before = job->state, .after = job->state};
     cp_walker *walker;
     for (int half = 0; half < 2; half++) {
         const cp_chunk chunk =
             cp_chunk_of(job->run.tokens, job->ranks,
                         cp_plan_chunk(scan->plan, comm->rank, half));
-        chunks[half] = chunk_of(&job->run, chunk);
-        outputs[half] = job->output + chunk.first * width;
+        one.chunks[half] = chunk_of(&job->run, chunk);
+        one.outputs[half] = job->output + chunk.first * width;
     }
-    CP_TRY(cp_state_walker_new(scan->plan, comm->rank, job->threads,
+    CP_TRY(cp_state_walker_new(scan->plan, comm->rank, NULL, job->threads,
                                &job->run.shape, &walker));
-    const cp_status status =
-        cp_state_walk(walker, comm, chunks, job->state, outputs);
+    const cp_status status = cp_state_walk(walker, comm, &one);
     cp_walker_free(walker);
     return status;
 }

@@ -16,37 +16,50 @@ typedef struct {
 } cp_chunk;
 cp_chunk cp_chunk_of(int64_t tokens, int ranks, int chunk);
 
-/* Make a walker for a scan of pairs, or of tails, with threads inside this
- * rank. The plan and the shape or call must outlive it. Fails with CP_MEMORY.
- */
-cp_status cp_state_walker_new(const cp_plan *plan, int rank, int threads,
-                              const cp_state_shape *shape, cp_walker **out);
-cp_status cp_tail_walker_new(const cp_plan *plan, int rank,
-                             const cp_convolution *call, cp_walker **out);
+typedef struct {
+    int64_t rows, channels;
+} cp_tail_shape;
 
-/* Answer the tokens of a rank's two chunks, the earlier first; outputs are laid
- * out as by cp_state_answer. state [heads][key_dim][value_dim] is read and
- * written on rank 0 only: from the state before the call to the one after. On
- * failure it is untouched. All ranks must walk the same plan over the same
- * communicator. */
+/* Make a walker for a scan of pairs, or of tails, by a rank of the plan, which
+ * is rank peers[rank] of the communicator (walk.h), with threads inside it. All
+ * arguments must outlive the walker. Fails with CP_MEMORY. */
+cp_status cp_state_walker_new(const cp_plan *plan, int rank, const int *peers,
+                              int threads, const cp_state_shape *shape,
+                              cp_walker **out);
+cp_status cp_tail_walker_new(const cp_plan *plan, int rank, const int *peers,
+                             const cp_tail_shape *shape, cp_walker **out);
+
+/* A sequence on one rank: its two chunks, the earlier first, and where their
+ * answers go. On rank 0 only, before is the state [heads][key_dim][value_dim]
+ * that the call finds, NULL if there is none, and after becomes the one that it
+ * leaves; they may be the same. */
+typedef struct {
+    cp_state_run chunks[2];
+    float *outputs[2];
+    const float *before;
+    float *after;
+} cp_state_scan;
+
+/* Answer the tokens of the rank's chunks. If it fails, after may hold anything.
+ * All ranks must walk the same plan over the same communicator. */
 cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
-                        const cp_state_run chunks[2], float *state,
-                        float *const outputs[2]);
+                        const cp_state_scan *scan);
 
-/* The same for a convolution: outputs are laid out as by cp_convolve, and tail
- * takes the role of state. */
+/* The same for a convolution: outputs may be rows, and before and after are
+ * tails, two of them. */
+typedef struct {
+    cp_convolution chunks[2];
+    float *outputs[2];
+    const float *before;
+    float *after;
+} cp_tail_scan;
+
 cp_status cp_tail_walk(cp_walker *walker, cp_comm *comm,
-                       const cp_convolution chunks[2], float *tail,
-                       float *const outputs[2]);
-
-/* Send `floats` numbers of state from rank `from` into the buffer of rank `to`.
- * Other ranks may call it too; it does nothing there. */
-cp_status cp_state_hand(cp_comm *comm, int from, int to, float *state,
-                        int64_t floats);
+                       const cp_tail_scan *scan);
 
 /* Run one call of a layer over N ranks that are all in this process, by the
  * functions above. bytes and messages are the most that one rank sent. Fails as
- * those functions do; state is then untouched. */
+ * those functions do; state may then hold anything. */
 typedef struct {
     int ranks, threads; /* threads inside each rank */
     cp_scan scan;

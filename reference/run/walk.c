@@ -153,6 +153,11 @@ static cp_status combine(void *rank, const cp_step *step) {
     return CP_OK;
 }
 
+static int peer_of(const cp_walker *walker, int peer) {
+    const int *peers = walker->options.peers;
+    return peers != NULL && peer != CP_NO_RANK ? peers[peer] : peer;
+}
+
 /* Encode what a step is about to send, or decode what it has received. */
 static void encode_or_decode(const cp_walker *walker, const cp_step *started,
                              bool received) {
@@ -180,13 +185,13 @@ static cp_status collect(const cp_walker *walker, const cp_step *step,
     CP_TRY(
         cp_allocate(&messages, 2 * (int64_t)ranks, sizeof(void *), "messages"));
     for (int n = 0; n < step->halves; n++)
-        messages[halves[n].receive * ranks + halves[n].peer] =
+        messages[halves[n].receive * ranks + peer_of(walker, halves[n].peer)] =
             walker->buffers[halves[n].buffer];
     const void *const *sent = (const void *const *)messages;
     const cp_status status =
         step->how == CP_OP_ALL_GATHER
             ? cp_comm_all_gather(walker->comm,
-                                 sent[walker->rank == 0 ? ranks - 1 : 0],
+                                 sent[walker->comm->rank == 0 ? ranks - 1 : 0],
                                  messages + ranks, halves->bytes)
             : cp_comm_all_to_all(walker->comm, sent, messages + ranks,
                                  halves->bytes);
@@ -205,8 +210,10 @@ static cp_status start(void *rank, const cp_step *step) {
     for (int n = 0; n < step->halves; n++)
         *(halves[n].receive ? &received : &sent) = &halves[n];
     return cp_comm_exchange(
-        walker->comm, sent->peer, walker->buffers[sent->buffer], sent->bytes,
-        received->peer, walker->buffers[received->buffer], received->bytes);
+        walker->comm, peer_of(walker, sent->peer),
+        walker->buffers[sent->buffer], sent->bytes,
+        peer_of(walker, received->peer), walker->buffers[received->buffer],
+        received->bytes);
 }
 
 static cp_status finish(void *rank, const cp_step *step) {

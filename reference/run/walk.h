@@ -20,6 +20,8 @@ typedef struct {
     cp_walk_observer observe;
     void *context; /* handed to observe */
     bool poison;   /* tests: slots start as NaN and go back to it */
+    const int *peers; /* [ranks] the plan's ranks as the communicator numbers
+                         them; NULL: alike */
     /* A scan: combine the earlier run into the later one. */
     void (*combine)(const void *monoid, const void *earlier, void *later);
     const void *monoid;

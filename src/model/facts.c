@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REQUIRED = -1 };
+enum { REQUIRED = -1, MOST_STATE_KEYS = 512 };
 
-enum { BIASES = 1, HEAD_NORMS = 2 }; /* vectors that some have */
+enum { BIASES = 1, HEAD_NORMS = 2, STATES = 4 }; /* what some have */
 
 struct cp_family {
     const char *name; /* general.architecture */
-    int tensors;      /* those of BIASES and HEAD_NORMS that it has */
+    int tensors;      /* those of the above that it has */
     bool halves;      /* in a file, pairs are (i, i + rotary / 2) */
 };
 
@@ -21,6 +21,7 @@ static const cp_family families[] = {
     {"llama", 0, false},
     {"qwen2", BIASES, true},
     {"qwen3", HEAD_NORMS, true},
+    {"qwen35", HEAD_NORMS | STATES, true},
 };
 
 /* A key with the name of a model's family in front. */
@@ -73,6 +74,28 @@ static cp_status read_integers(const cp_gguf *file, cp_model_facts *f) {
                    &f->rotary);
 }
 
+static cp_status read_states(const cp_gguf *file, cp_model_facts *f) {
+    cp_state_facts *s = &f->states;
+    int64_t inner;
+    if ((f->family->tensors & STATES) == 0)
+        return CP_OK;
+    CP_TRY(integer(file, f, "full_attention_interval", 4, &s->period));
+    CP_TRY(integer(file, f, "ssm.conv_kernel", REQUIRED, &s->taps));
+    CP_TRY(integer(file, f, "ssm.time_step_rank", REQUIRED, &s->heads));
+    CP_TRY(integer(file, f, "ssm.group_count", REQUIRED, &s->key_heads));
+    CP_TRY(integer(file, f, "ssm.state_size", REQUIRED, &s->key_dim));
+    CP_TRY(integer(file, f, "ssm.inner_size", REQUIRED, &inner));
+    s->value_dim = inner / s->heads;
+    if (f->layers % s->period == 0 && inner % s->heads == 0 &&
+        s->heads % s->key_heads == 0 && s->key_dim <= MOST_STATE_KEYS)
+        return CP_OK;
+    return cp_refuse("%ld layers, every %ld-th of attention; %ld numbers of "
+                     "%ld heads with a state, over %ld key heads of %ld: one "
+                     "does not divide the other, or keys exceed %d",
+                     f->layers, s->period, inner, s->heads, s->key_heads,
+                     s->key_dim, MOST_STATE_KEYS);
+}
+
 static cp_status read_fractions(const cp_gguf *file, cp_model_facts *f) {
     CP_TRY(fraction(file, f, "rope.freq_base", 10000.0, &f->rope_base));
     CP_TRY(fraction(file, f, "attention.layer_norm_rms_epsilon", 0.0,
@@ -92,8 +115,8 @@ static cp_status find_family(const cp_gguf *file, const cp_family **family) {
             *family = &families[n];
             return CP_OK;
         }
-    return cp_refuse("general.architecture is \"%s\"; llama, qwen2 and qwen3 "
-                     "are supported",
+    return cp_refuse("general.architecture is \"%s\"; llama, qwen2, qwen3 and "
+                     "qwen35 are supported",
                      cp_gguf_show(name).text);
 }
 
@@ -120,16 +143,17 @@ static cp_status refuse_scaling(const cp_gguf *file, const cp_model_facts *f) {
 static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
     static const struct {
         const char *name, *what;
-    } unbuilt[] = {{"expert_count", "experts"},
-                   {"attention.sliding_window", "windows"}};
+    } unbuilt[] = {{"attention.sliding_window", "windows"},
+                   {"expert_count", "experts"},
+                   {"nextn_predict_layers", "layers that predict ahead"}};
     int64_t values;
     CP_TRY(refuse_scaling(file, f));
-    for (int n = 0; n < 2; n++) {
+    for (int n = 0; n < 3; n++) {
         const family_key key = key_of(f, unbuilt[n].name);
         int64_t value = 0;
         if (cp_gguf_has(file, key.text))
             CP_TRY(cp_gguf_integer(file, key.text, &value));
-        if (value > 0 && (n == 0 || value < f->positions))
+        if (value > 0 && (n > 0 || value < f->positions))
             return cp_refuse("%s is %ld; %s are not supported", key.text, value,
                              unbuilt[n].what);
     }
@@ -143,6 +167,7 @@ static cp_status refuse_unbuilt(const cp_gguf *file, const cp_model_facts *f) {
 }
 
 enum { WIDTH, INNER, HEADS, KEY_HEADS, DIM, WORDS, ONE }; /* extents */
+enum { CHANNELS = ONE + 1, STATE_VALUES, STATE_HEADS, STATE_DIM, TAPS };
 
 static const struct {
     const char *name;
@@ -154,31 +179,50 @@ static const struct {
     {"output_norm.weight", WIDTH, ONE, 1},
     {"output.weight", WIDTH, WORDS, 1},
     {"attn_norm.weight", WIDTH, ONE, 1},
-    {"attn_q.weight", WIDTH, HEADS, 3},
+    {"attn_q.weight", WIDTH, HEADS, 4},
     {"attn_k.weight", WIDTH, KEY_HEADS, 0},
     {"attn_v.weight", WIDTH, KEY_HEADS, 0},
+    {"attn_q.weight", WIDTH, HEADS, 0, STATES},
     {"attn_q.bias", HEADS, ONE, 3, BIASES},
     {"attn_k.bias", KEY_HEADS, ONE, 0, BIASES},
     {"attn_v.bias", KEY_HEADS, ONE, 0, BIASES},
     {"attn_q_norm.weight", DIM, ONE, 1, HEAD_NORMS},
     {"attn_k_norm.weight", DIM, ONE, 1, HEAD_NORMS},
     {"attn_output.weight", HEADS, WIDTH, 1},
+    {"attn_qkv.weight", WIDTH, CHANNELS, 4, STATES},
+    {"attn_gate.weight", WIDTH, STATE_VALUES, 0, STATES},
+    {"ssm_alpha.weight", WIDTH, STATE_HEADS, 0, STATES},
+    {"ssm_beta.weight", WIDTH, STATE_HEADS, 0, STATES},
+    {"ssm_a", STATE_HEADS, ONE, 1, STATES},
+    {"ssm_dt.bias", STATE_HEADS, ONE, 1, STATES},
+    {"ssm_conv1d.weight", TAPS, CHANNELS, 1, STATES},
+    {"ssm_norm.weight", STATE_DIM, ONE, 1, STATES},
+    {"ssm_out.weight", STATE_VALUES, WIDTH, 1, STATES},
     {"ffn_norm.weight", WIDTH, ONE, 1},
     {"ffn_gate.weight", WIDTH, INNER, 2},
     {"ffn_up.weight", WIDTH, INNER, 0},
     {"ffn_down.weight", INNER, WIDTH, 1},
 };
 
-static bool has_weight(const cp_model_facts *f, cp_weight weight) {
+static bool has_weight(const cp_model_facts *f, cp_weight weight,
+                       int64_t layer) {
     const int only = weights[weight].only;
+    const bool state = cp_facts_has_state(f, layer);
+    if (weight >= CP_WEIGHT_QUERY && weight <= CP_WEIGHT_STATE_OUTPUT &&
+        state != (weight >= CP_WEIGHT_STATE_INPUT))
+        return false;
     return only == 0 || (f->family->tensors & only) != 0;
 }
 
-static void write_name(cp_weight weight, int64_t block, char name[80]) {
+static void write_name(const cp_model_facts *f, cp_weight weight, int64_t block,
+                       char name[80]) {
+    const bool renamed = weight == CP_WEIGHT_FORWARD_NORM &&
+                         (f->family->tensors & STATES) != 0;
     char prefix[32] = "";
     if (weight >= CP_WEIGHT_ATTENTION_NORM)
         snprintf(prefix, sizeof(prefix), "blk.%ld.", block);
-    snprintf(name, 80, "%s%s", prefix, weights[weight].name);
+    snprintf(name, 80, "%s%s", prefix,
+             renamed ? "post_attention_norm.weight" : weights[weight].name);
 }
 
 static int64_t extent(const cp_model_facts *f, int kind) {
@@ -190,8 +234,28 @@ static int64_t extent(const cp_model_facts *f, int kind) {
         [DIM] = f->shape.head_dim,
         [WORDS] = f->vocabulary,
         [ONE] = 1,
+        [CHANNELS] = cp_state_channels(&f->states),
+        [STATE_VALUES] = f->states.heads * f->states.value_dim,
+        [STATE_HEADS] = f->states.heads,
+        [STATE_DIM] = f->states.value_dim,
+        [TAPS] = f->states.taps,
     };
     return extents[kind];
+}
+
+cp_mixer cp_facts_mixer(const cp_model_facts *f, int64_t layer) {
+    const cp_mixer state = {CP_WEIGHT_STATE_INPUT, 4, CP_WEIGHT_STATE_OUTPUT};
+    const bool gated = has_weight(f, CP_WEIGHT_OUTPUT_GATE, layer);
+    const cp_mixer attention = {CP_WEIGHT_QUERY, gated ? 4 : 3,
+                                CP_WEIGHT_ATTENTION_OUTPUT};
+    return cp_facts_has_state(f, layer) ? state : attention;
+}
+
+int64_t cp_facts_out(const cp_model_facts *f, cp_weight weight) {
+    const int only = weights[weight].only;
+    return only == 0 || (f->family->tensors & only) != 0
+               ? extent(f, weights[weight].out)
+               : 0;
 }
 
 static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
@@ -199,9 +263,9 @@ static bool is_used(cp_gguf_string name, const cp_model_facts *f) {
     long block = 0;
     sscanf(cp_gguf_show(name).text, "blk.%ld.", &block);
     for (int w = 0; w < CP_WEIGHTS && block >= 0 && block < f->layers; w++) {
-        write_name((cp_weight)w, block, used);
+        write_name(f, (cp_weight)w, block, used);
         if (cp_gguf_is(name, used))
-            return has_weight(f, (cp_weight)w);
+            return has_weight(f, (cp_weight)w, block);
     }
     return cp_gguf_is(name, "rope_freqs.weight");
 }
@@ -226,6 +290,7 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *f) {
     *f = (cp_model_facts){.vocabulary = words != NULL ? words->extent[1] : 1};
     CP_TRY(find_family(file, &f->family));
     CP_TRY(read_integers(file, f));
+    CP_TRY(read_states(file, f));
     CP_TRY(read_fractions(file, f));
     CP_TRY(refuse_unbuilt(file, f));
     CP_TRY(cp_shape_check(&f->shape));
@@ -249,58 +314,85 @@ static cp_status find(const cp_gguf *file, const char *name, int64_t in,
                      tensor->extent[0], tensor->extent[1], in, out);
 }
 
+/* A head's queries and its gate are rows of one tensor, head by head. */
+static bool is_half(const cp_model_facts *facts, cp_weight weight) {
+    return (facts->family->tensors & STATES) != 0 &&
+           (weight == CP_WEIGHT_QUERY || weight == CP_WEIGHT_OUTPUT_GATE);
+}
+
 static cp_status find_weight(const cp_gguf *file, const cp_model_facts *facts,
                              cp_weight weight, int64_t block,
                              const cp_gguf_tensor **out) {
     char name[80];
     *out = NULL;
-    write_name(weight, block, name);
+    write_name(facts, weight, block, name);
     if (weight == CP_WEIGHT_OUTPUT && cp_gguf_find(file, name) == NULL)
         return CP_OK;
     return find(file, name, extent(facts, weights[weight].in),
-                extent(facts, weights[weight].out), out);
+                extent(facts, weights[weight].out) *
+                    (is_half(facts, weight) ? 2 : 1),
+                out);
 }
 
 static bool is_rotated(cp_weight weight) {
     return weight >= CP_WEIGHT_QUERY && weight <= CP_WEIGHT_KEY_NORM &&
-           weight != CP_WEIGHT_VALUE && weight != CP_WEIGHT_VALUE_BIAS;
+           weight != CP_WEIGHT_VALUE && weight != CP_WEIGHT_VALUE_BIAS &&
+           weight != CP_WEIGHT_OUTPUT_GATE;
 }
 
-static cp_status make_neighbours(const cp_model_facts *facts, cp_weight weight,
-                                 const cp_gguf_tensor *from,
-                                 cp_gguf_tensor *copy) {
-    const int64_t rows = from->extent[cp_weight_is_vector(weight) ? 0 : 1];
-    const int64_t bytes = from->bytes / rows, dim = facts->shape.head_dim;
+static bool is_moved(const cp_model_facts *facts, cp_weight weight) {
+    return is_half(facts, weight) ||
+           (facts->family->halves && is_rotated(weight));
+}
+
+static int64_t row_in_file(const cp_model_facts *facts, cp_weight weight,
+                           int64_t row) {
+    const int64_t dim = facts->shape.head_dim, i = row % dim;
+    const int64_t half = is_half(facts, weight) ? row - i : 0;
+    const int64_t gate = weight == CP_WEIGHT_OUTPUT_GATE ? dim : 0;
+    return row + half + gate +
+           (is_rotated(weight) && i < facts->rotary
+                ? i / 2 + i % 2 * facts->rotary / 2 - i
+                : 0);
+}
+
+static cp_status move_rows(const cp_model_facts *facts, cp_weight weight,
+                           const cp_gguf_tensor *from, cp_gguf_tensor *copy) {
+    const int along = cp_weight_is_vector(weight) ? 0 : 1;
+    const int64_t bytes = from->bytes / from->extent[along];
+    const int64_t rows =
+        from->extent[along] / (is_half(facts, weight) ? 2 : 1);
     char *moved;
     *copy = *from;
+    copy->extent[along] = rows;
+    copy->bytes = rows * bytes;
     copy->data = NULL;
-    CP_TRY(cp_allocate(&moved, from->bytes, 1, "a tensor's rows"));
+    CP_TRY(cp_allocate(&moved, copy->bytes, 1, "a tensor's rows"));
     copy->data = (const void *)moved;
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t i = row % dim;
-        const int64_t in_file =
-            i < facts->rotary ? row - i + i / 2 + i % 2 * facts->rotary / 2
-                              : row;
-        memcpy(moved + row * bytes, (const char *)from->data + in_file * bytes,
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(moved + row * bytes,
+               (const char *)from->data +
+                   row_in_file(facts, weight, row) * bytes,
                (size_t)bytes);
-    }
     return CP_OK;
 }
 
 static cp_status pass_group(const cp_gguf *file, const cp_model_facts *facts,
                             int first, int64_t layer, cp_tensor_taker take,
                             void *context) {
-    const int count = weights[first].together;
-    const cp_gguf_tensor *found[3] = {0}, *passed[3] = {0};
-    cp_gguf_tensor copies[3];
+    const cp_gguf_tensor *found[4] = {0}, *passed[4] = {0};
+    cp_gguf_tensor copies[4];
     cp_status status = CP_OK;
+    int count = weights[first].together;
+    while (!has_weight(facts, (cp_weight)(first + count - 1), layer))
+        count--;
     for (int n = 0; n < count && status == CP_OK; n++) {
         const cp_weight weight = (cp_weight)(first + n);
         status = find_weight(file, facts, weight, layer, &found[n]);
         passed[n] = found[n];
-        if (status != CP_OK || !facts->family->halves || !is_rotated(weight))
+        if (status != CP_OK || !is_moved(facts, weight))
             continue;
-        status = make_neighbours(facts, weight, found[n], &copies[n]);
+        status = move_rows(facts, weight, found[n], &copies[n]);
         passed[n] = &copies[n];
     }
     if (status == CP_OK)
@@ -318,7 +410,7 @@ cp_status cp_facts_tensors(const cp_gguf *file, const cp_model_facts *facts,
     for (int64_t layer = 0; layer < facts->layers; layer++) {
         int w = layer == 0 ? CP_WEIGHT_EMBEDDING : CP_WEIGHT_ATTENTION_NORM;
         for (; w < CP_WEIGHTS; w += weights[w].together)
-            if (has_weight(facts, (cp_weight)w))
+            if (has_weight(facts, (cp_weight)w, layer))
                 CP_TRY(pass_group(file, facts, w, layer, take, context));
     }
     return CP_OK;

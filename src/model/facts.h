@@ -16,12 +16,22 @@ typedef enum {
     CP_WEIGHT_QUERY,
     CP_WEIGHT_KEY,
     CP_WEIGHT_VALUE,
-    CP_WEIGHT_QUERY_BIAS, /* these five: in some families */
+    CP_WEIGHT_OUTPUT_GATE, /* these six: in some families */
+    CP_WEIGHT_QUERY_BIAS,
     CP_WEIGHT_KEY_BIAS,
     CP_WEIGHT_VALUE_BIAS,
     CP_WEIGHT_QUERY_NORM, /* [head_dim], of each head */
     CP_WEIGHT_KEY_NORM,
     CP_WEIGHT_ATTENTION_OUTPUT,
+    CP_WEIGHT_STATE_INPUT, /* instead of attention, in a layer with a state */
+    CP_WEIGHT_STATE_GATE,
+    CP_WEIGHT_STATE_DECAY,
+    CP_WEIGHT_STATE_RATE,
+    CP_WEIGHT_STATE_FACTOR, /* [heads] of the decay, and what is added: */
+    CP_WEIGHT_STATE_BIAS,
+    CP_WEIGHT_STATE_TAPS, /* [channels][taps] */
+    CP_WEIGHT_STATE_NORM, /* [value_dim], of each head */
+    CP_WEIGHT_STATE_OUTPUT,
     CP_WEIGHT_FORWARD_NORM,
     CP_WEIGHT_GATE,
     CP_WEIGHT_UP,
@@ -40,10 +50,23 @@ static inline bool cp_weight_is_vector(cp_weight weight) {
     return weight == CP_WEIGHT_OUTPUT_NORM ||
            weight == CP_WEIGHT_ATTENTION_NORM ||
            weight == CP_WEIGHT_FORWARD_NORM ||
-           (weight >= CP_WEIGHT_QUERY_BIAS && weight <= CP_WEIGHT_KEY_NORM);
+           (weight >= CP_WEIGHT_QUERY_BIAS && weight <= CP_WEIGHT_KEY_NORM) ||
+           (weight >= CP_WEIGHT_STATE_FACTOR && weight <= CP_WEIGHT_STATE_NORM);
 }
 
 typedef struct cp_family cp_family;
+
+/* Layers with a state (Chapter 16). */
+typedef struct {
+    int64_t period; /* every period-th layer attends; 0: all do, and the rest is
+                       0 */
+    int64_t heads, key_heads, key_dim, value_dim, taps;
+} cp_state_facts;
+
+/* Numbers of a token that are convolved: queries, keys, values. */
+static inline int64_t cp_state_channels(const cp_state_facts *s) {
+    return 2 * s->key_heads * s->key_dim + s->heads * s->value_dim;
+}
 
 typedef struct {
     const cp_family *family;
@@ -52,7 +75,18 @@ typedef struct {
     int64_t rotary; /* how many of a head's dimensions are rotated */
     double rope_base, epsilon;
     int64_t weight_bytes; /* as they lie in memory */
+    cp_state_facts states;
 } cp_model_facts;
+
+static inline bool cp_facts_has_state(const cp_model_facts *f, int64_t layer) {
+    return f->states.period > 0 && (layer + 1) % f->states.period != 0;
+}
+
+/* How many of the first layers attend: the others have no keys and values. */
+static inline int64_t cp_facts_attending(const cp_model_facts *f,
+                                         int64_t layers) {
+    return f->states.period > 0 ? layers / f->states.period : layers;
+}
 
 /* The cosines and sines of one position for all pairs. */
 void cp_angles_at(int64_t position, int64_t pairs, const double *frequencies,
@@ -69,6 +103,18 @@ cp_status cp_facts_read(const cp_gguf *file, cp_model_facts *facts);
 typedef cp_status (*cp_tensor_taker)(void *context, cp_weight first,
                                      int64_t layer, int count,
                                      const cp_gguf_tensor *const *tensors);
+
+/* What lets the tokens of a layer see each other: `count` products, from first
+ * on, before the walk, and one after it. */
+typedef struct {
+    cp_weight first;
+    int count;
+    cp_weight output;
+} cp_mixer;
+cp_mixer cp_facts_mixer(const cp_model_facts *facts, int64_t layer);
+
+/* How many numbers a product by this weight has; 0 if no layer has it. */
+int64_t cp_facts_out(const cp_model_facts *facts, cp_weight weight);
 
 /* Pass all tensors of a model to take, in the order in which a forward pass
  * uses them. Fails with CP_INVALID for a tensor that is missing or whose

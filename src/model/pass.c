@@ -4,15 +4,17 @@
 
 static void project(cp_rows *rows) {
     const cp_pass_ops *on = rows->pass->on;
+    const cp_mixer by = cp_facts_mixer(rows->pass->facts, rows->layer);
     on->norm(rows, CP_WEIGHT_ATTENTION_NORM);
-    on->multiply(rows, CP_WEIGHT_QUERY, 3); /* and keys, and values */
+    on->multiply(rows, by.first, by.count); /* queries, keys, values */
     on->scatter(rows);
 }
 
 static void feed_forward(cp_rows *rows) {
     const cp_pass_ops *on = rows->pass->on;
+    const cp_mixer by = cp_facts_mixer(rows->pass->facts, rows->layer);
     on->gather(rows);
-    on->add(rows, CP_WEIGHT_ATTENTION_OUTPUT);
+    on->add(rows, by.output);
     on->norm(rows, CP_WEIGHT_FORWARD_NORM);
     on->multiply(rows, CP_WEIGHT_GATE, 2); /* and up */
     on->gate(rows);
@@ -30,21 +32,21 @@ static cp_status pace(cp_pass *pass, int64_t layer) {
     if (pass->on->pace != NULL)
         CP_TRY(pass->on->pace(pass, layer, &done));
     if (pass->progress != NULL && done > 0)
-        pass->progress(pass->progress_context, done, pass->layers);
-    if (pass->stop != NULL && *pass->stop != 0 && layer < pass->layers)
+        pass->progress(pass->progress_context, done, pass->facts->layers);
+    if (pass->stop != NULL && *pass->stop != 0 && layer < pass->facts->layers)
         return cp_fail(CP_INTERRUPTED, "stopped after %ld of %ld layers", done,
-                       pass->layers);
+                       pass->facts->layers);
     return CP_OK;
 }
 
 cp_status cp_pass_run(cp_pass *pass, bool watched) {
     CP_TRY(pass->on->embed(pass));
-    for (int64_t n = 0; n < pass->layers; n++) {
+    for (int64_t n = 0; n < pass->facts->layers; n++) {
         if (watched)
             CP_TRY(pace(pass, n));
         CP_TRY(run_layer(pass, n));
     }
-    return watched ? pace(pass, pass->layers) : CP_OK;
+    return watched ? pace(pass, pass->facts->layers) : CP_OK;
 }
 
 void cp_forward_list(const cp_forward *call, int rank, cp_token *tokens) {

@@ -50,7 +50,7 @@ typedef struct {
 /* The backend's own state follows. */
 struct cp_pass {
     const cp_pass_ops *on;
-    int64_t layers;
+    const cp_model_facts *facts;
     const volatile sig_atomic_t *stop; /* as in cp_session_options */
     void (*progress)(void *context, int64_t done, int64_t total); /* or NULL */
     void *progress_context;

@@ -191,6 +191,8 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report) {
     const call_request request = {true, .lengths = lengths, .tokens = tokens};
+    if (session->model->facts.states.period > 0)
+        return cp_refuse("a model with states cannot take tokens back");
     return answer(session, &request, report);
 }
 
@@ -199,11 +201,20 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
     if (sequence < 0 || sequence >= session->options.sequences)
         return cp_refuse("sequence %ld of %ld", sequence,
                          session->options.sequences);
+    if (length > 0 && length != session->cache->length[sequence] &&
+        session->model->facts.states.period > 0)
+        return cp_refuse("sequence %ld cannot be cut to %ld tokens: its states "
+                         "are those after %ld",
+                         sequence, length, session->cache->length[sequence]);
     return cp_cache_truncate(session->cache, sequence, length);
 }
 
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens) {
+    if (session->model->facts.states.period > 0)
+        return cp_refuse("sequence %ld cannot begin as sequence %ld: it has "
+                         "states of its own",
+                         to, from);
     return cp_cache_fork(session->cache, from, to, tokens);
 }
 
@@ -296,6 +307,16 @@ static cp_status open_cache(cp_session_options *options, cp_cache **out) {
     return cp_cache_page(*out, options->block, blocks);
 }
 
+/* A state is of consecutive tokens, which only some placements deal out. */
+static cp_status check_states(const cp_model_facts *facts,
+                              const cp_dealing *how) {
+    if (facts->states.period > 0 &&
+        (how->placement != CP_ZIGZAG || how->weights != NULL || how->leaves))
+        return cp_refuse("a model with states takes equal shares by zigzag, and "
+                         "has no exact order");
+    return CP_OK;
+}
+
 cp_status cp_session_open(const cp_model *model,
                           const cp_session_options *options, cp_session **out) {
     const int64_t positions = model->facts.positions;
@@ -315,6 +336,7 @@ cp_status cp_session_open(const cp_model *model,
                          "1, 1 and 0",
                          resolved->ranks, resolved->sequences, resolved->cores);
     CP_TRY(check_variant(resolved->variant));
+    CP_TRY(check_states(&model->facts, &resolved->dealing));
     CP_TRY(open_cache(resolved, &session->cache));
     return model->backend->engine_new(model, resolved, &session->engine);
 }

@@ -54,7 +54,8 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
                             cp_turn_report *report);
 
 /* As prefill, but as a step of decode: for a few tokens of each sequence, some
- * of which may be truncated again. */
+ * of which may be truncated again. Fails with CP_INVALID for a model with
+ * states. */
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report);
 

@@ -29,6 +29,8 @@ cp_status cp_session_lose(cp_session *session, int rank) {
     cp_session_options *options = &session->options;
     CP_TRY(cp_cache_lose(session->cache, rank,
                          cp_max(session->cache->room, options->capacity)));
+    if (session->model->facts.states.period > 0)
+        CP_TRY(cp_cache_lose_all(session->cache));
     CP_TRY(drop_weight(session, rank));
     CP_TRY(cp_engine_lose(session->engine, rank));
     options->ranks--;

@@ -107,6 +107,26 @@ cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room) {
     return CP_OK;
 }
 
+cp_status cp_cache_lose_all(cp_cache *cache) {
+    if (cache->lost == NULL)
+        CP_TRY(cp_allocate(&cache->lost, 2 * cache->sequences,
+                           sizeof(cp_pieces), "lost tokens"));
+    for (int64_t s = 0; s < cache->sequences; s++)
+        CP_TRY(cp_pieces_reserve(&cache->lost[s], 1));
+    for (int64_t s = 0; s < cache->sequences; s++) {
+        const int64_t length = cache->length[s];
+        cache->lost[s].items[0] = (cp_piece){{s, 0, length, 1}, 0};
+        cache->lost[s].count = length > 0;
+        for (int rank = 0; rank < cache->ranks; rank++) {
+            cp_cache_held(cache, rank, s)->count = 0;
+            if (cache->pages != NULL)
+                cp_pages_cut(cache->pages[rank], s, 0);
+        }
+    }
+    forget_if_none(cache);
+    return CP_OK;
+}
+
 static int64_t lost_before(const cp_pieces *lost, int64_t position) {
     int64_t tokens = 0;
     for (int64_t n = 0; n < lost->count; n++)

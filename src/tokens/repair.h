@@ -12,6 +12,9 @@
  * the only rank, and with CP_MEMORY; the cache is then untouched. */
 cp_status cp_cache_lose(cp_cache *cache, int rank, int64_t room);
 
+/* Lose what the other ranks hold, too. Fails with CP_MEMORY. */
+cp_status cp_cache_lose_all(cp_cache *cache);
+
 /* Make the next call bring back lost tokens, the first of each sequence: *count
  * of them, at most `most`; 0: nothing is lost. lengths[sequences] receives the
  * call's new tokens. The call is laid out, run and committed like any other,

@@ -16,6 +16,7 @@ typedef struct {
     bool halves; /* pairs are (i, i + rotary / 2), not (2i, 2i + 1) */
     int64_t blocks, width, inner, heads, kv_heads, dim, rotary;
     double base, epsilon;
+    int64_t period; /* every period-th block attends; 0: all do */
 } naive;
 
 static double *get(int64_t count) {
@@ -147,29 +148,121 @@ static void look(const naive *m, int64_t position, const double *query,
     }
 }
 
+/* The output gates of Qwen3.5's attention are every other dim rows of attn_q. */
+static void split_gates(const naive *m, int64_t block, double *gates,
+                        const double *n, double *query) {
+    const double *w = block_tensor(m, "attn_q.weight", block);
+    const double *norm = block_tensor(m, "attn_q_norm.weight", block);
+    const int64_t size = m->dim * m->width;
+    for (int64_t h = 0; h < m->heads; h++, w += 2 * size) {
+        multiply(w, m->width, m->dim, n, query + h * m->dim);
+        normalise(m, m->dim, norm, query + h * m->dim, query + h * m->dim);
+        multiply(w + size, m->width, m->dim, n, gates + h * m->dim);
+    }
+}
+
+static double sigmoid(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+/* Gated DeltaNet, one token and head at a time, as in the paper. */
+static void remember(const naive *m, int64_t block, int64_t count, double *x) {
+    const int64_t heads = number(m, "ssm.time_step_rank", 0);
+    const int64_t kh = number(m, "ssm.group_count", 0);
+    const int64_t dk = number(m, "ssm.state_size", 0);
+    const int64_t dv = number(m, "ssm.inner_size", 0) / heads;
+    const int64_t taps = number(m, "ssm.conv_kernel", 0);
+    const int64_t channels = 2 * kh * dk + heads * dv;
+    const double *norm = block_tensor(m, "attn_norm.weight", block);
+    const double *conv = block_tensor(m, "ssm_conv1d.weight", block);
+    const double *a = block_tensor(m, "ssm_a", block);
+    const double *bias = block_tensor(m, "ssm_dt.bias", block);
+    const double *last = block_tensor(m, "ssm_norm.weight", block);
+    double *mixed = get(count * channels), *row = get(channels);
+    double *z = get(heads * dv), *alpha = get(heads), *beta = get(heads);
+    double *state = get(heads * dk * dv), *n = get(m->width);
+    double *answer = get(heads * dv);
+    for (int64_t t = 0; t < count; t++) {
+        normalise(m, m->width, norm, x + t * m->width, n);
+        multiply(block_tensor(m, "attn_qkv.weight", block), m->width, channels,
+                 n, mixed + t * channels);
+        multiply(block_tensor(m, "attn_gate.weight", block), m->width,
+                 heads * dv, n, z);
+        multiply(block_tensor(m, "ssm_alpha.weight", block), m->width, heads, n,
+                 alpha);
+        multiply(block_tensor(m, "ssm_beta.weight", block), m->width, heads, n,
+                 beta);
+        for (int64_t c = 0; c < channels; c++) {
+            row[c] = 0;
+            for (int64_t i = 0; i < taps && i <= t; i++)
+                row[c] += conv[c * taps + taps - 1 - i] *
+                          mixed[(t - i) * channels + c];
+            row[c] *= sigmoid(row[c]);
+        }
+        for (int64_t h = 0; h < 2 * kh; h++) {
+            double squares = 1e-6;
+            for (int64_t d = 0; d < dk; d++)
+                squares += row[h * dk + d] * row[h * dk + d];
+            for (int64_t d = 0; d < dk; d++)
+                row[h * dk + d] /=
+                    sqrt(squares) * (h < kh ? sqrt((double)dk) : 1);
+        }
+        for (int64_t h = 0; h < heads; h++) {
+            const double *q = row + h % kh * dk, *k = q + kh * dk;
+            const double *v = row + 2 * kh * dk + h * dv;
+            const double decay =
+                exp(a[h] * log(1.0 + exp(alpha[h] + bias[h])));
+            for (int64_t c = 0; c < dv; c++) {
+                double *column = state + h * dk * dv + c, found = 0;
+                for (int64_t d = 0; d < dk; d++)
+                    found += (column[d * dv] *= decay) * k[d];
+                answer[h * dv + c] = 0;
+                for (int64_t d = 0; d < dk; d++) {
+                    column[d * dv] += k[d] * sigmoid(beta[h]) * (v[c] - found);
+                    answer[h * dv + c] += column[d * dv] * q[d];
+                }
+            }
+            normalise(m, dv, last, answer + h * dv, answer + h * dv);
+        }
+        for (int64_t i = 0; i < heads * dv; i++)
+            answer[i] *= z[i] * sigmoid(z[i]);
+        add_product(block_tensor(m, "ssm_out.weight", block), heads * dv,
+                    m->width, answer, x + t * m->width);
+    }
+}
+
 static void attention(const naive *m, int64_t block, int64_t count, double *x) {
     const int64_t q = m->heads * m->dim, kv = m->kv_heads * m->dim;
     const double *norm = block_tensor(m, "attn_norm.weight", block);
     const double *wo = block_tensor(m, "attn_output.weight", block);
     const double *factors = tensor(m, "rope_freqs.weight");
-    double *n = get(m->width), *query = get(q), *seen = get(q);
+    double *n = get(m->width), *query = get(q), *seen = get(q), *gates = get(q);
     double *keys = get(count * kv), *values = get(count * kv);
     for (int64_t t = 0; t < count; t++) {
         double *row = x + t * m->width;
         normalise(m, m->width, norm, row, n);
-        project(m, "attn_q", block, m->heads, n, query);
+        if (m->period > 0)
+            split_gates(m, block, gates, n, query);
+        else
+            project(m, "attn_q", block, m->heads, n, query);
         project(m, "attn_k", block, m->kv_heads, n, keys + t * kv);
         project(m, "attn_v", block, m->kv_heads, n, values + t * kv);
         rotate(m, factors, t, m->heads, query);
         rotate(m, factors, t, m->kv_heads, keys + t * kv);
         look(m, t, query, keys, values, seen);
+        for (int64_t i = 0; i < q && m->period > 0; i++)
+            seen[i] *= sigmoid(gates[i]);
         add_product(wo, q, m->width, seen, row);
     }
 }
 
 static void feed_forward(const naive *m, int64_t block, int64_t count,
                          double *x) {
-    const double *norm = block_tensor(m, "ffn_norm.weight", block);
+    const double *norm =
+        block_tensor(m,
+                     m->period > 0 ? "post_attention_norm.weight"
+                                   : "ffn_norm.weight",
+                     block);
     const double *wg = block_tensor(m, "ffn_gate.weight", block);
     const double *wu = block_tensor(m, "ffn_up.weight", block);
     const double *wd = block_tensor(m, "ffn_down.weight", block);
@@ -197,6 +290,7 @@ void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
     m.heads = number(&m, "attention.head_count", 1);
     m.kv_heads = number(&m, "attention.head_count_kv", m.heads);
     m.dim = number(&m, "attention.key_length", m.width / m.heads);
+    m.period = number(&m, "full_attention_interval", 0);
     m.rotary = number(&m, "rope.dimension_count", m.dim);
     m.epsilon = fraction(&m, "attention.layer_norm_rms_epsilon", NAN);
     m.base = fraction(&m, "rope.freq_base", 10000.0);
@@ -209,7 +303,10 @@ void naive_llama(const cp_gguf *file, int64_t count, const int32_t *tokens,
         memcpy(x + t * m.width, embedding + tokens[t] * m.width,
                (size_t)m.width * sizeof(double));
     for (int64_t b = 0; b < m.blocks; b++) {
-        attention(&m, b, count, x);
+        if (m.period > 0 && (b + 1) % m.period != 0)
+            remember(&m, b, count, x);
+        else
+            attention(&m, b, count, x);
         feed_forward(&m, b, count, x);
     }
     for (int64_t t = 0; t < count; t++) {

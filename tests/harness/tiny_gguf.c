@@ -376,13 +376,49 @@ static void put_tensor(tiny_tensors *out, const char *name, int type, int row,
                                        : 1.0 + 0.2 * uniform(&out->state)));
 }
 
+enum { STATE_KEY_HEADS = 2, STATE_KEYS = 16, STATE_VALUES = 24 };
+
+static bool has_state(const tiny_gguf_options *o, int b) {
+    return strcmp(o->family, "qwen35") == 0 && (b + 1) % o->period != 0;
+}
+
+static void put_state_tensors(const tiny_gguf_options *o, tiny_tensors *out,
+                              int b) {
+    const int values = o->state_heads * STATE_VALUES, heads = o->state_heads;
+    const int channels = 2 * STATE_KEY_HEADS * STATE_KEYS + values;
+    const struct {
+        const char *role;
+        int type, row, rows;
+        double gain;
+    } all[] = {
+        {"attn_qkv.weight", o->key, o->width, channels, 1.5},
+        {"attn_gate.weight", o->value, o->width, values, 1.0},
+        {"ssm_alpha.weight", CP_GGUF_F32, o->width, heads, 1.0},
+        {"ssm_beta.weight", CP_GGUF_F32, o->width, heads, 2.0},
+        {"ssm_dt.bias", CP_GGUF_F32, heads, 0, 1.0},
+        {"ssm_conv1d.weight", CP_GGUF_F32, o->taps, channels, 1.5},
+        {"ssm_norm.weight", CP_GGUF_F32, STATE_VALUES, 0, 0},
+        {"ssm_out.weight", CP_GGUF_F32, values, o->width, 1.0},
+    };
+    char name[64];
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        snprintf(name, sizeof(name), "blk.%d.%s", b, all[i].role);
+        put_tensor(out, name, all[i].type, all[i].row, all[i].rows,
+                   all[i].gain);
+    }
+    snprintf(name, sizeof(name), "blk.%d.ssm_a", b);
+    tiny_bytes *data = tensor(out, name, CP_GGUF_F32, heads, 0);
+    for (int h = 0; h < heads; h++)
+        put_f32(data, (float)(-exp(1.5 * uniform(&out->state) - 1)));
+}
+
 static void put_block_tensors(const tiny_gguf_options *o, tiny_tensors *out,
                               int b) {
     const int queries = o->heads * o->head_dim;
     const int keys = o->kv_heads * o->head_dim;
     const bool biases = strcmp(o->family, "qwen2") == 0;
-    const bool norms = strcmp(o->family, "qwen3") == 0;
-    const struct {
+    const bool norms = strncmp(o->family, "qwen3", 5) == 0;
+    struct {
         const char *role;
         int type, row, rows;
         double gain;
@@ -396,7 +432,8 @@ static void put_block_tensors(const tiny_gguf_options *o, tiny_tensors *out,
         {"attn_k.weight", o->key, o->width, keys, 1.5, false},
         {"attn_output.weight", o->attention_output, queries, o->width, 1.0,
          false},
-        {"attn_q.weight", o->query, o->width, queries, 1.5, false},
+        {"attn_q.weight", o->query, o->width,
+         o->period > 0 ? 2 * queries : queries, 1.5, false},
         {"attn_v.weight", o->value, o->width, keys, 1.0, false},
         {"attn_q.bias", CP_GGUF_F32, queries, 0, 1.5, !biases},
         {"attn_k.bias", CP_GGUF_F32, keys, 0, 1.5, !biases},
@@ -404,10 +441,16 @@ static void put_block_tensors(const tiny_gguf_options *o, tiny_tensors *out,
         {"attn_q_norm.weight", CP_GGUF_F32, o->head_dim, 0, 0, !norms},
         {"attn_k_norm.weight", CP_GGUF_F32, o->head_dim, 0, 0, !norms},
     };
+    const bool state = has_state(o, b), hybrid = o->period > 0;
+    if (state)
+        put_state_tensors(o, out, b);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         char name[64];
-        if (all[i].left_out)
+        const bool mixes = strncmp(all[i].role, "attn_", 5) == 0 && i > 0;
+        if (all[i].left_out || (state && mixes))
             continue;
+        if (hybrid && strcmp(all[i].role, "ffn_norm.weight") == 0)
+            all[i].role = "post_attention_norm.weight";
         snprintf(name, sizeof(name), "blk.%d.%s", b, all[i].role);
         put_tensor(out, name, all[i].type, all[i].row, all[i].rows,
                    all[i].gain);
@@ -449,11 +492,18 @@ static void put_hyperparameters(const tiny_gguf_options *o, metadata *out) {
         {"rope.dimension_count", o->rope_dim},
         {"attention.key_length", o->head_dim}, /* these two are optional */
         {"attention.value_length", o->head_dim},
+        {"full_attention_interval", o->period}, /* and these of a hybrid */
+        {"ssm.conv_kernel", o->taps},
+        {"ssm.time_step_rank", o->state_heads},
+        {"ssm.group_count", STATE_KEY_HEADS},
+        {"ssm.state_size", STATE_KEYS},
+        {"ssm.inner_size", o->state_heads * STATE_VALUES},
     };
+    const int count = o->period > 0 ? 16 : own_dim ? 10 : 8;
     char name[64];
     key_string(out, "general.architecture", o->family);
     key_string(out, "general.name", "Tiny");
-    for (int i = 0; i < (own_dim ? 10 : 8); i++) {
+    for (int i = 0; i < count; i++) {
         snprintf(name, sizeof(name), "%s.%s", o->family, numbers[i].name);
         key_u32(out, name, numbers[i].value);
     }
@@ -469,6 +519,12 @@ static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
     if (options != NULL)
         o = *options;
     o.family = o.family != NULL ? o.family : "llama";
+    if (strcmp(o.family, "qwen35") == 0) {
+        o.period = o.period > 0 ? o.period : 2;
+        o.blocks = o.blocks > 0 ? o.blocks : 4;
+        o.state_heads = o.state_heads > 0 ? o.state_heads : 4;
+        o.taps = o.taps > 0 ? o.taps : 4;
+    }
     o.blocks = o.blocks > 0 ? o.blocks : 2;
     o.width = o.width > 0 ? o.width : 64;
     o.feed_forward = o.feed_forward > 0 ? o.feed_forward : 96;

@@ -15,8 +15,11 @@ typedef enum {
 /* All zero gives a valid model: 2 blocks, width 64, 4 heads over 2 kv heads of
  * 16, feed-forward 96, context 512, all F32, tied output. */
 typedef struct {
-    const char *family; /* NULL: "llama"; "qwen2" has biases, "qwen3" norms */
+    /* NULL: "llama"; "qwen2" has biases, "qwen3" norms, and "qwen35" norms,
+     * gates, and layers with a state, 2 key heads and a value of 24. */
+    const char *family;
     int blocks, width, feed_forward, heads, kv_heads;
+    int period, state_heads, taps; /* qwen35; 0: 2, 4, 4 */
     int head_dim; /* 0: width / heads; else attention.key_length is written */
     int rope_dim; /* 0: head_dim */
     int context;
