@@ -242,11 +242,12 @@ static void decode_together(cp_session *batch, cp_session **alone,
     }
 }
 
-LOOP(test_batches_agree, 0, 2 * MOST) {
+LOOP(test_batches_agree, 0, 4 * MOST) {
     static const int64_t lengths[MOST] = {9, 1, 30, 2, 13};
     const int64_t count = 1 + _i % MOST;
-    const int ranks = _i < MOST ? 3 : 4;
-    open_tiny(&(tiny_gguf_options){.seed = 8});
+    const int ranks = _i / MOST % 2 == 0 ? 3 : 4;
+    open_tiny(&(tiny_gguf_options){
+        .seed = 8, .family = _i < 2 * MOST ? NULL : "qwen35"});
     int32_t *text = make_up(64, 3), next[MOST] = {1, 2, 3, 4, 5};
     float *rows = logits_of(MOST);
     cp_session *alone[MOST], *batch = open_session(ranks, count, CP_AUTO);
@@ -463,14 +464,15 @@ static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
     *armed = false;
 }
 
-LOOP(test_failures_leave_no_trace, 0, 4) {
-    open_tiny(&(tiny_gguf_options){.seed = 4});
+LOOP(test_failures_leave_no_trace, 0, 8) {
+    open_tiny(&(tiny_gguf_options){
+        .seed = 4, .family = _i < 4 ? NULL : "qwen35", .blocks = 2});
     int32_t *text = make_up(64, 9);
     bool armed = false;
     const cp_session_options options = {.ranks = 3,
                                         .sequences = 1,
                                         .capacity = 80,
-                                        .variant = variants[_i],
+                                        .variant = variants[_i % 4],
                                         .cores = 2,
                                         .stop = &stop,
                                         .progress = stop_at_once,

@@ -342,18 +342,18 @@ static cp_status follow_all(cp_state_call *call, int64_t layer,
     const int64_t width = call->base.answer_width;
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
-        const bool here = s->owner == comm->rank;
+        const bool owned = s->owner == comm->rank;
         CP_TRY(send(comm, s->owner, call->cache->kept[s->sequence].next,
-                    here ? row_at(call, s->first) : s->row, call->base.stride));
+                    owned ? row_at(call, s->first) : s->row, call->base.stride));
     }
     CP_TRY(wait_for_all(comm));
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
-        const bool here = s->owner == comm->rank;
-        float *row = here ? row_at(call, s->first) : s->row;
+        const bool owned = s->owner == comm->rank;
+        float *row = owned ? row_at(call, s->first) : s->row;
         if (call->cache->kept[s->sequence].next == comm->rank)
             CP_TRY(follow(call, s, layer, taps, row,
-                          here ? answer_at(call, s->first)
+                          owned ? answer_at(call, s->first)
                                : s->row + call->base.stride));
     }
     for (int64_t n = 0; n < call->count; n++) {

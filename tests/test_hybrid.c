@@ -1,0 +1,181 @@
+/* A whole hybrid model over ranks: of its layers some attend and the others have
+ * states. Conversations of random turns, on ranks that come, go and are lost,
+ * agree with one rank's. */
+#include "expect.h"
+
+#include <math.h>
+
+#include "model/session_repair.h"
+#include "tests/harness/tiny_gguf.h"
+
+enum { TALKS = 3, MOST = 400, TURNS = 30 };
+
+static struct {
+    tiny_bytes bytes;
+    cp_gguf *file;
+    cp_model *model;
+    cp_session *one, *many;
+    int32_t text[TALKS][MOST];
+    uint64_t random;
+    double largest, worst;
+} f;
+
+static cp_session *open_session(int ranks, int least) {
+    const cp_session_options options = {.ranks = ranks,
+                                        .sequences = TALKS,
+                                        .capacity = MOST,
+                                        .block = 8,
+                                        .least = least,
+                                        .cores = 2};
+    cp_session *session;
+    must(cp_session_open(f.model, &options, &session));
+    return session;
+}
+
+static void begin(int ranks, int least, uint64_t seed) {
+    f.random = seed;
+    f.largest = f.worst = 0;
+    tiny_gguf_build(
+        &(tiny_gguf_options){
+            .seed = seed, .family = "qwen35", .rope_dim = 8, .taps = 3},
+        &f.bytes);
+    must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
+    must(cp_model_open(&cp_backend_threads, f.file, &f.model));
+    f.one = open_session(1, 0);
+    f.many = open_session(ranks, least);
+}
+
+static void end(void) {
+    cp_session_close(f.one);
+    cp_session_close(f.many);
+    cp_model_close(f.model);
+    cp_gguf_close(f.file);
+    free(f.bytes.bytes);
+    f.bytes = (tiny_bytes){0};
+}
+
+static int64_t below(int64_t most) {
+    return (int64_t)(harness_random(&f.random) % (uint64_t)most);
+}
+
+/* The same call on both; every score agrees. */
+static void feed(bool decode, const int64_t lengths[TALKS]) {
+    const int64_t words = f.model->facts.vocabulary;
+    int64_t names[TALKS], count = 0, batch = 0;
+    int32_t tokens[TALKS * MOST];
+    for (int s = 0; s < TALKS; s++) {
+        const int64_t held = cp_session_length(f.many, s);
+        ck_assert_int_eq(held, cp_session_length(f.one, s));
+        for (int64_t t = 0; t < lengths[s]; t++)
+            f.text[s][held + t] = tokens[count++] = (int32_t)below(words);
+        if (lengths[s] > 0)
+            names[batch++] = s;
+    }
+    float *scores[2];
+    cp_session *const both[2] = {f.one, f.many};
+    for (int n = 0; n < 2 && count > 0; n++) {
+        scores[n] = room_for(count * words, 4);
+        must(decode ? cp_session_decode(both[n], batch, names, tokens, NULL)
+                    : cp_session_prefill(both[n], lengths, tokens, NULL));
+        must(cp_session_logits(both[n], 0, count, scores[n]));
+    }
+    for (int64_t i = 0; i < count * words; i++) {
+        hold(isfinite(scores[1][i]));
+        f.largest = fmax(f.largest, fabs((double)scores[0][i]));
+        f.worst = fmax(f.worst,
+                       fabs((double)scores[0][i] - (double)scores[1][i]));
+    }
+    ck_assert_msg(f.worst <= 1e-5 * f.largest, "off by %g of %g", f.worst,
+                  f.largest);
+}
+
+static void read_some(void) {
+    static const int64_t sizes[] = {2, 3, 9, 40};
+    int64_t lengths[TALKS];
+    for (int s = 0; s < TALKS; s++)
+        lengths[s] = cp_min(below(sizes[below(4)]),
+                            MOST - cp_session_length(f.many, s));
+    feed(false, lengths);
+}
+
+static void decode_some(void) {
+    int64_t lengths[TALKS];
+    for (int s = 0; s < TALKS; s++)
+        lengths[s] =
+            cp_min(below(2), MOST - cp_session_length(f.many, s));
+    feed(true, lengths);
+}
+
+static void clear_one(void) {
+    const int64_t s = below(TALKS);
+    must(cp_session_truncate(f.one, s, 0));
+    must(cp_session_truncate(f.many, s, 0));
+}
+
+static void lose(int rank) {
+    const int32_t *texts[TALKS] = {f.text[0], f.text[1], f.text[2]};
+    cp_repair_report report;
+    int64_t tokens = 0;
+    for (int s = 0; s < TALKS; s++)
+        tokens += cp_session_length(f.many, s);
+    must(cp_session_repair(f.many, rank, texts, &report));
+    ck_assert_int_eq(report.tokens, tokens); /* a state is of all before it */
+}
+
+LOOP(conversations_move_over_ranks, 0, 12) {
+    cp_ranks_report moved;
+    begin(1 + _i % 5, 0, (uint64_t)_i + 1);
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int64_t what = below(8);
+        if (what < 3)
+            read_some();
+        else if (what < 6)
+            decode_some();
+        else if (what == 6)
+            clear_one();
+        else
+            must(cp_session_ranks(f.many, (int)(1 + below(5)), &moved));
+    }
+    end();
+}
+
+LOOP(a_conversation_survives_ranks, 0, 6) {
+    const int ranks = 2 + _i % 4;
+    begin(ranks, 1, (uint64_t)_i + 40);
+    for (int left = ranks - 1; left >= 0; left--) {
+        for (int turn = 0; turn < 4; turn++) {
+            read_some();
+            decode_some();
+        }
+        if (left > 0)
+            lose((int)below(left + 1));
+    }
+    end();
+}
+
+/* What a state cannot do is refused by name, and changes nothing. */
+TEST(what_a_state_cannot_do_is_refused) {
+    static const int64_t shares[] = {1, 2};
+    static const cp_dealing dealings[] = {
+        {.placement = CP_INTERLEAVE, .block = 4},
+        {.placement = CP_ZIGZAG, .weights = shares},
+        {.placement = CP_INTERLEAVE, .leaves = true}};
+    const int64_t two[TALKS] = {2, 0, 0};
+    begin(2, 0, 9);
+    feed(false, (int64_t[]){9, 0, 0});
+    refuses(cp_session_truncate(f.many, 0, 4), CP_INVALID,
+            "cannot be cut to 4 tokens: its states are those after 9");
+    refuses(cp_session_fork(f.many, 0, 1, 9), CP_INVALID, "states of its own");
+    refuses(cp_session_verify(f.many, two, f.text[0], NULL), CP_INVALID,
+            "cannot take tokens back");
+    feed(true, (int64_t[]){1, 1, 0});
+    for (int n = 0; n < 3; n++) {
+        const cp_session_options options = {
+            .ranks = 2, .sequences = 1, .dealing = dealings[n]};
+        cp_session *session;
+        refuses(cp_session_open(f.model, &options, &session), CP_INVALID,
+                "equal shares by zigzag");
+        cp_session_close(session);
+    }
+    end();
+}
