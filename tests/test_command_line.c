@@ -416,6 +416,8 @@ static void write_files(void) {
             "{{ '<|im_start|>assistant\n<think>\n' }}"};
     tiny_gguf_write(in("m.gguf"), &tiny);
     tiny_gguf_write(in("t.gguf"), &thinking);
+    tiny_gguf_write(in("h.gguf"),
+                    &(tiny_gguf_options){.seed = 3, .family = "qwen35"});
     write_forged("nan.gguf", NAN);
     write_forged("large.gguf", 3e38f);
     write_ids("ids.npy", 70, 0);

@@ -373,7 +373,7 @@ static char *kept(cp_session *session, const cp_gguf *file, int64_t *bytes) {
     for (int64_t t = 0; t < saved.head.tokens; t++)
         saved.ids[t] = (int32_t)t % 9;
     must(cp_saved_conversation_write(path, &saved, session));
-    *bytes = cp_saved_conversation_bytes(&saved.head);
+    *bytes = cp_saved_conversation_bytes(&saved);
     data = room_for(*bytes, 1);
     hold(read(made, data, (size_t)*bytes) == 0); /* the previous file */
     FILE *in = fopen(path, "rb");

@@ -1,10 +1,15 @@
 /* A whole hybrid model over ranks: of its layers some attend and the others have
  * states. Conversations of random turns, on ranks that come, go and are lost,
  * agree with one rank's. */
+#define _POSIX_C_SOURCE 200809L
 #include "expect.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
+#include "model/saved_conversation.h"
 #include "model/session_repair.h"
 #include "tests/harness/tiny_gguf.h"
 
@@ -82,8 +87,8 @@ static void feed(bool decode, const int64_t lengths[TALKS]) {
     for (int64_t i = 0; i < count * words; i++) {
         hold(isfinite(scores[1][i]));
         f.largest = fmax(f.largest, fabs((double)scores[0][i]));
-        f.worst = fmax(f.worst,
-                       fabs((double)scores[0][i] - (double)scores[1][i]));
+        f.worst =
+            fmax(f.worst, fabs((double)scores[0][i] - (double)scores[1][i]));
     }
     ck_assert_msg(f.worst <= 1e-5 * f.largest, "off by %g of %g", f.worst,
                   f.largest);
@@ -93,16 +98,15 @@ static void read_some(void) {
     static const int64_t sizes[] = {2, 3, 9, 40};
     int64_t lengths[TALKS];
     for (int s = 0; s < TALKS; s++)
-        lengths[s] = cp_min(below(sizes[below(4)]),
-                            MOST - cp_session_length(f.many, s));
+        lengths[s] =
+            cp_min(below(sizes[below(4)]), MOST - cp_session_length(f.many, s));
     feed(false, lengths);
 }
 
 static void decode_some(void) {
     int64_t lengths[TALKS];
     for (int s = 0; s < TALKS; s++)
-        lengths[s] =
-            cp_min(below(2), MOST - cp_session_length(f.many, s));
+        lengths[s] = cp_min(below(2), MOST - cp_session_length(f.many, s));
     feed(true, lengths);
 }
 
@@ -122,19 +126,55 @@ static void lose(int rank) {
     ck_assert_int_eq(report.tokens, tokens); /* a state is of all before it */
 }
 
+/* Save the conversations, and go on from the file. */
+static void save_and_load(int ranks) {
+    char path[] = "/tmp/longring-hybrid-XXXXXX";
+    cp_saved_conversation saved, expected;
+    int64_t tokens = 0;
+    close(mkstemp(path));
+    for (int s = 0; s < TALKS; s++)
+        tokens += cp_session_length(f.many, s);
+    must(cp_saved_conversation_new(f.model, f.file, "tiny", TALKS, tokens,
+                                   &saved));
+    for (int s = 0; s < TALKS; s++)
+        saved.lengths[s] = cp_session_length(f.many, s);
+    must(cp_saved_conversation_write(path, &saved, f.many));
+    cp_saved_conversation_free(&saved);
+    cp_session_close(f.many);
+    f.many = open_session(ranks, 0);
+    must(cp_saved_conversation_new(f.model, f.file, "tiny", TALKS, 0,
+                                   &expected));
+    must(cp_saved_conversation_load(path, &expected, f.many, &saved));
+    cp_saved_conversation_free(&saved);
+    if (ranks == 1) { /* a byte of the last state, before the checksum */
+        FILE *file = fopen(path, "r+b");
+        hold(fseek(file, -20, SEEK_END) == 0 && fputc(77, file) == 77);
+        fclose(file);
+        cp_session *session = open_session(1, 0);
+        refuses(cp_saved_conversation_load(path, &expected, session, &saved),
+                CP_INVALID, "the states of conversation 2 are damaged");
+        cp_saved_conversation_free(&saved);
+        cp_session_close(session);
+    }
+    cp_saved_conversation_free(&expected);
+    unlink(path);
+}
+
 LOOP(conversations_move_over_ranks, 0, 12) {
     cp_ranks_report moved;
     begin(1 + _i % 5, 0, (uint64_t)_i + 1);
     for (int turn = 0; turn < TURNS; turn++) {
-        const int64_t what = below(8);
+        const int64_t what = below(9);
         if (what < 3)
             read_some();
         else if (what < 6)
             decode_some();
         else if (what == 6)
             clear_one();
-        else
+        else if (what == 7)
             must(cp_session_ranks(f.many, (int)(1 + below(5)), &moved));
+        else
+            save_and_load((int)(1 + below(5)));
     }
     end();
 }
@@ -150,6 +190,20 @@ LOOP(a_conversation_survives_ranks, 0, 6) {
         if (left > 0)
             lose((int)below(left + 1));
     }
+    end();
+}
+
+/* A conversation that begins anew, and is as long as the old one was. */
+LOOP(a_state_of_old_is_not_read, 1, 4) {
+    begin(_i, 0, 5);
+    feed(false, (int64_t[]){9, 0, 0});
+    feed(true, (int64_t[]){1, 0, 0});
+    must(cp_session_truncate(f.one, 0, 0));
+    must(cp_session_truncate(f.many, 0, 0));
+    cp_session_close(f.one); /* which has not seen the old one */
+    f.one = open_session(1, 0);
+    feed(false, (int64_t[]){10, 0, 0});
+    feed(false, (int64_t[]){2, 0, 0});
     end();
 }
 

@@ -246,8 +246,8 @@ LOOP(test_batches_agree, 0, 4 * MOST) {
     static const int64_t lengths[MOST] = {9, 1, 30, 2, 13};
     const int64_t count = 1 + _i % MOST;
     const int ranks = _i / MOST % 2 == 0 ? 3 : 4;
-    open_tiny(&(tiny_gguf_options){
-        .seed = 8, .family = _i < 2 * MOST ? NULL : "qwen35"});
+    open_tiny(&(tiny_gguf_options){.seed = 8,
+                                   .family = _i < 2 * MOST ? NULL : "qwen35"});
     int32_t *text = make_up(64, 3), next[MOST] = {1, 2, 3, 4, 5};
     float *rows = logits_of(MOST);
     cp_session *alone[MOST], *batch = open_session(ranks, count, CP_AUTO);

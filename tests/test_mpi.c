@@ -313,6 +313,8 @@ static void make_model(void) {
         self);
     make_directory();
     tiny_gguf_write(in("tiny.gguf"), &(tiny_gguf_options){.seed = 3});
+    tiny_gguf_write(in("hybrid.gguf"),
+                    &(tiny_gguf_options){.seed = 3, .family = "qwen35"});
     for (int64_t i = 0; i < count; i++)
         ids[i] = (37 * i + 11) % 250;
     must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));
@@ -343,7 +345,8 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
                   scenes[_i].scene, scenes[_i].ranks, status, output);
 }
 
-#define CHAT "$L chat --on mpi --model $D/tiny.gguf "
+#define CHAT_WITH(model) "$L chat --on mpi --model $D/" model ".gguf "
+#define CHAT CHAT_WITH("tiny")
 /* In a conversation, the rank started last is killed once it has begun. */
 #define A_KILLED_RANK(options, seconds)                                        \
     "X=$D/said-" seconds                                                       \
@@ -356,14 +359,15 @@ LOOP(every_scene_ends_well, 0, launched(COUNT_OF(scenes))) {
 /* The same between two questions, under a launcher that keeps the others alive;
  * one surviving rank then prints again what was printed. The last rank is
  * killed, or the first, which reads the questions, or the last two. */
-#define A_REPAIRED_LOSS(question, options, which, seconds)                     \
+#define A_REPAIRED_LOSS(model, question, options, which, seconds)              \
     "X=$D/survivors-" seconds "; (echo " question "; "                         \
     "until grep -qs 'first token' $X; do sleep 0.05; done; "                   \
     "kill -9 $(pgrep -f \"^$L chat .*--timeout " seconds "\" | " which "); "   \
     "echo 'three four'; echo 'five') | timeout 36 mpirun "                     \
-    "--enable-recovery -n 3 " CHAT "--timeout " seconds                        \
-    " --most 20 --compare " options ">$X 2>&1; "                               \
-    "cat $X"
+    "--enable-recovery -n 3 " CHAT_WITH(model) "--timeout " seconds            \
+                                               " --most 20 --compare " options \
+                                               ">$X 2>&1; "                    \
+                                               "cat $X"
 
 /* The last rank sleeps longer than the timeout, and wakes while the others
  * still talk. */
@@ -395,18 +399,25 @@ static const struct {
      "--most 9 --timeout 1.5 --compare",
      .says = {"every one of", "over 3 ranks on mpi"}},
     {A_KILLED_RANK("", "3"), .fails = true},
-    {A_REPAIRED_LOSS("one two", "", "tail -n 1", "2.2"), .recovery = true,
+    {A_REPAIRED_LOSS("tiny", "one two", "", "tail -n 1", "2.2"),
+     .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens"}},
-    {A_REPAIRED_LOSS("$(seq -s ' ' 100)", "--exact-order ", "tail -n 1", "2.3"),
+    {A_REPAIRED_LOSS("tiny", "$(seq -s ' ' 100)", "--exact-order ", "tail -n 1",
+                     "2.3"),
      .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens",
               "at most 0.00e+00"}},
-    {A_REPAIRED_LOSS("one two", "", "head -n 1", "2.4"), .recovery = true,
+    {A_REPAIRED_LOSS("tiny", "one two", "", "head -n 1", "2.4"),
+     .recovery = true,
      .says = {"standard input with it", "read again by 2 ranks",
               "every one of 20 tokens"}},
-    {A_REPAIRED_LOSS("one two", "", "tail -n 2", "2.5"), .recovery = true,
+    {A_REPAIRED_LOSS("tiny", "one two", "", "tail -n 2", "2.5"),
+     .recovery = true,
      .says = {"rank 2 is lost\n", "rank 1 is lost; its ",
               "every one of 60 tokens"}},
+    {A_REPAIRED_LOSS("hybrid", "one two", "", "tail -n 1", "2.7"),
+     .recovery = true,
+     .says = {"tokens are read again by 2 ranks", "every one of 60 tokens"}},
     {A_SLEEPER("2.6"), .recovery = true,
      .says = {"rank 2: evicted: this rank was silent for",
               "tokens are read again by 2 ranks"}},
@@ -440,15 +451,16 @@ LOOP(waiting_ranks_time_out, 0, launched(1)) {
     }
 }
 
-LOOP(logits_have_the_bits_of_threads, 0, launched(3)) {
+LOOP(logits_have_the_bits_of_threads, 0, launched(6)) {
     const int ranks[] = {1, 2, 8};
+    const char *models[] = {"tiny", "hybrid"};
     const int status = shell(
-        "A=\"logits --model $D/tiny.gguf --tokens $D/ids.npy "
+        "A=\"logits --model $D/%s.gguf --tokens $D/ids.npy "
         "--history 40+d5+30 --positions all --generate 12\"; "
         "$L $A --ranks %d --out $D/t.npy >$D/t.txt && "
         "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
         "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
-        ranks[_i], ranks[_i]);
+        models[_i / 3], ranks[_i % 3], ranks[_i % 3]);
     ck_assert_msg(status == 0, "status %d\n%s", status, output);
 }
 

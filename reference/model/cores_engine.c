@@ -134,6 +134,17 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *copy) {
     return CP_OK;
 }
 
+static cp_status states(cp_engine *base, int64_t sequence, int64_t length,
+                        bool writes, float *numbers) {
+    cp_state_cache *cache = engine_of(base)->states;
+    if (writes) {
+        cp_state_cache_write(cache, sequence, length, numbers);
+        return CP_OK;
+    }
+    return cp_state_cache_read(cache, base->local.group, sequence, length,
+                               numbers);
+}
+
 typedef struct {
     cp_cores_engine *from, *to;
     const cp_plan *plan;
@@ -195,6 +206,7 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .run = run,
                                        .move = move,
                                        .rows = rows,
+                                       .states = states,
                                        .migrate = migrate,
                                        .lose = lose,
                                        .ended = ended,

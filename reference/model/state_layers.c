@@ -85,9 +85,7 @@ cp_status cp_state_cache_new(int ranks, int only, int64_t sequences,
         return cp_refuse("%ld heads with states of %ld by %ld overflow",
                          f->heads, f->key_dim, f->value_dim);
     cache->state_floats = cp_state_floats(&cache->shape);
-    cache->layer_floats =
-        cache->state_floats +
-        cp_tail_floats(f->taps, cp_state_channels(f));
+    cache->layer_floats = cp_state_numbers(f);
     CP_TRY(cp_allocate(&cache->kept, sequences, sizeof(kept_state), "states"));
     CP_TRY(cp_allocate(&cache->memory, ranks, sizeof(float *), "states"));
     for (int r = 0; r < ranks; r++)
@@ -202,6 +200,37 @@ void cp_state_cache_take(cp_state_cache *cache, const cp_state_cache *from) {
                    (size_t)(2 * cache->layers * cache->layer_floats) *
                        sizeof(float));
     }
+}
+
+cp_status cp_state_cache_read(const cp_state_cache *cache,
+                              const cp_process_group *group, int64_t sequence,
+                              int64_t length, float *numbers) {
+    const kept_state *kept = &cache->kept[sequence];
+    const int64_t bytes = cache->layers * cache->layer_floats * 4;
+    const int copy = kept->length[1] == length;
+    char *all;
+    if (group == NULL || group->ranks == 1) {
+        memcpy(numbers, layer_of(cache, kept->keeper, sequence, copy, 0),
+               (size_t)bytes);
+        return CP_OK;
+    }
+    CP_TRY(cp_allocate(&all, group->ranks, bytes, "states"));
+    if (group->rank == kept->keeper)
+        memcpy(all + kept->keeper * bytes,
+               layer_of(cache, kept->keeper, sequence, copy, 0),
+               (size_t)bytes);
+    const cp_status status = group->all_gather(all, bytes);
+    memcpy(numbers, all + kept->keeper * bytes, (size_t)bytes);
+    free(all);
+    return status;
+}
+
+void cp_state_cache_write(cp_state_cache *cache, int64_t sequence,
+                          int64_t length, const float *numbers) {
+    cache->kept[sequence] = (kept_state){.length = {length, NOTHING}};
+    if (cache->memory[0] != NULL)
+        memcpy(layer_of(cache, 0, sequence, 0, 0), numbers,
+               (size_t)(cache->layers * cache->layer_floats) * sizeof(float));
 }
 
 void cp_state_cache_lose(cp_state_cache *cache, int rank) {

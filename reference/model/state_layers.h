@@ -5,6 +5,7 @@
 #define CP_STATE_LAYERS_H
 
 #include "group/comm.h"
+#include "group/process_group.h"
 #include "model/backend.h"
 #include "reference/run/states.h"
 
@@ -29,6 +30,15 @@ void cp_state_cache_end(cp_state_cache *cache, const cp_layout *layout);
 /* Copy all states of another cache for this model, with all ranks in this
  * process. */
 void cp_state_cache_take(cp_state_cache *cache, const cp_state_cache *from);
+
+/* Read the states of a sequence after `length` tokens, or make them those of an
+ * empty one: [layers][cp_state_numbers]. group may be NULL: all ranks are here.
+ * All processes call it. Fails with CP_MEMORY, and as the group does. */
+cp_status cp_state_cache_read(const cp_state_cache *cache,
+                              const cp_process_group *group, int64_t sequence,
+                              int64_t length, float *numbers);
+void cp_state_cache_write(cp_state_cache *cache, int64_t sequence,
+                          int64_t length, const float *numbers);
 
 /* A rank is lost; those above it are renumbered, and all states are gone. */
 void cp_state_cache_lose(cp_state_cache *cache, int rank);

@@ -681,7 +681,7 @@ cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes) {
     cp_status status = saved_new(chat, tokens, &saved);
     if (status == CP_OK) {
         saved_fill(chat, &saved);
-        *bytes = cp_saved_conversation_bytes(&saved.head);
+        *bytes = cp_saved_conversation_bytes(&saved);
         status = cp_saved_conversation_write(path, &saved, chat->session);
     }
     cp_saved_conversation_free(&saved);

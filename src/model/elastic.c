@@ -106,7 +106,9 @@ static cp_status copy_via_host(const cp_cache *from, cp_engine *out,
     CP_TRY(cp_allocate(&keys, STRETCH, 4 * cp_kept_width(shape), "rows"));
     float *values = keys + STRETCH * shape->kv_heads * shape->head_dim;
     cp_status status = CP_OK;
-    for (int64_t layer = 0; layer < out->model->facts.layers; layer++)
+    const cp_model_facts *facts = &out->model->facts;
+    const int64_t layers = cp_facts_attending(facts, facts->layers);
+    for (int64_t layer = 0; layer < layers; layer++)
         for (int64_t n = 0; n < tokens && status == CP_OK; n += STRETCH) {
             cp_row_copy copy = {false, layer, n, cp_min(STRETCH, tokens - n),
                                 keys,  values};
@@ -157,7 +159,9 @@ static cp_status move_all(cp_migration *migration, const cp_cache *from,
     if (status == CP_OK)
         status = cp_plan_check(plan, &counted);
     if (status == CP_OK) {
-        count_up(migration, &counted, model->facts.layers, report);
+        count_up(migration, &counted,
+                 cp_facts_attending(&model->facts, model->facts.layers),
+                 report);
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
                      : copy_via_host(from, out, to, in, migration->tokens);

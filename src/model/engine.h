@@ -43,6 +43,11 @@ typedef struct {
     cp_status (*move)(cp_engine *engine, int n, const cp_moves *moves);
     /* Read or write rows in the cache of the n-th rank here; it is idle. */
     cp_status (*rows)(cp_engine *engine, int n, const cp_row_copy *copy);
+    /* Read or write what all layers with a state keep of a sequence of this
+     * length, one after the other. All processes call it, and all get what is
+     * read. NULL: no model of this backend has any. */
+    cp_status (*states)(cp_engine *engine, int64_t sequence, int64_t length,
+                        bool writes, float *numbers);
     /* Walk a migration's plan from another engine of this kind to this one; all
      * ranks of both are here. NULL: rows are read and written instead. */
     cp_status (*migrate)(cp_engine *engine, cp_engine *from,

@@ -68,6 +68,13 @@ static inline int64_t cp_state_channels(const cp_state_facts *s) {
     return 2 * s->key_heads * s->key_dim + s->heads * s->value_dim;
 }
 
+/* Numbers that a layer keeps of a sequence: states [heads][key_dim][value_dim],
+ * and how many rows of its tail are filled, and they. */
+static inline int64_t cp_state_numbers(const cp_state_facts *s) {
+    return s->heads * s->key_dim * s->value_dim + 1 +
+           (s->taps - 1) * cp_state_channels(s);
+}
+
 typedef struct {
     const cp_family *family;
     int64_t layers, width, feed_forward, vocabulary, positions;

@@ -22,12 +22,17 @@ static int64_t words_bytes(const cp_saved_conversation_head *head) {
     return 16 * head->sequences + cp_ceil_divide(4 * head->tokens, 8) * 8 + 8;
 }
 
-int64_t cp_saved_conversation_bytes(const cp_saved_conversation_head *head) {
+int64_t cp_saved_conversation_bytes(const cp_saved_conversation *saved) {
+    const cp_saved_conversation_head *head = &saved->head;
     const int64_t width = head->key_width + head->value_width;
     const int64_t sums = 8 * cp_ceil_divide(head->tokens, STRETCH);
-    int64_t bytes;
+    int64_t bytes, states = 0;
     return cp_multiply(head->tokens * 4, width, &bytes) &&
                    cp_multiply(bytes + sums, head->layers, &bytes) &&
+                   (saved->state_numbers == 0 ||
+                    cp_multiply(4 * saved->state_numbers + 8, head->sequences,
+                                &states)) &&
+                   cp_add(bytes, states, &bytes) &&
                    cp_add(bytes, words_bytes(head) + (int64_t)sizeof(*head),
                           &bytes)
                ? bytes
@@ -56,12 +61,17 @@ cp_status cp_saved_conversation_new(const cp_model *model, const cp_gguf *file,
     *saved = (cp_saved_conversation){
         .head = {.version = VERSION,
                  .model = cp_gguf_fingerprint(file),
-                 .layers = facts->layers,
+                 .layers = cp_facts_attending(facts, facts->layers),
                  .key_width = cp_kept_width(&facts->shape) - values,
                  .value_width = values,
                  .vocabulary = facts->vocabulary,
                  .sequences = sequences,
-                 .tokens = tokens}};
+                 .tokens = tokens},
+        .state_numbers =
+            facts->states.period > 0
+                ? cp_state_numbers(&facts->states) *
+                      (facts->layers - cp_facts_attending(facts, facts->layers))
+                : 0};
     cp_saved_conversation_head *head = &saved->head;
     memcpy(head->magic, magic, sizeof(magic));
     snprintf(head->name, sizeof(head->name), "%s", name);
@@ -96,14 +106,29 @@ static cp_status take(FILE *file, const char *path, void *data, int64_t bytes) {
     return cp_refuse("%s: the conversation is truncated", path);
 }
 
-static cp_status block_take(const copy_job *job, const cp_row_copy *rows,
-                            int64_t bytes) {
+/* Read a block and compare its checksum; what: for the message. */
+static cp_status block_take(const copy_job *job, int64_t bytes,
+                            const char *what) {
     CP_TRY(take(job->from, job->path, job->data, bytes + 8));
     const uint64_t expected = cp_hash(0, job->data, bytes);
     if (memcmp((char *)job->data + bytes, &expected, 8) == 0)
         return CP_OK;
-    return cp_refuse("%s: layer %ld, tokens %ld to %ld are damaged", job->path,
-                     rows->layer, rows->row, rows->row + rows->count - 1);
+    return cp_refuse("%s: %s are damaged", job->path, what);
+}
+
+/* The same on all processes, of which one has the file. */
+static cp_status block_share(copy_job *job, int64_t bytes, const char *what) {
+    const cp_status status =
+        job->from != NULL ? block_take(job, bytes, what) : CP_OK;
+    return cp_process_group_broadcast(status, NULL, 0, &job->data, &bytes);
+}
+
+static void block_write(const copy_job *job, int64_t bytes) {
+    const uint64_t sum = cp_hash(0, job->data, bytes);
+    if (job->to == NULL)
+        return;
+    cp_sink_write(job->to, job->data, bytes);
+    cp_sink_write(job->to, &sum, 8);
 }
 
 static cp_status block_copy(copy_job *job, int64_t layer, int64_t first) {
@@ -112,21 +137,37 @@ static cp_status block_copy(copy_job *job, int64_t layer, int64_t first) {
                         .layer = layer,
                         .row = first,
                         .count = cp_min(STRETCH, head->tokens - first)};
-    int64_t bytes = 4 * rows.count * (head->key_width + head->value_width);
-    if (job->reads) {
-        const cp_status status =
-            job->from != NULL ? block_take(job, &rows, bytes) : CP_OK;
-        CP_TRY(cp_process_group_broadcast(status, NULL, 0, &job->data, &bytes));
-    }
+    const int64_t bytes =
+        4 * rows.count * (head->key_width + head->value_width);
+    char what[80];
+    snprintf(what, sizeof(what), "layer %ld, tokens %ld to %ld", layer, first,
+             first + rows.count - 1);
+    if (job->reads)
+        CP_TRY(block_share(job, bytes, what));
     rows.keys = job->data;
     rows.values = rows.keys + rows.count * head->key_width;
     CP_TRY(cp_session_rows(job->session, &rows));
-    const uint64_t sum = cp_hash(0, job->data, bytes);
-    if (job->to != NULL) {
-        cp_sink_write(job->to, job->data, bytes);
-        cp_sink_write(job->to, &sum, 8);
-    }
+    block_write(job, bytes);
     return CP_OK;
+}
+
+static cp_status states_copy(copy_job *job) {
+    const cp_saved_conversation *saved = job->saved;
+    const int64_t bytes = 4 * saved->state_numbers;
+    cp_status status = cp_allocate(&job->data, bytes + 8, 1, "states");
+    for (int64_t s = 0; s < saved->head.sequences && status == CP_OK; s++) {
+        char what[80];
+        snprintf(what, sizeof(what), "the states of conversation %ld", s);
+        if (job->reads)
+            status = block_share(job, bytes, what);
+        if (status == CP_OK && saved->lengths[s] > 0)
+            status = cp_session_states(job->session, s, job->reads, job->data);
+        else
+            memset(job->data, 0, (size_t)bytes);
+        block_write(job, bytes);
+    }
+    free(job->data);
+    return status;
 }
 
 static cp_status rows_copy(copy_job *job) {
@@ -138,7 +179,8 @@ static cp_status rows_copy(copy_job *job) {
         for (int64_t n = 0; n < head->tokens && status == CP_OK; n += STRETCH)
             status = block_copy(job, layer, n);
     free(job->data);
-    return status;
+    return status != CP_OK || job->saved->state_numbers == 0 ? status
+                                                             : states_copy(job);
 }
 
 static cp_status fill(void *context, cp_sink *sink) {
@@ -192,14 +234,14 @@ static cp_status head_check(const char *path,
 
 /* Check the file's size against the header before allocating anything. */
 static cp_status size_check(FILE *file, const char *path,
-                            const cp_saved_conversation_head *head,
-                            int64_t most) {
+                            const cp_saved_conversation *saved, int64_t most) {
+    const cp_saved_conversation_head *head = &saved->head;
     if (head->tokens < 0 || head->tokens > head->sequences * most)
         return cp_fail(
             CP_CAPACITY,
             "%s: %ld tokens exceed %ld positions for each of %ld conversations",
             path, head->tokens, most, head->sequences);
-    const int64_t expected = cp_saved_conversation_bytes(head);
+    const int64_t expected = cp_saved_conversation_bytes(saved);
     if (expected < 0)
         return cp_refuse("%s: the size of %ld tokens overflows", path,
                          head->tokens);
@@ -244,7 +286,7 @@ static cp_status begin_read(FILE *file, const char *path,
                             int64_t most, cp_saved_conversation *saved) {
     CP_TRY(take(file, path, &saved->head, sizeof(saved->head)));
     CP_TRY(head_check(path, &saved->head, expected));
-    CP_TRY(size_check(file, path, &saved->head, most));
+    CP_TRY(size_check(file, path, saved, most));
     CP_TRY(words_new(saved));
     CP_TRY(take(file, path, saved->words, words_bytes(&saved->head)));
     return words_check(path, saved, most);
@@ -260,7 +302,7 @@ cp_status cp_saved_conversation_read(FILE *file, const char *path,
                     .from = file,
                     .path = path};
     cp_status status = CP_OK;
-    *saved = (cp_saved_conversation){0};
+    *saved = (cp_saved_conversation){.state_numbers = expected->state_numbers};
     if (file != NULL)
         status = begin_read(file, path, &expected->head,
                             cp_session_capacity(session), saved);

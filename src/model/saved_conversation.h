@@ -11,7 +11,8 @@
 /* The header of a file: little-endian, without gaps. Then come lengths, chances
  * and ids, and their checksum; then for each layer and each 1,024 tokens,
  * sequence by sequence, their keys [tokens][N_KV][D_H] and their values, fp32,
- * and the checksum of both. */
+ * and the checksum of both. layers counts those that attend. If others have
+ * states, those of each sequence follow, fp32, with a checksum. */
 typedef struct {
     char magic[8];
     int64_t version;
@@ -24,10 +25,11 @@ typedef struct {
 
 typedef struct {
     cp_saved_conversation_head head;
-    int64_t *lengths;  /* [sequences] */
-    uint64_t *chances; /* [sequences] states of the samplers */
-    int32_t *ids;      /* [tokens] */
-    char *words;       /* these three; owned */
+    int64_t *lengths;      /* [sequences] */
+    uint64_t *chances;     /* [sequences] states of the samplers */
+    int32_t *ids;          /* [tokens] */
+    char *words;           /* these three; owned */
+    int64_t state_numbers; /* of a sequence */
 } cp_saved_conversation;
 
 /* Make one for that model, with room for sequences of this many tokens in all.
@@ -40,7 +42,7 @@ cp_status cp_saved_conversation_new(const cp_model *model, const cp_gguf *file,
 void cp_saved_conversation_free(cp_saved_conversation *saved);
 
 /* The size of its file in bytes; negative if that overflows. */
-int64_t cp_saved_conversation_bytes(const cp_saved_conversation_head *head);
+int64_t cp_saved_conversation_bytes(const cp_saved_conversation *saved);
 
 /* Write these tokens and the session's rows for them: a whole file at path, or
  * none (save.h). The bytes do not depend on the number of ranks. All processes

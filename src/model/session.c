@@ -191,8 +191,11 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report) {
     const call_request request = {true, .lengths = lengths, .tokens = tokens};
-    if (session->model->facts.states.period > 0)
-        return cp_refuse("a model with states cannot take tokens back");
+    for (int64_t s = 0; s < session->options.sequences; s++)
+        if (lengths[s] > 1 && session->model->facts.states.period > 0)
+            return cp_refuse("a model with states cannot take tokens back: it "
+                             "takes one at a time, not %ld",
+                             lengths[s]);
     return answer(session, &request, report);
 }
 
@@ -402,6 +405,13 @@ cp_status cp_session_assign(cp_session *session, const int64_t *lengths) {
 
 cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy) {
     return cp_elastic_rows(session->cache, session->engine, copy);
+}
+
+cp_status cp_session_states(cp_session *session, int64_t sequence, bool writes,
+                            float *numbers) {
+    return session->engine->on->states(session->engine, sequence,
+                                       session->cache->length[sequence], writes,
+                                       numbers);
 }
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,

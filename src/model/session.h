@@ -54,8 +54,7 @@ cp_status cp_session_decode(cp_session *session, int64_t batch,
                             cp_turn_report *report);
 
 /* As prefill, but as a step of decode: for a few tokens of each sequence, some
- * of which may be truncated again. Fails with CP_INVALID for a model with
- * states. */
+ * of which may be truncated again. A model with states takes one of each. */
 cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report);
 
@@ -102,6 +101,12 @@ cp_status cp_session_assign(cp_session *session, const int64_t *lengths);
  * what is read. Fails as the engine does, and with CP_INVALID where ranks share
  * their heads. */
 cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy);
+
+/* Read or write the states of a sequence, [layers with a state]
+ * [cp_state_numbers], in a session that has all its tokens. All processes call
+ * it, and all get what is read. Fails as the engine does. */
+cp_status cp_session_states(cp_session *session, int64_t sequence, bool writes,
+                            float *numbers);
 
 /* The variant of later prefills; CP_DECODE is refused. */
 cp_status cp_session_choose(cp_session *session, cp_variant variant);

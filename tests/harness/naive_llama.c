@@ -210,8 +210,7 @@ static void remember(const naive *m, int64_t block, int64_t count, double *x) {
         for (int64_t h = 0; h < heads; h++) {
             const double *q = row + h % kh * dk, *k = q + kh * dk;
             const double *v = row + 2 * kh * dk + h * dv;
-            const double decay =
-                exp(a[h] * log(1.0 + exp(alpha[h] + bias[h])));
+            const double decay = exp(a[h] * log(1.0 + exp(alpha[h] + bias[h])));
             for (int64_t c = 0; c < dv; c++) {
                 double *column = state + h * dk * dv + c, found = 0;
                 for (int64_t d = 0; d < dk; d++)
@@ -258,11 +257,9 @@ static void attention(const naive *m, int64_t block, int64_t count, double *x) {
 
 static void feed_forward(const naive *m, int64_t block, int64_t count,
                          double *x) {
-    const double *norm =
-        block_tensor(m,
-                     m->period > 0 ? "post_attention_norm.weight"
-                                   : "ffn_norm.weight",
-                     block);
+    const double *norm = block_tensor(
+        m, m->period > 0 ? "post_attention_norm.weight" : "ffn_norm.weight",
+        block);
     const double *wg = block_tensor(m, "ffn_gate.weight", block);
     const double *wu = block_tensor(m, "ffn_up.weight", block);
     const double *wd = block_tensor(m, "ffn_down.weight", block);
