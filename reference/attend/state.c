@@ -10,10 +10,24 @@
 #include "reference/attend/exp2.h"
 
 enum {
-    BLOCK = 64,       /* tokens solved together */
+    BLOCK = 64,       /* tokens of a block */
+    STEP = 8,         /* of them solved together */
+    ROWS = 4,         /* of a product, in registers */
+    TAKEN = 16,       /* rows of a pair combined together */
     PART = 64,        /* channels convolved together */
     FORGOTTEN = -200, /* exp of it is 0 in fp32, even times 3e38 */
 };
+#define LOG2E 1.4426950408889634
+
+/* Floats of a vector, and vectors of a product's columns in registers. */
+#if defined(__AVX512F__)
+enum { LANES = 16, ACROSS = 4 };
+#elif defined(__AVX__)
+enum { LANES = 8, ACROSS = 2 };
+#else
+enum { LANES = 4, ACROSS = 4 };
+#endif
+enum { COLUMNS = LANES * ACROSS };
 
 /* A block of tokens of one head. */
 typedef struct {
@@ -22,8 +36,10 @@ typedef struct {
     double level[BLOCK];        /* the logarithm of A_i */
     const float *state;         /* [key_dim][stride], and after the block: */
     float *next;                /* may be the same */
-    float *changes;             /* [BLOCK][width]: the u_i */
     int64_t width, stride;
+    float *changes; /* [BLOCK][width]: the u_i */
+    float *across;  /* [key_dim][BLOCK]: the keys, one in each column */
+    float *weights; /* [BLOCK][BLOCK] */
 } state_block;
 
 /* A token's numbers for one head, dim of them, in rows. */
@@ -36,7 +52,8 @@ static const float *of_head(const cp_state_run *run, const float *rows,
 static const float *of_key_head(const cp_state_run *run, const float *rows,
                                 int64_t t, int64_t head) {
     const cp_state_shape *shape = &run->shape;
-    const int64_t heads = shape->key_heads > 0 ? shape->key_heads : shape->heads;
+    const int64_t heads =
+        shape->key_heads > 0 ? shape->key_heads : shape->heads;
     const int64_t tight = heads * shape->key_dim;
     return rows + t * (run->stride > 0 ? run->stride : tight) +
            head % heads * shape->key_dim;
@@ -72,6 +89,56 @@ void cp_state_oracle(const cp_state_run *run, double *state, double *output) {
             step(run, t, head, state + head * size, output);
 }
 
+typedef float lanes
+    __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+
+/* Rows of numbers, and numbers from one row to the next. */
+typedef struct {
+    const float *at;
+    int64_t stride;
+} rows_of;
+
+/* to[r][c] += the sum over k of a[r][k] b[k][c], for COLUMNS of them. */
+static inline __attribute__((always_inline)) void
+add_tile(int rows, int64_t inner, rows_of a, rows_of b, float *to,
+         int64_t stride) {
+    lanes sums[ROWS][ACROSS];
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * ACROSS; n++)
+        sums[n / ACROSS][n % ACROSS] =
+            ((const lanes *)(to + n / ACROSS * stride))[n % ACROSS];
+    for (int64_t k = 0; k < inner; k++) {
+        const lanes *row = (const lanes *)(b.at + k * b.stride);
+#pragma GCC unroll 16
+        for (int n = 0; n < rows * ACROSS; n++)
+            sums[n / ACROSS][n % ACROSS] +=
+                a.at[n / ACROSS * a.stride + k] * row[n % ACROSS];
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < rows * ACROSS; n++)
+        ((lanes *)(to + n / ACROSS * stride))[n % ACROSS] =
+            sums[n / ACROSS][n % ACROSS];
+}
+
+static void add_product(int64_t rows, int64_t inner, int64_t width, rows_of a,
+                        rows_of b, float *to, int64_t stride) {
+    const int64_t tiled = width - width % COLUMNS, whole = rows - rows % ROWS;
+    for (int64_t c = 0; c < tiled; c += COLUMNS) {
+        const rows_of columns = {b.at + c, b.stride};
+        for (int64_t r = 0; r < whole; r += ROWS)
+            add_tile(ROWS, inner, (rows_of){a.at + r * a.stride, a.stride},
+                     columns, to + r * stride + c, stride);
+        for (int64_t r = whole; r < rows; r++)
+            add_tile(1, inner, (rows_of){a.at + r * a.stride, a.stride},
+                     columns, to + r * stride + c, stride);
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = tiled; c < width; c++)
+            for (int64_t k = 0; k < inner; k++)
+                to[r * stride + c] +=
+                    a.at[r * a.stride + k] * b.at[k * b.stride + c];
+}
+
 static void add_row(float *to, float weight, const float *from, int64_t width) {
     for (int64_t c = 0; c < width; c++)
         to[c] += weight * from[c];
@@ -79,19 +146,21 @@ static void add_row(float *to, float weight, const float *from, int64_t width) {
 
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
                      float *pair) {
-    float weights[CP_STATE_KEYS];
+    float taken[TAKEN * CP_STATE_KEYS]; /* rows of M */
     const int64_t keys = shape->key_dim, width = keys + shape->value_dim;
-    for (int64_t head = 0; head < shape->heads; head++) {
-        const float *before = earlier + head * keys * width;
-        float *after = pair + head * keys * width;
-        for (int64_t d = 0; d < keys; d++) {
-            float *row = after + d * width;
-            memcpy(weights, row, (size_t)keys * sizeof(float));
-            memset(row, 0, (size_t)keys * sizeof(float));
-            for (int64_t e = 0; e < keys; e++)
-                add_row(row, weights[e], before + e * width, width);
+    const size_t bytes = (size_t)keys * sizeof(float);
+    for (int64_t head = 0; head < shape->heads; head++)
+        for (int64_t d = 0; d < keys; d += TAKEN) {
+            const rows_of before = {earlier + head * keys * width, width};
+            const int64_t rows = cp_min(TAKEN, keys - d);
+            float *after = pair + (head * keys + d) * width;
+            for (int64_t r = 0; r < rows; r++) {
+                memcpy(taken + r * keys, after + r * width, bytes);
+                memset(after + r * width, 0, bytes);
+            }
+            add_product(rows, keys, width, (rows_of){taken, keys}, before,
+                        after, width);
         }
-    }
 }
 
 static void clear(const cp_state_shape *shape, float *pair) {
@@ -127,75 +196,113 @@ static const float *key_of(const state_block *block, int64_t j) {
                        block->head);
 }
 
-static float dot(const float *a, const float *b, int64_t dim) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t d = 0; d < dim; d++)
-        sum += a[d] * b[d];
-    return sum;
-}
-
-static float decay_between(const state_block *block, int64_t i, int64_t j) {
-    return (float)exp(block->level[i] - block->level[j]);
-}
-
-static float weight(const state_block *block, int64_t i, int64_t j,
-                    const float *of) {
-    const float product = dot(of, key_of(block, j), block->run->shape.key_dim);
-    return decay_between(block, i, j) * product;
-}
-
-static void solve_row(const state_block *block, int64_t i) {
+static rows_of key_rows(const state_block *block, const float *rows) {
     const cp_state_run *run = block->run;
-    const int64_t keys = run->shape.key_dim, width = block->width;
-    const int64_t t = block->first + i, head = block->head;
-    const float *k = key_of(block, i);
-    const float rate = *of_head(run, run->rate, 1, t, head);
-    const float decay = (float)exp(block->level[i]);
-    float *row = block->changes + i * width;
-    memset(row, 0, (size_t)width * sizeof(float));
-    for (int64_t d = 0; d < keys; d++)
-        add_row(row, -decay * k[d], block->state + d * block->stride, width);
-    /* Add the value. */
+    const float *first = of_key_head(run, rows, block->first, block->head);
+    return (rows_of){
+        first, of_key_head(run, rows, block->first + 1, block->head) - first};
+}
+
+/* weights[i][j] = sign A_i / A_j (x_i . k_j) for j < i + until; 0 after. */
+static void weigh(const state_block *block, const float *x, float sign,
+                  int until) {
+    const int64_t count = block->count;
+    float *weights = block->weights;
+    memset(weights, 0, (size_t)(count * BLOCK) * sizeof(float));
+    add_product(count, block->run->shape.key_dim,
+                cp_ceil_divide(count, COLUMNS) * COLUMNS, key_rows(block, x),
+                (rows_of){block->across, BLOCK}, weights, BLOCK);
+    for (int64_t i = 0; i < count; i++) {
+        float *row = weights + i * BLOCK;
+#pragma omp simd
+        for (int64_t j = 0; j < i + until; j++)
+            row[j] *=
+                sign *
+                cp_exp2((float)(LOG2E * (block->level[i] - block->level[j])));
+        for (int64_t j = i + until; j < BLOCK; j++)
+            row[j] = 0;
+    }
+}
+
+/* v_i, as [0 | v_i], minus what the state before the block returns for k_i. */
+static void begin_row(const state_block *block, int64_t i) {
+    const cp_state_run *run = block->run;
+    const int64_t values = run->shape.value_dim, blank = block->width - values;
     const float *value =
-        of_head(run, run->values, run->shape.value_dim, t, head);
-    const int64_t blank = width - run->shape.value_dim;
-    for (int64_t c = blank; c < width; c++)
-        row[c] += value[c - blank];
-    for (int64_t j = 0; j < i; j++)
-        add_row(row, -weight(block, i, j, k), block->changes + j * width,
-                width);
-    for (int64_t c = 0; c < width; c++)
-        row[c] *= rate;
+        of_head(run, run->values, values, block->first + i, block->head);
+    const float decay = (float)exp(block->level[i]);
+    float *row = block->changes + i * block->width;
+    for (int64_t c = 0; c < blank; c++)
+        row[c] *= -decay;
+    for (int64_t c = blank; c < block->width; c++)
+        row[c] = value[c - blank] - decay * row[c];
 }
 
-static void answer_row(const state_block *block, int64_t i, float *output) {
+static void solve(const state_block *block) {
     const cp_state_run *run = block->run;
-    const int64_t keys = run->shape.key_dim, width = block->width;
-    const int64_t t = block->first + i, head = block->head;
-    const float *q = of_key_head(run, run->queries, t, head);
-    const float decay = (float)exp(block->level[i]);
-    float *row = output + (t * run->shape.heads + head) * width;
-    memset(row, 0, (size_t)width * sizeof(float));
-    for (int64_t d = 0; d < keys; d++)
-        add_row(row, decay * q[d], block->state + d * block->stride, width);
-    for (int64_t j = 0; j <= i; j++)
-        add_row(row, weight(block, i, j, q), block->changes + j * width, width);
+    const int64_t width = block->width, count = block->count;
+    float *changes = block->changes;
+    memset(changes, 0, (size_t)(count * width) * sizeof(float));
+    add_product(count, run->shape.key_dim, width, key_rows(block, run->keys),
+                (rows_of){block->state, block->stride}, changes, width);
+    weigh(block, run->keys, -1, 0);
+    for (int64_t first = 0; first < count; first += STEP) {
+        const int64_t end = cp_min(count, first + STEP);
+        const rows_of earlier = {block->weights + first * BLOCK, BLOCK};
+        for (int64_t i = first; i < end; i++)
+            begin_row(block, i);
+        add_product(end - first, first, width, earlier,
+                    (rows_of){changes, width}, changes + first * width, width);
+        for (int64_t i = first; i < end; i++) {
+            const float rate =
+                *of_head(run, run->rate, 1, block->first + i, block->head);
+            float *row = changes + i * width;
+            for (int64_t j = first; j < i; j++)
+                add_row(row, block->weights[i * BLOCK + j], changes + j * width,
+                        width);
+            for (int64_t c = 0; c < width; c++)
+                row[c] *= rate;
+        }
+    }
+}
+
+static void answer(const state_block *block, float *output) {
+    const cp_state_run *run = block->run;
+    const int64_t width = block->width, stride = run->shape.heads * width;
+    float *rows = output + block->first * stride + block->head * width;
+    for (int64_t i = 0; i < block->count; i++)
+        memset(rows + i * stride, 0, (size_t)width * sizeof(float));
+    add_product(block->count, run->shape.key_dim, width,
+                key_rows(block, run->queries),
+                (rows_of){block->state, block->stride}, rows, stride);
+    for (int64_t i = 0; i < block->count; i++) {
+        const float decay = (float)exp(block->level[i]);
+        for (int64_t c = 0; c < width; c++)
+            rows[i * stride + c] *= decay;
+    }
+    weigh(block, run->queries, 1, 1);
+    add_product(block->count, block->count, width,
+                (rows_of){block->weights, BLOCK},
+                (rows_of){block->changes, width}, rows, stride);
 }
 
 static void advance(const state_block *block) {
-    const int64_t keys = block->run->shape.key_dim, width = block->width;
-    const int64_t last = block->count - 1;
+    const int64_t width = block->width, last = block->count - 1;
     const float decay = (float)exp(block->level[last]);
-    for (int64_t d = 0; d < keys; d++) {
+    float left[BLOCK];
+    for (int64_t j = 0; j <= last; j++)
+        left[j] = (float)exp(block->level[last] - block->level[j]);
+    for (int64_t d = 0; d < block->run->shape.key_dim; d++) {
         const float *before = block->state + d * block->stride;
         float *row = block->next + d * block->stride;
         for (int64_t c = 0; c < width; c++)
             row[c] = decay * before[c];
-        for (int64_t j = 0; j < block->count; j++)
-            add_row(row, decay_between(block, last, j) * key_of(block, j)[d],
-                    block->changes + j * width, width);
+        for (int64_t j = 0; j <= last; j++)
+            block->across[d * BLOCK + j] *= left[j];
     }
+    add_product(block->run->shape.key_dim, block->count, width,
+                (rows_of){block->across, BLOCK},
+                (rows_of){block->changes, width}, block->next, block->stride);
 }
 
 static void run_block(state_block *block, float *output) {
@@ -206,10 +313,13 @@ static void run_block(state_block *block, float *output) {
             of_head(run, run->decay, 1, block->first + i, block->head);
         level += fmax(FORGOTTEN, (double)*decay);
         block->level[i] = level;
-        solve_row(block, i);
-        if (output != NULL)
-            answer_row(block, i, output);
+        const float *key = key_of(block, i);
+        for (int64_t d = 0; d < run->shape.key_dim; d++)
+            block->across[d * BLOCK + i] = key[d];
     }
+    solve(block);
+    if (output != NULL)
+        answer(block, output);
     advance(block);
 }
 
@@ -222,7 +332,7 @@ typedef struct {
 } run_states;
 
 static void run_head(const cp_state_run *run, int64_t head, run_states states,
-                     float *output, float *changes) {
+                     float *output, float *memory) {
     const int64_t skip = head * run->shape.key_dim * states.stride +
                          states.stride - states.width;
     for (int64_t t = 0; t < run->tokens; t += BLOCK) {
@@ -230,12 +340,14 @@ static void run_head(const cp_state_run *run, int64_t head, run_states states,
                              .head = head,
                              .first = t,
                              .count = cp_min(BLOCK, run->tokens - t),
-                             .state = (t == 0 ? states.state : states.next) +
-                                      skip,
+                             .state =
+                                 (t == 0 ? states.state : states.next) + skip,
                              .next = states.next + skip,
-                             .changes = changes,
                              .width = states.width,
-                             .stride = states.stride};
+                             .stride = states.stride,
+                             .weights = memory,
+                             .changes = memory + BLOCK * BLOCK,
+                             .across = memory + BLOCK * (BLOCK + states.width)};
         run_block(&block, output);
     }
 }
@@ -243,21 +355,21 @@ static void run_head(const cp_state_run *run, int64_t head, run_states states,
 static cp_status run_heads(const cp_state_run *run, int threads,
                            run_states states, float *output) {
     const cp_state_shape *shape = &run->shape;
-    float *changes;
+    float *memory;
     if (shape->heads < 1 || shape->key_dim < 1 || shape->value_dim < 1 ||
         shape->key_dim > CP_STATE_KEYS || run->tokens < 0 || threads < 1)
         return cp_refuse("%ld tokens, %ld heads with states of %ld by %ld, %d "
                          "threads; all but tokens must be > 0, keys <= %d",
                          run->tokens, shape->heads, shape->key_dim,
                          shape->value_dim, threads, CP_STATE_KEYS);
-    const int64_t floats = BLOCK * (shape->key_dim + shape->value_dim);
-    CP_TRY(cp_allocate_lines(&changes, threads * floats, sizeof(float),
-                             "changes of a state"));
+    const int64_t floats = BLOCK * (BLOCK + states.width + shape->key_dim);
+    CP_TRY(cp_allocate_lines(&memory, threads * floats, sizeof(float),
+                             "blocks of a state"));
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (int64_t head = 0; head < shape->heads; head++)
         run_head(run, head, states, output,
-                 changes + omp_get_thread_num() * floats);
-    free(changes);
+                 memory + omp_get_thread_num() * floats);
+    free(memory);
     return CP_OK;
 }
 
@@ -304,7 +416,6 @@ static const float *row_before(const cp_convolution *call, const float *tail,
                ? tail + 1 + (call->width - 1 + t) * call->channels
                : NULL;
 }
-
 
 static void convolve_part(const cp_convolution *call, const float *tail,
                           int64_t first, int64_t count, float *out) {

@@ -46,7 +46,7 @@ typedef struct {
     float *gates;           /* [count][gate_width], over a walk; or NULL */
     int64_t gate_width;
     cp_state_call *states; /* its layers with a state, or NULL */
-    workspace *workspaces;  /* [helpers] threads that take blocks */
+    workspace *workspaces; /* [helpers] threads that take blocks */
     int helpers;
     int64_t block; /* rows of a block */
     cp_trace_context tracing;

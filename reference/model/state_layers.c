@@ -31,10 +31,10 @@ typedef struct {
     int64_t sequence, first, count; /* the rank's tokens, rows of the call */
     int64_t tokens;                 /* of all ranks */
     int owner;                      /* of its first new token */
-    int part;                       /* the rank's part, and whose part each is: */
-    int *peers;                     /* [ranks] */
-    cp_walker *tails, *pairs;       /* of a scan */
-    float *row;                     /* of one token that came from its owner */
+    int part;                 /* the rank's part, and whose part each is: */
+    int *peers;               /* [ranks] */
+    cp_walker *tails, *pairs; /* of a scan */
+    float *row;               /* of one token that came from its owner */
 } sequence_call;
 
 struct cp_state_call {
@@ -71,8 +71,7 @@ cp_status cp_state_cache_new(int ranks, int only, int64_t sequences,
     cache = *out;
     cache->ranks = ranks;
     cache->sequences = sequences;
-    cache->layers =
-        facts->layers - cp_facts_attending(facts, facts->layers);
+    cache->layers = facts->layers - cp_facts_attending(facts, facts->layers);
     cache->shape =
         (cp_state_shape){f->heads, f->key_dim, f->value_dim, f->key_heads};
     cache->tail = (cp_tail_shape){f->taps - 1, cp_state_channels(f)};
@@ -90,10 +89,10 @@ cp_status cp_state_cache_new(int ranks, int only, int64_t sequences,
     CP_TRY(cp_allocate(&cache->memory, ranks, sizeof(float *), "states"));
     for (int r = 0; r < ranks; r++)
         if (only == CP_NO_RANK || r == only)
-            CP_TRY(cp_allocate_lines(
-                &cache->memory[r],
-                2 * sequences * cache->layers * cache->layer_floats,
-                sizeof(float), "states"));
+            CP_TRY(cp_allocate_lines(&cache->memory[r],
+                                     2 * sequences * cache->layers *
+                                         cache->layer_floats,
+                                     sizeof(float), "states"));
     return CP_OK;
 }
 
@@ -217,8 +216,7 @@ cp_status cp_state_cache_read(const cp_state_cache *cache,
     CP_TRY(cp_allocate(&all, group->ranks, bytes, "states"));
     if (group->rank == kept->keeper)
         memcpy(all + kept->keeper * bytes,
-               layer_of(cache, kept->keeper, sequence, copy, 0),
-               (size_t)bytes);
+               layer_of(cache, kept->keeper, sequence, copy, 0), (size_t)bytes);
     const cp_status status = group->all_gather(all, bytes);
     memcpy(numbers, all + kept->keeper * bytes, (size_t)bytes);
     free(all);
@@ -256,8 +254,9 @@ static cp_convolution convolution_of(const cp_state_call *call,
                                      const float *rows, int64_t tokens,
                                      const float *taps) {
     const cp_tail_shape *tail = &call->cache->tail;
-    return (cp_convolution){tail->rows + 1, tail->channels, tokens,       rows,
-                            taps,           call->base.stride,   call->threads};
+    return (cp_convolution){tail->rows + 1, tail->channels, tokens,
+                            rows,           taps,           call->base.stride,
+                            call->threads};
 }
 
 static cp_state_run run_of(const cp_state_call *call, const float *row,
@@ -302,10 +301,10 @@ static cp_status scan_sequence(cp_state_call *call, const sequence_call *s,
     const int64_t chunk = cp_ceil_divide(s->tokens, 2 * cache->ranks);
     const int64_t counts[2] = {cp_min(s->count, chunk),
                                cp_max(0, s->count - chunk)};
-    const float *before = kept->from == NOTHING
-                              ? NULL
-                              : layer_of(cache, rank, s->sequence, kept->from,
-                                         layer);
+    const float *before =
+        kept->from == NOTHING
+            ? NULL
+            : layer_of(cache, rank, s->sequence, kept->from, layer);
     float *after = layer_of(cache, rank, s->sequence, kept->to, layer);
     cp_tail_scan tails = {.before = tail_in(cache, before),
                           .after = after + cache->state_floats};
@@ -373,7 +372,8 @@ static cp_status follow_all(cp_state_call *call, int64_t layer,
         const sequence_call *s = &call->sequences[n];
         const bool owned = s->owner == comm->rank;
         CP_TRY(send(comm, s->owner, call->cache->kept[s->sequence].next,
-                    owned ? row_at(call, s->first) : s->row, call->base.stride));
+                    owned ? row_at(call, s->first) : s->row,
+                    call->base.stride));
     }
     CP_TRY(wait_for_all(comm));
     for (int64_t n = 0; n < call->count; n++) {
@@ -383,7 +383,7 @@ static cp_status follow_all(cp_state_call *call, int64_t layer,
         if (call->cache->kept[s->sequence].next == comm->rank)
             CP_TRY(follow(call, s, layer, taps, row,
                           owned ? answer_at(call, s->first)
-                               : s->row + call->base.stride));
+                                : s->row + call->base.stride));
     }
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
@@ -474,7 +474,8 @@ static cp_status open_call(cp_state_call *call) {
     const int64_t tokens = layout->queries[call->comm->rank].tokens;
     const int64_t tail = cache->layer_floats - cache->state_floats;
     CP_TRY(cp_allocate_lines(&call->base.rows, tokens,
-                             call->base.stride * (int64_t)sizeof(float), "rows"));
+                             call->base.stride * (int64_t)sizeof(float),
+                             "rows"));
     CP_TRY(cp_allocate_lines(&call->base.answers, tokens,
                              call->base.answer_width * (int64_t)sizeof(float),
                              "answers"));

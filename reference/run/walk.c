@@ -209,11 +209,10 @@ static cp_status start(void *rank, const cp_step *step) {
         return collect(walker, step, halves);
     for (int n = 0; n < step->halves; n++)
         *(halves[n].receive ? &received : &sent) = &halves[n];
-    return cp_comm_exchange(
-        walker->comm, peer_of(walker, sent->peer),
-        walker->buffers[sent->buffer], sent->bytes,
-        peer_of(walker, received->peer), walker->buffers[received->buffer],
-        received->bytes);
+    return cp_comm_exchange(walker->comm, peer_of(walker, sent->peer),
+                            walker->buffers[sent->buffer], sent->bytes,
+                            peer_of(walker, received->peer),
+                            walker->buffers[received->buffer], received->bytes);
 }
 
 static cp_status finish(void *rank, const cp_step *step) {

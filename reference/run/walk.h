@@ -18,8 +18,8 @@ typedef struct {
     cp_kernel kernel; /* how to attend; NULL = cp_attend */
     int threads;      /* OpenMP threads inside this rank; 0 = 1 */
     cp_walk_observer observe;
-    void *context; /* handed to observe */
-    bool poison;   /* tests: slots start as NaN and go back to it */
+    void *context;    /* handed to observe */
+    bool poison;      /* tests: slots start as NaN and go back to it */
     const int *peers; /* [ranks] the plan's ranks as the communicator numbers
                          them; NULL: alike */
     /* A scan: combine the earlier run into the later one. */

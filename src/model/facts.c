@@ -216,8 +216,8 @@ static bool has_weight(const cp_model_facts *f, cp_weight weight,
 
 static void write_name(const cp_model_facts *f, cp_weight weight, int64_t block,
                        char name[80]) {
-    const bool renamed = weight == CP_WEIGHT_FORWARD_NORM &&
-                         (f->family->tensors & STATES) != 0;
+    const bool renamed =
+        weight == CP_WEIGHT_FORWARD_NORM && (f->family->tensors & STATES) != 0;
     char prefix[32] = "";
     if (weight >= CP_WEIGHT_ATTENTION_NORM)
         snprintf(prefix, sizeof(prefix), "blk.%ld.", block);
@@ -360,8 +360,7 @@ static cp_status move_rows(const cp_model_facts *facts, cp_weight weight,
                            const cp_gguf_tensor *from, cp_gguf_tensor *copy) {
     const int along = cp_weight_is_vector(weight) ? 0 : 1;
     const int64_t bytes = from->bytes / from->extent[along];
-    const int64_t rows =
-        from->extent[along] / (is_half(facts, weight) ? 2 : 1);
+    const int64_t rows = from->extent[along] / (is_half(facts, weight) ? 2 : 1);
     char *moved;
     *copy = *from;
     copy->extent[along] = rows;

@@ -315,8 +315,9 @@ static cp_status check_states(const cp_model_facts *facts,
                               const cp_dealing *how) {
     if (facts->states.period > 0 &&
         (how->placement != CP_ZIGZAG || how->weights != NULL || how->leaves))
-        return cp_refuse("a model with states takes equal shares by zigzag, and "
-                         "has no exact order");
+        return cp_refuse(
+            "a model with states takes equal shares by zigzag, and "
+            "has no exact order");
     return CP_OK;
 }
 
