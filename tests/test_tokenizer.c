@@ -157,6 +157,8 @@ static const struct {
     {"llama-bpe", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
     {"default", "We'LL don't!?\n\n  go", "We|'|LL| don|'|t|!?|\n\n | go"},
     {"qwen2", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
+    {"qwen35", "e\u0301a 12 \u0301!", "e\u0301a| |1|2| \u0301|!"},
+    {"qwen35", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
     {"deepseek-r1-qwen", "We'LL do 10", "We|'LL| do| |1|0"},
     {"tekken", "We'LL don't!?\n\n  go", "We|'LL| don|'t|!?\n\n| | go"},
     {"tekken", "aB://\n aBc HTTPd", "a|B|://\n| a|Bc| HTTPd"},
@@ -374,7 +376,7 @@ TEST(missing_tokens_are_counted_or_named) {
 TEST(other_tokenizers_are_refused_by_name) {
     refuses_with(open_tiny((tiny_gguf_options){.pre = "qwen3"}), CP_INVALID,
                  "pre-tokenizer 'qwen3'; expected smollm, gpt-2, llama-bpe, "
-                 "qwen2, deepseek-r1-qwen, tekken or default");
+                 "qwen2, deepseek-r1-qwen, qwen35, tekken or default");
     refuses_with(open_tiny((tiny_gguf_options){.tokenizer = "llama"}),
                  CP_INVALID,
                  "tokenizer 'llama'; expected byte-level BPE ('gpt2')");

@@ -105,7 +105,7 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
 }
 
 /* Put what a template keeps of an answer in its place, from where the ids
- * differ. If the cache cannot be cut there, all stays as it was fed. */
+ * differ. If the cache cannot be cut there, all of it is read again. */
 static cp_status answer_replace(cp_chat *chat, int64_t sequence, int64_t start,
                                 const cp_ids *kept) {
     cp_transcript *transcript = &chat->transcript;
@@ -116,11 +116,12 @@ static cp_status answer_replace(cp_chat *chat, int64_t sequence, int64_t start,
            tokens->items[start + same] == kept->items[same])
         same++;
     const int64_t fed = cp_session_length(chat->session, sequence);
-    const cp_status status =
-        cp_transcript_take_back(&transcript->calls[transcript->count - 1],
-                                chat->session, sequence, fed - start - same);
-    if (status != CP_OK)
-        return status == CP_INVALID ? CP_OK : status;
+    cp_transcript_call *last = &transcript->calls[transcript->count - 1];
+    cp_status status = cp_transcript_take_back(last, chat->session, sequence,
+                                               fed - start - same);
+    if (status == CP_INVALID)
+        status = cp_transcript_take_back(last, chat->session, sequence, fed);
+    CP_TRY(status);
     tokens->count = start + same;
     for (int64_t n = same; n < kept->count; n++)
         CP_TRY(cp_ids_append(tokens, kept->items[n]));

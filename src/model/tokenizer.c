@@ -49,6 +49,10 @@ static const char llama3[] = WORDS_WITH_DIGITS("\\p{N}{1,3}");
 
 static const char qwen2[] = WORDS_WITH_DIGITS("\\p{N}");
 
+static const char qwen35[] =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|"
+    "\\p{N}| ?[^" WHITE "\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" LINES_OR_SPACES;
+
 #define CAPITALS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 
@@ -70,9 +74,13 @@ typedef struct {
 } splitter;
 
 static const splitter splitters[] = {
-    {"smollm", smollm, false, false},          {"gpt-2", gpt2, false, false},
-    {"llama-bpe", llama3, true, true},         {"qwen2", qwen2, false, false},
-    {"deepseek-r1-qwen", qwen2, false, false}, {"tekken", tekken, true, true},
+    {"smollm", smollm, false, false},
+    {"gpt-2", gpt2, false, false},
+    {"llama-bpe", llama3, true, true},
+    {"qwen2", qwen2, false, false},
+    {"deepseek-r1-qwen", qwen2, false, false},
+    {"qwen35", qwen35, false, false},
+    {"tekken", tekken, true, true},
     {"default", otherwise, false, false},
 };
 
@@ -178,7 +186,7 @@ static cp_status choose_words(const cp_gguf *file, cp_tokenizer *tokenizer) {
     if (tokenizer->splitter == NULL)
         return cp_refuse(
             "pre-tokenizer '%s'; expected smollm, gpt-2, llama-bpe, qwen2, "
-            "deepseek-r1-qwen, tekken or default",
+            "deepseek-r1-qwen, qwen35, tekken or default",
             cp_gguf_show(name).text);
     tokenizer->words =
         pcre2_compile((const unsigned char *)tokenizer->splitter->expression,

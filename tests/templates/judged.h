@@ -783,6 +783,69 @@ static const judged_family judged_families[] = {
      "<|im_start|>user\n"
      "Two<|im_end|>\n"
      "<|im_start|>assistant\n"},
+    {"tests/templates/qwen3.5.jinja", 0,
+     "<|im_start|>user\n"
+     "What is a ring?<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
+    {"tests/templates/qwen3.5.jinja", 1,
+     "<|im_start|>system\n"
+     "Be brief.<|im_end|>\n"
+     "<|im_start|>user\n"
+     "What is a ring?<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
+    {"tests/templates/qwen3.5.jinja", 2,
+     "<|im_start|>user\n"
+     "One<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "First.<|im_end|>\n"
+     "<|im_start|>user\n"
+     "\303\251 <|im_end|> {{ x }}<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
+    {"tests/templates/qwen3.5.jinja", 3,
+     "<|im_start|>system\n"
+     "Think.<|im_end|>\n"
+     "<|im_start|>user\n"
+     "One<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "First.<|im_end|>\n"
+     "<|im_start|>user\n"
+     "Two<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "Second.<|im_end|>\n"
+     "<|im_start|>user\n"
+     "Three<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
+    {"tests/templates/qwen3.5.jinja", 4,
+     "<|im_start|>user\n"
+     "One<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"
+     "a\n"
+     "</think>\n"
+     "\n"
+     "First.<|im_end|>\n"},
+    {"tests/templates/qwen3.5.jinja", 5,
+     "<|im_start|>system\n"
+     "<|im_end|>\n"
+     "<|im_start|>user\n"
+     "<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<|im_end|>\n"
+     "<|im_start|>user\n"
+     "Yes?<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
+    {"tests/templates/qwen3.5.jinja", 6,
+     "<|im_start|>user\n"
+     "One<|im_end|>\n"
+     "<|im_start|>user\n"
+     "Two<|im_end|>\n"
+     "<|im_start|>assistant\n"
+     "<think>\n"},
     {"tests/templates/qwen3.jinja", 0,
      "<|im_start|>user\n"
      "What is a ring?<|im_end|>\n"
