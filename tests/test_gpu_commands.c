@@ -67,6 +67,7 @@ static void set_up(void) {
         "RANK=0 LOCAL_RANK=0 $G \"$@\"; one=$?; for p in $all; do wait $p "
         "|| [ $? = $one ] || exit 7; done; return $one; };");
     tiny_gguf_write(in("m.gguf"), NULL);
+    tiny_gguf_write(in("h.gguf"), &(tiny_gguf_options){.family = "qwen35"});
     write_tensor("q.npy", 30, 4);
     write_tensor("k.npy", 91, 2);
     write_tensor("v.npy", 91, 2);

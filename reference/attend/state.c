@@ -122,13 +122,13 @@ add_tile(int rows, int64_t inner, rows_of a, rows_of b, float *to,
 
 static void add_product(int64_t rows, int64_t inner, int64_t width, rows_of a,
                         rows_of b, float *to, int64_t stride) {
-    const int64_t tiled = width - width % COLUMNS, whole = rows - rows % ROWS;
+    const int64_t tiled = width - width % COLUMNS, together = rows - rows % ROWS;
     for (int64_t c = 0; c < tiled; c += COLUMNS) {
         const rows_of columns = {b.at + c, b.stride};
-        for (int64_t r = 0; r < whole; r += ROWS)
+        for (int64_t r = 0; r < together; r += ROWS)
             add_tile(ROWS, inner, (rows_of){a.at + r * a.stride, a.stride},
                      columns, to + r * stride + c, stride);
-        for (int64_t r = whole; r < rows; r++)
+        for (int64_t r = together; r < rows; r++)
             add_tile(1, inner, (rows_of){a.at + r * a.stride, a.stride},
                      columns, to + r * stride + c, stride);
     }

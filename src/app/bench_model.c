@@ -60,13 +60,23 @@ static cp_status reader_generate(void *context, double *seconds) {
 static double prefill_operations(const cp_model_facts *facts, int64_t tokens) {
     const cp_shape *shape = &facts->shape;
     const cp_span all = {0, 0, tokens, 1};
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    const int64_t narrow = shape->kv_heads * shape->head_dim;
-    const double weights = (double)(facts->width * (2 * wide + 2 * narrow +
-                                                    3 * facts->feed_forward));
-    return (double)facts->layers *
-               (2 * weights * (double)tokens +
-                4.0 * (double)wide * (double)cp_span_pairs(all, all)) +
+    const int64_t attending = cp_facts_attending(facts, facts->layers);
+    const int64_t with_states = facts->layers - attending;
+    int64_t made[2] = {cp_facts_out(facts, CP_WEIGHT_OUTPUT_GATE)};
+    for (int w = CP_WEIGHT_QUERY; w <= CP_WEIGHT_VALUE; w++)
+        made[0] += cp_facts_out(facts, (cp_weight)w);
+    for (int w = CP_WEIGHT_STATE_INPUT; w <= CP_WEIGHT_STATE_RATE; w++)
+        made[1] += cp_facts_out(facts, (cp_weight)w);
+    made[0] += shape->query_heads * shape->head_dim; /* and those after it */
+    made[1] += facts->states.heads * facts->states.value_dim;
+    const double weights =
+        (double)(facts->width * (attending * made[0] + with_states * made[1] +
+                                 3 * facts->layers * facts->feed_forward)) +
+        3.0 * (double)(with_states * facts->states.heads *
+                       facts->states.key_dim * facts->states.value_dim);
+    return 2 * weights * (double)tokens +
+           4.0 * (double)(attending * shape->query_heads * shape->head_dim) *
+               (double)cp_span_pairs(all, all) +
            2.0 * (double)(facts->width * facts->vocabulary);
 }
 
@@ -74,9 +84,9 @@ static double decode_bytes(const comparison *comparison, int64_t past,
                            int64_t steps) {
     const cp_model_facts *facts = comparison->facts;
     const cp_shape *shape = &facts->shape;
-    const double token =
-        (double)(2 * comparison->element_bytes * facts->layers *
-                 shape->kv_heads * shape->head_dim);
+    const double token = (double)(2 * comparison->element_bytes *
+                                  cp_facts_attending(facts, facts->layers) *
+                                  shape->kv_heads * shape->head_dim);
     return (double)steps * ((double)facts->weight_bytes +
                             token * ((double)past + (double)steps / 2));
 }
