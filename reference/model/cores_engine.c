@@ -8,6 +8,7 @@
 #include "ground/host.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
+#include "reference/model/state_layers.h"
 #include "reference/run/walk.h"
 
 static cp_cores_engine *engine_of(const cp_engine *base) {

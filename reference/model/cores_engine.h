@@ -5,7 +5,6 @@
 #define CP_CORES_ENGINE_H
 
 #include "model/engine.h"
-#include "reference/model/state_layers.h"
 #include "reference/run/runner.h"
 #include "reference/run/store.h"
 #include "reference/run/trace.h"
@@ -16,8 +15,8 @@ typedef struct {
     const cp_runner *runner;
     cp_threads *threads; /* the ranks, if they are all here */
     cp_store *store;
-    cp_state_cache *states; /* or NULL */
-    cp_history *trace;      /* or NULL */
+    struct cp_state_cache *states; /* or NULL */
+    cp_history *trace;             /* or NULL */
     double began;           /* clock when the trace began */
     const cp_forward *call;
     const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
