@@ -39,6 +39,12 @@ static float *slot_of(const cp_walker *walker, cp_use use) {
     return walker->buffers[2 * use.slot];
 }
 
+static cp_status answer_first(const cp_state_scan *scan, int threads,
+                              float *pair) {
+    cp_pair_know(&scan->chunks[0].shape, scan->before, pair);
+    return cp_state_answer(&scan->chunks[0], threads, pair, scan->outputs[0]);
+}
+
 cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
                         const cp_state_scan *scan) {
     const cp_plan *plan = walker->plan;
@@ -46,20 +52,18 @@ cp_status cp_state_walk(cp_walker *walker, cp_comm *comm,
     const int threads = walker->options.threads, rank = walker->rank;
     for (int half = 0; half < 2; half++) {
         float *pair = slot_of(walker, cp_plan_own_run(plan, rank, half));
-        if (rank == 0 && half == 0)
-            cp_pair_know(shape, scan->before, pair);
-        else
-            cp_pair_identity(shape, pair);
-        CP_TRY(cp_state_pair(&scan->chunks[half], threads, pair));
+        cp_pair_identity(shape, pair);
+        if (rank > 0)
+            CP_TRY(cp_state_pair(&scan->chunks[half], threads, pair));
+        else if (half == 0)
+            CP_TRY(answer_first(scan, threads, pair));
     }
     CP_TRY(cp_walk(walker, comm, NULL, NULL));
-    for (int half = 0; half < 2; half++) {
+    for (int half = rank == 0; half < 2; half++) {
         float *pair = slot_of(walker, cp_plan_prefix_run(plan, rank, half));
-        if (rank == 0 && half == 0)
-            cp_pair_know(shape, scan->before, pair);
         CP_TRY(cp_state_answer(&scan->chunks[half], threads, pair,
                                scan->outputs[half]));
-        if (rank == 0 && half == 1)
+        if (rank == 0)
             cp_pair_state(shape, pair, scan->after);
     }
     return CP_OK;
