@@ -122,7 +122,8 @@ add_tile(int rows, int64_t inner, rows_of a, rows_of b, float *to,
 
 static void add_product(int64_t rows, int64_t inner, int64_t width, rows_of a,
                         rows_of b, float *to, int64_t stride) {
-    const int64_t tiled = width - width % COLUMNS, together = rows - rows % ROWS;
+    const int64_t tiled = width - width % COLUMNS,
+                  together = rows - rows % ROWS;
     for (int64_t c = 0; c < tiled; c += COLUMNS) {
         const rows_of columns = {b.at + c, b.stride};
         for (int64_t r = 0; r < together; r += ROWS)
