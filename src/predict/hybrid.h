@@ -17,7 +17,8 @@ typedef struct {
 /* Predict a layer with a state, of the call's model; plan is its attention's
  * plan. The forecast is all zero if the model has no such layers. Assumes
  * that its linear layers cost as much as those of a layer that attends, and
- * that a decode step leaves states where they are. Fails as cp_plan_scan and
+ * that a decode step leaves states where they are, and sends rows to them at no
+ * cost. Fails as cp_plan_scan and
  * cp_timeline_run do. */
 cp_status cp_state_foresee(const cp_pace *pace, const cp_plan *plan,
                            cp_state_forecast *forecast);
