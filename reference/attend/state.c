@@ -418,21 +418,27 @@ static const float *row_before(const cp_convolution *call, const float *tail,
                : NULL;
 }
 
+/* Channels `first` on, of tokens t on, at most STEP of them. */
 static void convolve_part(const cp_convolution *call, const float *tail,
-                          int64_t first, int64_t count, float *out) {
-    const int64_t rows = call->width - 1, stride = row_stride(call);
-    for (int64_t t = call->tokens - 1; t >= 0; t--) {
-        float sums[PART] = {0};
-        for (int64_t i = 0; i < call->width; i++) {
-            const float *from = row_before(call, tail, t - rows + i);
+                          int64_t first, int64_t count, int64_t t, float *out) {
+    const int64_t tokens = cp_min(STEP, call->tokens - t);
+    float sums[STEP][PART] = {{0}}, weights[PART];
+    for (int64_t i = 0; i < call->width; i++) {
+        for (int64_t c = 0; c < count; c++)
+            weights[c] = call->weights[(first + c) * call->width + i];
+        for (int64_t n = 0; n < tokens; n++) {
+            const float *from =
+                row_before(call, tail, t + n - call->width + 1 + i);
             for (int64_t c = 0; c < count && from != NULL; c++)
-                sums[c] += call->weights[(first + c) * call->width + i] *
-                           from[first + c];
+                sums[n][c] += weights[c] * from[first + c];
         }
-        float *to = out + t * stride + first;
+    }
+    for (int64_t n = 0; n < tokens; n++) {
+        float *to = out + (t + n) * row_stride(call) + first;
+#pragma omp simd
         for (int64_t c = 0; c < count; c++) {
-            const float power = -1.44269504f * sums[c];
-            to[c] = sums[c] / (1 + cp_exp2(power < 126 ? power : 126));
+            const float power = -1.44269504f * sums[n][c];
+            to[c] = sums[n][c] / (1 + cp_exp2(power < 126 ? power : 126));
         }
     }
 }
@@ -441,8 +447,9 @@ void cp_convolve(const cp_convolution *call, const float *tail, float *out) {
     const int threads = call->threads > 0 ? call->threads : 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t first = 0; first < call->channels; first += PART)
-        convolve_part(call, tail, first, cp_min(PART, call->channels - first),
-                      out);
+        for (int64_t n = cp_ceil_divide(call->tokens, STEP) - 1; n >= 0; n--)
+            convolve_part(call, tail, first,
+                          cp_min(PART, call->channels - first), n * STEP, out);
 }
 
 void cp_tail_take(const cp_convolution *call, float *tail) {
