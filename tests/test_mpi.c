@@ -464,6 +464,20 @@ LOOP(logits_have_the_bits_of_threads, 0, launched(6)) {
     ck_assert_msg(status == 0, "status %d\n%s", status, output);
 }
 
+LOOP(a_hybrid_is_saved_as_by_threads, 0, launched(1)) {
+    const int status = shell(
+        "A='chat --model '$D'/hybrid.gguf --most 9'; B='--ask One --ask Two'; "
+        "answers() { tr -d '\\r' | sed -n '/^> Three/,/ tokens read /p' | "
+        "sed '$d'; }; "
+        "$L $A $B --ranks 3 --save $D/t.kept >/dev/null && "
+        "timeout 18 mpirun -n 3 $L $A $B --on mpi --save $D/m.kept >/dev/null "
+        "&& cmp $D/t.kept $D/m.kept && "
+        "$L $A --ranks 4 --load $D/m.kept --ask Three | answers >$D/t.said && "
+        "timeout 18 mpirun -n 2 $L $A --on mpi --load $D/m.kept --ask Three | "
+        "answers >$D/m.said; test -s $D/t.said && cmp $D/t.said $D/m.said");
+    ck_assert_msg(status == 0, "status %d\n%s", status, output);
+}
+
 static const struct {
     int status;
     const char *because, *line;
