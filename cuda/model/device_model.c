@@ -189,7 +189,7 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
     cp_model_facts *facts = &model->base.facts, full_facts;
     int devices;
     CP_TRY(cp_facts_read(file, &full_facts));
-    if (full_facts.states.period > 0)
+    if (cp_facts_is_hybrid(&full_facts))
         return cp_refuse("a model with states: its ranks run on threads and "
                          "mpi, not on GPUs");
     *facts = full_facts;

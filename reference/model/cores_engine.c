@@ -26,7 +26,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     CP_TRY(cp_store_new(options->ranks, runner->only,
                         cp_facts_attending(facts, facts->layers), 1,
                         options->rows, &facts->shape, &engine->store));
-    if (facts->states.period > 0)
+    if (cp_facts_is_hybrid(facts))
         CP_TRY(cp_state_cache_new(options->ranks, runner->only,
                                   options->sequences, facts, &engine->states));
     if (options->trace)

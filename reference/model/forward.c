@@ -356,8 +356,8 @@ static cp_status run(state *s, const cp_walk_options *options) {
     CP_TRY(make_room(s));
     cp_forward_list(call, rank, s->tokens);
     if (s->engine->states != NULL)
-        CP_TRY(cp_state_call_new(s->engine->states, call, s->comm, s->threads,
-                                 &s->states));
+        CP_TRY(cp_state_call_new(s->engine->states, call->layout, s->comm,
+                                 s->threads, &s->states));
     CP_TRY(cp_pass_run(&s->base, true));
     write_hidden(s);
     return CP_OK;

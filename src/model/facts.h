@@ -85,14 +85,19 @@ typedef struct {
     cp_state_facts states;
 } cp_model_facts;
 
+/* Some layers have a state instead of keys and values. */
+static inline bool cp_facts_is_hybrid(const cp_model_facts *f) {
+    return f->states.period > 0;
+}
+
 static inline bool cp_facts_has_state(const cp_model_facts *f, int64_t layer) {
-    return f->states.period > 0 && (layer + 1) % f->states.period != 0;
+    return cp_facts_is_hybrid(f) && (layer + 1) % f->states.period != 0;
 }
 
 /* How many of the first layers attend: the others have no keys and values. */
 static inline int64_t cp_facts_attending(const cp_model_facts *f,
                                          int64_t layers) {
-    return f->states.period > 0 ? layers / f->states.period : layers;
+    return cp_facts_is_hybrid(f) ? layers / f->states.period : layers;
 }
 
 /* The cosines and sines of one position for all pairs. */

@@ -68,7 +68,7 @@ cp_status cp_saved_conversation_new(const cp_model *model, const cp_gguf *file,
                  .sequences = sequences,
                  .tokens = tokens},
         .state_numbers =
-            facts->states.period > 0
+            cp_facts_is_hybrid(facts)
                 ? cp_state_numbers(&facts->states) *
                       (facts->layers - cp_facts_attending(facts, facts->layers))
                 : 0};

@@ -192,7 +192,7 @@ cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report) {
     const call_request request = {true, .lengths = lengths, .tokens = tokens};
     for (int64_t s = 0; s < session->options.sequences; s++)
-        if (lengths[s] > 1 && session->model->facts.states.period > 0)
+        if (lengths[s] > 1 && cp_facts_is_hybrid(&session->model->facts))
             return cp_refuse("a model with states cannot take tokens back: it "
                              "takes one at a time, not %ld",
                              lengths[s]);
@@ -205,7 +205,7 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
         return cp_refuse("sequence %ld of %ld", sequence,
                          session->options.sequences);
     if (length > 0 && length != session->cache->length[sequence] &&
-        session->model->facts.states.period > 0)
+        cp_facts_is_hybrid(&session->model->facts))
         return cp_refuse("sequence %ld cannot be cut to %ld tokens: its states "
                          "are those after %ld",
                          sequence, length, session->cache->length[sequence]);
@@ -214,7 +214,7 @@ cp_status cp_session_truncate(cp_session *session, int64_t sequence,
 
 cp_status cp_session_fork(cp_session *session, int64_t from, int64_t to,
                           int64_t tokens) {
-    if (session->model->facts.states.period > 0)
+    if (cp_facts_is_hybrid(&session->model->facts))
         return cp_refuse("sequence %ld cannot begin as sequence %ld: it has "
                          "states of its own",
                          to, from);
@@ -313,7 +313,7 @@ static cp_status open_cache(cp_session_options *options, cp_cache **out) {
 /* A state is of consecutive tokens, which only some placements deal out. */
 static cp_status check_states(const cp_model_facts *facts,
                               const cp_dealing *how) {
-    if (facts->states.period > 0 &&
+    if (cp_facts_is_hybrid(facts) &&
         (how->placement != CP_ZIGZAG || how->weights != NULL || how->leaves))
         return cp_refuse(
             "a model with states takes equal shares by zigzag, and "

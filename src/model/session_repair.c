@@ -29,7 +29,7 @@ cp_status cp_session_lose(cp_session *session, int rank) {
     cp_session_options *options = &session->options;
     CP_TRY(cp_cache_lose(session->cache, rank,
                          cp_max(session->cache->room, options->capacity)));
-    if (session->model->facts.states.period > 0)
+    if (cp_facts_is_hybrid(&session->model->facts))
         CP_TRY(cp_cache_lose_all(session->cache));
     CP_TRY(drop_weight(session, rank));
     CP_TRY(cp_engine_lose(session->engine, rank));
