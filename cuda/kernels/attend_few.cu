@@ -21,6 +21,8 @@ enum {
     THREADS = 32 * (WARPS + 1),
     PAIRS = 3, /* tiles of keys and of values */
     MOST_DIM = 128,
+    BEGUN = 1, /* named barriers */
+    MULTIPLIED,
 };
 
 typedef struct {
@@ -69,11 +71,19 @@ CP_ALWAYS void load_tile(unsigned char *to, const CUtensorMap *map, int boxes,
         load_box(to + box * BOX, map, 64 * box, (int)blockIdx.y, row, full);
 }
 
-/* Called by one thread. */
+/* Begin a block's barriers, find its keys, and copy them. */
 CP_ALWAYS void copy_pairs(const few_call *a, const rows_of_block *block_rows,
                           handed_pairs *handed, unsigned char *shared,
                           int boxes) {
+    if (threadIdx.x % 32 == 0) {
+        begin_barriers(handed);
+        prefetch_map(&a->keys);
+        prefetch_map(&a->values);
+    }
     keys_of_block walk = find_keys(&a->call, block_rows, KEYS);
+    named_wait(BEGUN, THREADS);
+    if (threadIdx.x % 32 > 0)
+        return;
     pair_cursor at = {0, 0};
     cp_piece keys = {{0, 0, 0, 1}, 0};
     while (next_keys(&walk, &keys)) {
@@ -116,16 +126,11 @@ CP_ALWAYS void load_queries(const cp_device_attention *a,
     }
 }
 
-/* The swizzled address of a 16-byte chunk of a box's row. */
-CP_ALWAYS cp_shared row_at(cp_shared tile, int row, int chunk) {
-    return tile + row * 128 + 16 * (chunk ^ (row & 7));
-}
-
 CP_ALWAYS void score_keys(float scores[2][4], uint32_t queries[][4],
                           cp_shared tile, int boxes) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const cp_shared row =
-        row_at(tile, 16 * warp + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+        part_at(tile, 16 * warp + lane % 8 + lane / 16 * 8, lane / 8 % 2);
     CP_EACH(k, 4 * boxes) {
         uint32_t b[4];
         cp_load_matrices(b, cp_shared_xor(row, 32 * (k % 4)) + k / 4 * BOX);
@@ -186,7 +191,7 @@ CP_ALWAYS void clean_own(unsigned char *values, int boxes, int from) {
 CP_ALWAYS void add_own_values(warp_sums *sums, float scores[2][4],
                               cp_shared values, int boxes) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const cp_shared row = row_at(values, 16 * warp + lane % 16, lane / 16);
+    const cp_shared row = part_at(values, 16 * warp + lane % 16, lane / 16);
     uint32_t weights[4];
     CP_EACH(i, 4)
         weights[i] =
@@ -210,6 +215,7 @@ CP_ALWAYS void multiply_pairs(const few_call *a,
     warp_sums sums = {{{0.0f}}, {-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     pair_cursor at = {0, 0};
     load_queries(&a->call, block_rows, queries, dim);
+    named_wait(BEGUN, THREADS);
     /* Attend with a warp's keys. */
     for (;;) {
         barrier_wait(&handed->keys_full[at.pair], at.phase);
@@ -237,7 +243,7 @@ CP_ALWAYS void multiply_pairs(const few_call *a,
         *total += __shfl_xor_sync(0xffffffffu, *total, 2);
         sums.level[half] *= scale;
     }
-    named_wait(1, 32 * WARPS);
+    named_wait(MULTIPLIED, 32 * WARPS);
     leave_sums(dim, (float *)(void *)shared, sums.output, sums.level,
                sums.total);
 }
@@ -250,12 +256,9 @@ CP_ALWAYS void attend_few(const few_call *a, int dim) {
     const rows_of_block block_rows = find_rows(&a->call, ROWS);
     if (block_rows.count <= 0)
         return;
-    if (threadIdx.x == 32 * WARPS)
-        begin_barriers(handed);
-    __syncthreads();
     if (warp < WARPS)
         multiply_pairs(a, &block_rows, handed, shared, dim);
-    else if (threadIdx.x % 32 == 0)
+    else
         copy_pairs(a, &block_rows, handed, shared, dim / 64);
     __syncthreads();
     for (int row = warp; row < block_rows.count; row += WARPS + 1)

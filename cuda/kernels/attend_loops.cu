@@ -177,7 +177,7 @@ int64_t blocks_of(const cp_device_attention *call) {
            call->shape.kv_heads;
 }
 
-enum { MOST_SPLITS = 128, LEAST_KEYS = 128 };
+enum { LEAST_KEYS = 128 };
 
 int64_t cp_device_most_splits(cp_attend_kernel kernel, const cp_shape *shape,
                               int blocks, int64_t rows) {

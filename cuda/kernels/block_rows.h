@@ -101,13 +101,17 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
         return walk;
     /* Count the tiles that the last row sees. */
     const int64_t *first = a->keys_of.first + sequence;
-    int64_t tiles = 0;
-    walk.piece = a->keys_of.items + first[0];
-    for (int64_t n = first[0]; n < first[1]; n++)
-        tiles += tiles_of(&walk, a->keys_of.items[n].span);
-    const int64_t split = a->leaves != 0 ? 0 : (int64_t)blockIdx.z;
-    int before = (int)(tiles * split / a->splits), piece_tiles;
-    walk.left = (int)(tiles * (split + 1) / a->splits) - before;
+    const int64_t begin = first[0], end = first[1];
+    uint32_t tiles = 0;
+    walk.piece = a->keys_of.items + begin;
+    for (int64_t n = begin; n < end; n++)
+        tiles += (uint32_t)tiles_of(&walk, a->keys_of.items[n].span);
+    const uint32_t split = a->leaves != 0 ? 0 : blockIdx.z;
+    const uint32_t each = tiles / (uint32_t)a->splits;
+    const uint32_t more = tiles - each * (uint32_t)a->splits;
+    int before = (int)(each * split + (split < more ? split : more));
+    int piece_tiles;
+    walk.left = (int)(each + (split < more));
     if (walk.left == 0)
         return walk;
     for (; before >= (piece_tiles = tiles_of(&walk, walk.piece->span));
@@ -145,54 +149,98 @@ CP_INLINE float warp_sum(float x) {
     return x;
 }
 
+enum { MOST_SPLITS = 128 };
+
+/* The weights of splits lane, lane + 32, ...; and of what was found. */
+typedef struct {
+    float share[MOST_SPLITS / 32], old_share;
+} split_weights;
+
+/* wide numbers, which exist or not: 4, at a multiple of 16 bytes, or 1. */
+CP_INLINE float4 load_some(const float *from, bool exist, int wide) {
+    float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (exist && wide == 4)
+        x = *(const float4 *)(const void *)from;
+    else if (exist)
+        x.x = *from;
+    return x;
+}
+
+CP_INLINE void add_some(float4 *sum, float weight, float4 x) {
+    sum->x = fmaf(weight, x.x, sum->x);
+    sum->y = fmaf(weight, x.y, sum->y);
+    sum->z = fmaf(weight, x.z, sum->z);
+    sum->w = fmaf(weight, x.w, sum->w);
+}
+
+/* From number d of the row on. All lanes of a warp call it. */
+CP_INLINE void merge_numbers(const cp_device_attention *a,
+                             const split_weights *weights, int64_t at,
+                             int64_t d, int wide) {
+    const int64_t dim = a->shape.head_dim;
+    const int64_t next = a->rows * a->shape.query_heads * dim;
+    const bool exist = d < dim;
+    const float *from = a->unfinished + at * dim + d;
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f}, loaded[16];
+    CP_EACH(half, MOST_SPLITS / 16) {
+        if (16 * half >= a->splits)
+            break;
+        CP_EACH(i, 16) {
+            loaded[i] =
+                load_some(from, exist && 16 * half + i < a->splits, wide);
+            from += next;
+        }
+        CP_EACH(i, 16) {
+            const float weight = __shfl_sync(
+                0xffffffffu, weights->share[half / 2], half % 2 * 16 + i);
+            if (weight != 0.0f)
+                add_some(&sum, weight, loaded[i]);
+        }
+    }
+    /* Write these numbers of all splits. */
+    float *to = a->output + at * dim + d;
+    if (weights->old_share != 0.0f)
+        add_some(&sum, weights->old_share, load_some(to, exist, wide));
+    if (exist && wide == 4)
+        *(float4 *)(void *)to = sum;
+    else if (exist)
+        *to = sum.x;
+}
+
 static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     const int64_t dim = a->shape.head_dim;
     const int64_t rows = a->rows * a->shape.query_heads;
     const float *add_lse = a->unfinished + a->splits * rows * dim + at;
     const int lane = (int)threadIdx.x % 32;
+    split_weights weights;
     /* Weigh the splits and what was found. */
     const float found = a->merge ? a->lse[at] : -INFINITY;
-    float larger = found;
-    for (int s = lane; s < a->splits; s += 32)
-        larger = fmaxf(larger, add_lse[s * rows]);
+    float larger = found, sum = 0.0f;
+    CP_EACH(i, MOST_SPLITS / 32) {
+        const int s = lane + 32 * i;
+        weights.share[i] = s < a->splits ? add_lse[s * rows] : -INFINITY;
+        larger = fmaxf(larger, weights.share[i]);
+    }
     larger = warp_max(larger);
     const float base = larger == -INFINITY ? 0.0f : larger;
-    const float old_weight = expf(found - base);
-    float sum = lane == 0 ? old_weight : 0.0f;
-    for (int s = lane; s < a->splits; s += 32)
-        sum += expf(add_lse[s * rows] - base);
-    sum = warp_sum(sum);
-    float sums[CP_DEVICE_DIM_MAX / 32] = {0.0f};
-    for (int first = 0; first < a->splits; first += 32) {
-        /* Add these splits in their order. */
-        const int split = first + lane;
-        const int batch = a->splits - first < 32 ? a->splits - first : 32;
-        const float add = split < a->splits ? add_lse[split * rows] : -INFINITY;
-        const float share = add == -INFINITY ? 0.0f : expf(add - base) / sum;
-        const float *from = a->unfinished + (first * rows + at) * dim + lane;
-        for (int s = 0; s < batch; s += 8) {
-            float loaded[8][CP_DEVICE_DIM_MAX / 32];
-            CP_EACH(i, 8)
-                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
-                    loaded[i][c] = s + i < batch && lane + 32 * c < dim
-                                       ? from[(s + i) * rows * dim + 32 * c]
-                                       : 0.0f;
-            CP_EACH(i, 8) {
-                const float weight = __shfl_sync(0xffffffffu, share, s + i);
-                CP_EACH(c, CP_DEVICE_DIM_MAX / 32)
-                    if (weight != 0.0f)
-                        sums[c] = fmaf(weight, loaded[i][c], sums[c]);
-            }
-        }
+    CP_EACH(i, MOST_SPLITS / 32) {
+        weights.share[i] = expf(weights.share[i] - base);
+        sum += weights.share[i];
     }
-    /* Write the row of all splits. */
-    for (int c = 0; c < CP_DEVICE_DIM_MAX / 32 && lane + 32 * c < dim; c++) {
-        float *to = &a->output[at * dim + lane + 32 * c];
-        *to =
-            found == -INFINITY ? sums[c] : fmaf(*to, old_weight / sum, sums[c]);
-    }
+    weights.old_share = expf(found - base);
+    sum = warp_sum(sum) + weights.old_share;
+    const float inverse = sum > 0.0f ? 1.0f / sum : sum;
+    CP_EACH(i, MOST_SPLITS / 32)
+        weights.share[i] *= inverse;
+    weights.old_share *= inverse;
     if (lane == 0)
         a->lse[at] = base + logf(sum);
+    const int wide = dim % 4 == 0 ? 4 : 1;
+    for (int64_t d = 0; d < dim; d += 32 * wide)
+        if (wide == 4)
+            merge_numbers(a, &weights, at, d + 4 * lane, 4);
+        else
+            merge_numbers(a, &weights, at, d + lane, 1);
 }
 
 CP_INLINE void merge_splits(const cp_device_attention *a,
@@ -247,11 +295,16 @@ CP_INLINE row_weights weigh_row(const cp_device_attention *a,
     /* Weigh both sides. */
     const float fresh = empty ? -INFINITY : level * 0.693147181f + logf(total);
     const float larger = fmaxf(found, fresh);
+    weigh.old_share = 0.0f;
+    weigh.new_share = empty ? 0.0f : 1.0f / total;
+    lse[at] = fresh;
     const float old = found == -INFINITY ? 0.0f : expf(found - larger);
-    const float add = empty ? 0.0f : expf(fresh - larger);
-    lse[at] = old == 0.0f ? fresh : larger + logf(old + add);
-    weigh.old_share = old == 0.0f ? 0.0f : old / (old + add);
-    weigh.new_share = empty ? 0.0f : add / (old + add) / total;
+    if (old != 0.0f) {
+        const float add = empty ? 0.0f : expf(fresh - larger);
+        lse[at] = larger + logf(old + add);
+        weigh.old_share = old / (old + add);
+        weigh.new_share *= add / (old + add);
+    }
     weigh.to = output + at * value_width(&a->shape);
     return weigh;
 }
@@ -263,6 +316,18 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
     weigh->to[d] = weigh->old_share == 0.0f
                        ? mean
                        : fmaf(weigh->old_share, weigh->to[d], mean);
+}
+
+/* Four of them, where a row's numbers are a multiple of four. */
+CP_INLINE void put_numbers(const row_weights *weigh, int d, float4 sum) {
+    if (weigh->to == NULL)
+        return;
+    const float share = weigh->new_share;
+    float4 *to = (float4 *)(void *)(weigh->to + d);
+    float4 x = {sum.x * share, sum.y * share, sum.z * share, sum.w * share};
+    if (weigh->old_share != 0.0f)
+        add_some(&x, weigh->old_share, *to);
+    *to = x;
 }
 
 /* The blocks for each part of a call; its parts, which are splits or leaves;

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/kernels/tensor.h"
+
 #ifdef __CUDACC__
 #define CP_ALWAYS static __device__ __forceinline__
 
@@ -48,12 +50,20 @@ CP_ALWAYS void barrier_wait(uint64_t *barrier, int parity) {
                      : "memory");
 }
 
-/* Arrive, but not before a weight is computed. A weight is not negative: its
- * sign, 0, is part of the address. */
-CP_ALWAYS void barrier_arrive_after(uint64_t *barrier, float weight) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
-                     shared_address(barrier) + (__float_as_uint(weight) >> 31))
-                 : "memory");
+/* Is the phase of that parity over? Looks, and does not wait, but not before a
+ * weight is computed. A weight is not negative: its sign, 0, is part of the
+ * address. */
+CP_ALWAYS bool barrier_over_after(uint64_t *barrier, int parity, float weight) {
+    uint32_t over;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(over)
+        : "r"(shared_address(barrier) + (__float_as_uint(weight) >> 31)),
+          "r"(parity)
+        : "memory");
+    return over;
 }
 
 /* A barrier whose phases end after this number of arrivals. */
@@ -80,6 +90,11 @@ CP_ALWAYS void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
                      shared_address(to)),
                  "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                  : "memory");
+}
+
+/* Fetch a map before the first copy needs it. */
+CP_ALWAYS void prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* Make this thread's stores to shared memory visible to copies and products
@@ -177,10 +192,9 @@ CP_ALWAYS uint64_t keep_in_register(uint64_t x) {
     return x;
 }
 
-/* x, but not before a weight is computed. */
-CP_ALWAYS float after_weight(float x, float weight) {
-    return __uint_as_float(__float_as_uint(x) +
-                           (__float_as_uint(weight) >> 31));
+/* Whether it is true for any lane of the warp. */
+CP_ALWAYS bool any_lane(bool x) {
+    return __any_sync(0xffffffffu, x);
 }
 
 /* Load two numbers, bypassing the L1 cache; and store, without a branch, only
@@ -238,6 +252,11 @@ CP_ALWAYS uint64_t matrix_at(const void *at, uint32_t leading) {
     const uint64_t atom = 1024 >> 4, swizzle_128 = 1;
     return start | (uint64_t)(leading >> 4) << 16 | atom << 32 |
            swizzle_128 << 62;
+}
+
+/* For a thread: the address of 16-byte part c of a row of 128. */
+CP_ALWAYS cp_shared part_at(cp_shared tile, int row, int c) {
+    return tile + row * 128 + 16 * (c ^ (row & 7));
 }
 
 /* Two numbers of bf16, rounded to nearest even, the first in the low half. */

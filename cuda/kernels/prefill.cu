@@ -183,7 +183,7 @@ CP_ALWAYS int row_of_thread(int h) {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * h;
 }
 
-/* A thread's maxima and sums of its two rows. */
+/* Of a thread's two rows: the level of their weights, and the sums of these. */
 typedef struct {
     float level[2], total[2];
 } row_sums;
@@ -227,8 +227,7 @@ CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
         const float found = a->merge ? a->lse[at] : -INFINITY;
         const float fresh =
             empty ? -INFINITY
-                  : 0.693147181f * fmaf(rows->level[h], score_scale(dim),
-                                        fast_log2(total));
+                  : 0.693147181f * (rows->level[h] + fast_log2(total));
         const float larger = fmaxf(found, fresh);
         const float old = found == -INFINITY
                               ? 0.0f
@@ -275,24 +274,29 @@ CP_ALWAYS void mask_plainly(float *scores, const rows_of_block *block_rows,
     mask_scores(scores, seen);
 }
 
-CP_ALWAYS void weigh_plainly(float *scores, row_sums *rows, float *factor,
-                             float scale) {
-    CP_UNROLL for (int h = 0; h < 2; h++) {
-        float top = rows->level[h];
-        CP_UNROLL for (int g = 0; g < 16; g++) top =
-            fmaxf(top, fmaxf(scores[4 * g + 2 * h], scores[4 * g + 2 * h + 1]));
+/* Turn two rows' scores into weights, 2^(score - level), where the level is the
+ * highest so far, and add them up; factor is for what was added before. */
+CP_ALWAYS void weigh_tile(float *scores, row_sums *rows, float *factor,
+                          float scale) {
+    CP_EACH(h, 2) {
+        float top = scores[2 * h], other = scores[2 * h + 1];
+        CP_EACH(g, 15) {
+            top = fmaxf(top, scores[4 * (g + 1) + 2 * h]);
+            other = fmaxf(other, scores[4 * (g + 1) + 2 * h + 1]);
+        }
+        top = fmaxf(top, other);
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        const float base = top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
-        const float before = __fmul_rn(rows->level[h], scale);
-        factor[h] = fast_exp2(before - base);
-        rows->level[h] = top;
+        const float before = rows->level[h];
+        rows->level[h] = fmaxf(before, __fmul_rn(top, scale));
+        const float base = rows->level[h] == -INFINITY ? 0.0f : rows->level[h];
         float sum = 0.0f;
-        CP_UNROLL for (int g = 0; g < 16; g++)
+        factor[h] = fast_exp2(before - base);
+        CP_EACH(g, 16)
             CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
-            scores[i] = fast_exp2(fmaf(scores[i], scale, -base));
-            sum += scores[i];
-        }
+                scores[i] = fast_exp2(fmaf(scores[i], scale, -base));
+                sum += scores[i];
+            }
         rows->total[h] = fmaf(rows->total[h], factor[h], sum);
     }
 }
@@ -356,7 +360,7 @@ CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
         PRODUCTS_WAIT(0);
         hold_registers(scores, 64);
         mask_plainly(scores, &block_rows, current.span);
-        weigh_plainly(scores, &rows, factor, score_scale(dim));
+        weigh_tile(scores, &rows, factor, score_scale(dim));
         pair_weights(weights, scores);
         rescale(sums, factor, boxes);
         barrier_wait(&block.barriers->values_full[at.stage], at.phase);
@@ -631,6 +635,7 @@ typedef struct {
     stage_cursor keys, values, run, item;
     int left, flags; /* left: tiles */
     int seen[2];     /* how many of the run's keys each of the two rows sees */
+    bool arrived;    /* the next tile's keys, as far as is known */
 } progress;
 
 CP_ALWAYS void take_run(const block_memory *block, progress *at) {
@@ -657,7 +662,8 @@ CP_ALWAYS void next_tile(const block_memory *block, progress *at) {
 typedef struct {
     float scores[64], sums[64];
     uint32_t weights[32];
-    float level[2], total[2], factor[2]; /* of two rows */
+    row_sums rows;
+    float factor[2];
     uint64_t queries, keys, values;
     uint32_t step;
     int group;
@@ -682,9 +688,12 @@ CP_ALWAYS void begin_values(const block_memory *block, const progress *at,
 
 /* In its turn, a consumer begins the scores of this tile and the values of the
  * one before, and then waits for the scores. */
-CP_ALWAYS void begin_both(const block_memory *block, const progress *at,
+CP_ALWAYS void begin_both(const block_memory *block, progress *at,
                           consumer *c) {
-    barrier_wait(&block->barriers->keys_full[at->keys.stage], at->keys.phase);
+    if (!at->arrived)
+        barrier_wait(&block->barriers->keys_full[at->keys.stage],
+                     at->keys.phase);
+    at->arrived = false;
     named_wait(TURN + c->group, WITHOUT_PRODUCER);
     begin_scores(at, block->boxes, c);
     begin_values(block, at, c);
@@ -698,14 +707,6 @@ CP_ALWAYS void end_keys(const block_memory *block, progress *at) {
     advance(&at->keys);
 }
 
-CP_ALWAYS void end_keys_after(const block_memory *block, progress *at,
-                              float weight) {
-    if (threadIdx.x % 32 == 0)
-        barrier_arrive_after(&block->barriers->keys_empty[at->keys.stage],
-                             weight);
-    advance(&at->keys);
-}
-
 CP_ALWAYS void end_values(const block_memory *block, progress *at,
                           consumer *c) {
     PRODUCTS_WAIT(0);
@@ -714,8 +715,8 @@ CP_ALWAYS void end_values(const block_memory *block, progress *at,
     advance(&at->values);
 }
 
-/* The 24th weight of a thread's first row. */
-enum { PINNED = 4 * 11 + 1 };
+/* 2^32, with room for sums of values that are themselves large. */
+#define HIGHEST 4294967296.0f
 
 CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     const int before = (at->left - 1) * KEYS;
@@ -723,59 +724,82 @@ CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     mask_scores(c->scores, limit);
 }
 
-/* Find row h's maximum and return the base of its weights' exponents. Nothing
- * else can run during the first row's maximum, which takes two chains; the
- * second row's takes one. */
-CP_ALWAYS float find_base(consumer *c, int h, float top, float scale,
-                          bool masked) {
-    float other = c->scores[2 * h + 1];
-    CP_EACH(g, 15) {
-        const float *two = c->scores + 4 * (g + 1) + 2 * h;
-        top = fmaxf(h == 0 ? top : fmaxf(top, other), two[0]);
-        other = h == 0 ? fmaxf(other, two[1]) : two[1];
-    }
-    top = fmaxf(top, other);
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    c->level[h] = top;
-    return masked && top == -INFINITY ? 0.0f : __fmul_rn(top, scale);
-}
-
-/* Turn row h's scores into weights and add them, in order, to its sum. */
-CP_ALWAYS float weigh_row_of_tile(consumer *c, int h, float base, float scale,
-                                  float sum, bool first) {
+/* Turn row h's scores into weights, and add them to two of the four sums. */
+CP_ALWAYS void weigh_row_of_tile(consumer *c, int h, float scale, float *sums) {
     CP_EACH(g, 16)
         CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
-            c->scores[i] = fast_exp2(fmaf(c->scores[i], scale, -base));
-            sum = i == 2 * h ? (first ? c->scores[i]
-                                      : fmaf(sum, c->factor[h], c->scores[i]))
-                             : sum + c->scores[i];
+            c->scores[i] =
+                fast_exp2(fmaf(c->scores[i], scale, -c->rows.level[h]));
+            sums[2 * h + i % 2] += c->scores[i];
         }
-    return sum;
 }
 
-/* A tile that is not an item's first. */
+/* By the products of a warp, for its own rows. */
+CP_ALWAYS void score_again(const block_memory *block, const progress *at,
+                           consumer *c) {
+    const int lane = (int)threadIdx.x % 32, tile = block->boxes * BOX;
+    const int warp = (int)threadIdx.x % WITHOUT_PRODUCER / 32;
+    const cp_shared queries =
+        part_at(cp_shared_at(block->queries + at->item.stage * tile),
+                16 * warp + lane % 16, lane / 16);
+    const cp_shared keys =
+        part_at(cp_shared_at(block->keys + at->keys.stage * tile),
+                lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    CP_EACH(i, 64)
+        c->scores[i] = 0.0f;
+    CP_NO_UNROLL for (int k = 0; k < 4 * block->boxes; k++) {
+        const int along = 32 * (k % 4), box = k / 4 * BOX;
+        uint32_t a[4], b[4];
+        cp_load_matrices(a, cp_shared_xor(queries, along) + box);
+        CP_EACH(i, 8) {
+            cp_load_matrices(b, cp_shared_xor(keys, along) + box + 2048 * i);
+            cp_multiply_add(c->scores + 8 * i, a, b);
+            cp_multiply_add(c->scores + 8 * i + 4, a, b + 2);
+        }
+    }
+    __syncwarp(); /* all lanes have read the keys */
+}
+
+/* The 24th weight of a thread's first row. */
+enum { PINNED = 4 * 11 + 1 };
+
+/* Note whether the keys of the next tile have arrived already. */
+CP_ALWAYS void look_ahead(const block_memory *block, progress *at,
+                          float weight) {
+    stage_cursor next = at->keys;
+    advance(&next);
+    at->arrived = barrier_over_after(&block->barriers->keys_full[next.stage],
+                                     next.phase, weight);
+}
+
+/* A tile that is not an item's first, with the level that there is. */
 CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
                            float scale, bool masked) {
+    row_sums *rows = &c->rows;
+    float sums[4] = {rows->total[0], 0.0f, rows->total[1], 0.0f};
     begin_both(block, at, c);
     if (masked)
         mask_tile(at, c);
-    CP_EACH(h, 2) {
-        const float before = c->level[h];
-        const float top =
-            fmaxf(h == 1 ? after_weight(before, c->scores[0]) : before,
-                  c->scores[2 * h]);
-        const float base = find_base(c, h, top, scale, masked);
-        c->factor[h] = fast_exp2(__fmul_rn(before, scale) - base);
-        c->total[h] = weigh_row_of_tile(c, h, base, scale, c->total[h], false);
-        if (h == 0) {
-            end_keys_after(block, at, c->scores[PINNED]);
-            end_values(block, at, c);
-        }
-    }
+    weigh_row_of_tile(c, 0, scale, sums);
+    look_ahead(block, at, c->scores[PINNED]);
+    end_values(block, at, c);
     hold_registers(c->scores, 64);
+    weigh_row_of_tile(c, 1, scale, sums);
     pair_weights(c->weights, c->scores);
-    rescale(c->sums, c->factor, block->boxes);
+    const float totals[2] = {sums[0] + sums[1], sums[2] + sums[3]};
+    if (any_lane(!(totals[0] <= HIGHEST) || !(totals[1] <= HIGHEST))) {
+        /* Weigh again, with a new level. */
+        score_again(block, at, c);
+        if (masked)
+            mask_tile(at, c);
+        weigh_tile(c->scores, rows, c->factor, scale);
+        rescale(c->sums, c->factor, block->boxes);
+        pair_weights(c->weights, c->scores);
+    } else {
+        CP_EACH(h, 2)
+            rows->total[h] = totals[h];
+    }
+    end_keys(block, at);
     next_tile(block, at);
 }
 
@@ -785,9 +809,10 @@ CP_ALWAYS void weigh_first(const block_memory *block, progress *at, consumer *c,
     end_keys(block, at);
     mask_tile(at, c);
     CP_EACH(h, 2) {
-        const float base = find_base(c, h, c->scores[2 * h], scale, true);
-        c->total[h] = weigh_row_of_tile(c, h, base, scale, 0.0f, true);
+        c->rows.level[h] = -INFINITY;
+        c->rows.total[h] = 0.0f;
     }
+    weigh_tile(c->scores, &c->rows, c->factor, scale);
     hold_registers(c->scores, 64);
 }
 
@@ -804,7 +829,7 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     /* Begin to consume. */
     const block_memory block = *parts;
     const float scale = score_scale(dim);
-    progress at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
+    progress at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0, 0, {0, 0}, false};
     consumer c;
     c.group = uniform((int)threadIdx.x / GROUP);
     c.step = (uint32_t)block.boxes * BOX / 16;
@@ -835,8 +860,7 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
         if (at.flags & OVER)
             break;
         /* Begin an item while the one before it ends. */
-        const row_sums done = {{c.level[0], c.level[1]},
-                               {c.total[0], c.total[1]}};
+        const row_sums done = c.rows;
         const int before = at.item.stage;
         advance(&at.item);
         barrier_wait(&block.barriers->items_full[at.item.stage], at.item.phase);
@@ -853,7 +877,7 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     begin_values(&block, &at, &c);
     PRODUCTS_WAIT(0);
     hold_registers(c.sums, 32 * block.boxes);
-    const row_sums done = {{c.level[0], c.level[1]}, {c.total[0], c.total[1]}};
+    const row_sums done = c.rows;
     write_item(&a->call, block.items[at.item.stage].index, &done, &c, dim);
 }
 

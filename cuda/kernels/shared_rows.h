@@ -41,11 +41,11 @@ CP_INLINED void write_shared(const cp_device_attention *a, int dim, int warps,
         total = fmaf(share[w], levels[w * next + 1], total);
     }
     const row_weights weigh = weigh_row(a, block_rows, row, level, total);
-    for (int d = lane; d < dim; d += 32) {
-        float sum = 0.0f;
+    for (int d = 4 * lane; d < dim; d += 128) {
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         CP_EACH(w, warps)
-            sum = fmaf(share[w], from[w * next + d], sum);
-        put_number(&weigh, d, sum);
+            add_some(&sum, share[w], load_some(from + w * next + d, true, 4));
+        put_numbers(&weigh, d, sum);
     }
 }
 

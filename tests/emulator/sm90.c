@@ -129,6 +129,14 @@ void emulator_barrier_wait(uint64_t *barrier, int parity, const char *file,
     learn(&b->over[parity]);
 }
 
+bool emulator_barrier_over(uint64_t *barrier, int parity) {
+    barrier_state *b = find_barrier(barrier);
+    if (b == NULL || (b->phase & 1) == parity)
+        return false;
+    learn(&b->over[parity]);
+    return true;
+}
+
 /* Barriers with a number. */
 
 static struct {

@@ -21,17 +21,19 @@ void barriers_ready(void);
 void emulator_barrier_arrive(uint64_t *barrier, int64_t bytes);
 void emulator_barrier_wait(uint64_t *barrier, int parity, const char *file,
                            int line);
+bool emulator_barrier_over(uint64_t *barrier, int parity);
 #define barrier_init(barrier, arrivals) emulator_barrier_init(barrier, arrivals)
 #define barrier_arrive(barrier) emulator_barrier_arrive(barrier, 0)
-#define barrier_arrive_after(barrier, weight)                                  \
-    ((void)(weight), emulator_barrier_arrive(barrier, 0))
 #define barrier_expect(barrier, bytes) emulator_barrier_arrive(barrier, bytes)
+#define barrier_over_after(barrier, parity, weight)                            \
+    ((void)(weight), emulator_barrier_over(barrier, parity))
 #define barrier_wait(barrier, parity)                                          \
     emulator_barrier_wait(barrier, parity, EMULATOR_HERE)
 
 void load_box(void *to, const CUtensorMap *map, int x, int y, int z,
               uint64_t *barrier);
 void async_fence(void);
+#define prefetch_map(map) ((void)(map))
 
 void emulator_named(int id, int threads, bool waits, const char *file,
                     int line);
@@ -74,7 +76,15 @@ void emulator_multiply(float *sums, emulator_product product);
                                             lane, EMULATOR_HERE)))
 #define uniform(x) from_lane(x, 0)
 #define keep_in_register(x) (x)
-#define after_weight(x, weight) ((void)(weight), x)
+#define any_lane(x) emulator_any(x, EMULATOR_HERE)
+
+static inline bool emulator_any(bool x, const char *file, int line) {
+    float any = x;
+    for (int turn = 1; turn < 32; turn *= 2)
+        any = fmaxf(any, emulator_exchange(any, (int)(threadIdx.x % 32) ^ turn,
+                                           file, line));
+    return any > 0.0f;
+}
 
 static inline float fast_exp2(float x) {
     return exp2f(x);
