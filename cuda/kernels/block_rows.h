@@ -166,6 +166,13 @@ CP_INLINE float4 load_some(const float *from, bool exist, int wide) {
     return x;
 }
 
+CP_INLINE void store_some(float *to, bool exist, int wide, float4 x) {
+    if (exist && wide == 4)
+        *(float4 *)(void *)to = x;
+    else if (exist)
+        *to = x.x;
+}
+
 CP_INLINE void add_some(float4 *sum, float weight, float4 x) {
     sum->x = fmaf(weight, x.x, sum->x);
     sum->y = fmaf(weight, x.y, sum->y);
@@ -201,10 +208,7 @@ CP_INLINE void merge_numbers(const cp_device_attention *a,
     float *to = a->output + at * dim + d;
     if (weights->old_share != 0.0f)
         add_some(&sum, weights->old_share, load_some(to, exist, wide));
-    if (exist && wide == 4)
-        *(float4 *)(void *)to = sum;
-    else if (exist)
-        *to = sum.x;
+    store_some(to, exist, wide, sum);
 }
 
 static __device__ void merge_row(const cp_device_attention *a, int64_t at) {

@@ -6,54 +6,75 @@
 #include <stdint.h>
 
 #include "cuda/kernels/merge_nodes.h"
-#include "cuda/kernels/device_numbers.h"
+#include "cuda/kernels/block_rows.h"
 #include "cuda/kernels/tensor.h"
 
+enum { WARPS = 4 }; /* of a block */
+
 typedef struct {
-    float number, lse;
-} node_number;
+    float4 numbers;
+    float lse;
+} node_part;
 
 /* Ordered by size, not by side: the same bits whichever comes first. */
-static __device__ node_number join_siblings(node_number a, node_number b) {
-    const node_number large = b.lse > a.lse ? b : a;
-    const node_number small = b.lse > a.lse ? a : b;
+CP_INLINE node_part join_siblings(node_part a, node_part b) {
+    const bool later = b.lse > a.lse;
+    const node_part small = later ? a : b;
+    node_part both = later ? b : a;
     if (small.lse == -INFINITY)
-        return large;
-    const float weight = cp_exp2((small.lse - large.lse) * 1.44269504f);
+        return both;
+    const float weight = cp_exp2((small.lse - both.lse) * 1.44269504f);
     const float share = 1.0f / (1.0f + weight);
-    node_number both;
-    both.number =
-        fmaf(weight * share, small.number, __fmul_rn(share, large.number));
-    both.lse = large.lse + logf(1.0f + weight);
+    both.numbers.x = __fmul_rn(share, both.numbers.x);
+    both.numbers.y = __fmul_rn(share, both.numbers.y);
+    both.numbers.z = __fmul_rn(share, both.numbers.z);
+    both.numbers.w = __fmul_rn(share, both.numbers.w);
+    add_some(&both.numbers, weight * share, small.numbers);
+    both.lse += logf(1.0f + weight);
     return both;
 }
 
-CP_KERNEL(merge_node_rows, cp_device_merge_nodes_args) {
-    CP_SHARED(float, lse, [CP_LEAVES]);
-    const int64_t at = blockIdx.x, behind = a.rows * a.dim;
-    if ((int)threadIdx.x < a.count)
-        lse[threadIdx.x] = a.from[threadIdx.x][behind + at];
-    __syncthreads();
-    for (int64_t d = threadIdx.x; d < a.dim; d += blockDim.x) {
-        node_number nodes[CP_NODES_MAX + 1];
-        int top = 0;
-        for (int n = 0; n < a.count; n++) {
-            nodes[top].number = a.from[n][at * a.dim + d];
-            nodes[top++].lse = lse[n];
-            for (int m = a.merges[n]; m > 0; m--, top--)
-                nodes[top - 2] = join_siblings(nodes[top - 2], nodes[top - 1]);
-        }
-        for (int n = 0; n < top; n++) {
-            float *to = a.to + n * (behind + a.rows);
-            to[at * a.dim + d] = nodes[n].number;
-            if (d == 0)
-                to[behind + at] = nodes[n].lse;
-        }
+/* wide numbers of a row, from number d on; lane n has the n-th node's LSE. All
+ * lanes of a warp call it. */
+CP_INLINE void merge_nodes(const cp_device_merge_nodes_args *a, int64_t at,
+                           float lse, int64_t d, int wide) {
+    const int64_t behind = a->rows * a->dim;
+    const bool exist = d < a->dim;
+    node_part stack[CP_NODES_MAX + 1];
+    int top = 0;
+    for (int n = 0; n < a->count; n++) {
+        node_part last = {load_some(a->from[n] + at * a->dim + d, exist, wide),
+                          __shfl_sync(0xffffffffu, lse, n)};
+        for (int m = a->merges[n]; m > 0; m--)
+            last = join_siblings(stack[--top], last);
+        stack[top++] = last;
     }
+    for (int n = 0; n < top; n++) {
+        float *to = a->to + n * (behind + a->rows);
+        store_some(to + at * a->dim + d, exist, wide, stack[n].numbers);
+        if (d == 0)
+            to[behind + at] = stack[n].lse;
+    }
+}
+
+CP_KERNEL(merge_node_rows, cp_device_merge_nodes_args) {
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t at = blockIdx.x * WARPS + threadIdx.x / 32;
+    if (at >= a.rows)
+        return;
+    const float lse =
+        lane < a.count ? a.from[lane][a.rows * a.dim + at] : -INFINITY;
+    const int wide = a.dim % 4 == 0 ? 4 : 1;
+    for (int64_t d = 0; d < a.dim; d += 32 * wide)
+        if (wide == 4)
+            merge_nodes(&a, at, lse, d + 4 * lane, 4);
+        else
+            merge_nodes(&a, at, lse, d + lane, 1);
 }
 
 cudaError_t cp_device_merge_nodes(const cp_device_merge_nodes_args *call,
                                   cudaStream_t stream) {
-    return CP_LAUNCH_GRID(merge_node_rows, call->count > 0 ? call->rows : 0, 1,
-                          1, 128, stream, *call);
+    const int64_t rows = call->count > 0 ? call->rows : 0;
+    return CP_LAUNCH_GRID(merge_node_rows, cp_ceil_divide(rows, WARPS), 1, 1,
+                          32 * WARPS, stream, *call);
 }
