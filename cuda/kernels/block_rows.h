@@ -108,10 +108,10 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
         tiles += (uint32_t)tiles_of(&walk, a->keys_of.items[n].span);
     const uint32_t split = a->leaves != 0 ? 0 : blockIdx.z;
     const uint32_t each = tiles / (uint32_t)a->splits;
-    const uint32_t more = tiles - each * (uint32_t)a->splits;
-    int before = (int)(each * split + (split < more ? split : more));
+    const uint32_t extra = tiles - each * (uint32_t)a->splits;
+    int before = (int)(each * split + (split < extra ? split : extra));
     int piece_tiles;
-    walk.left = (int)(each + (split < more));
+    walk.left = (int)(each + (split < extra));
     if (walk.left == 0)
         return walk;
     for (; before >= (piece_tiles = tiles_of(&walk, walk.piece->span));

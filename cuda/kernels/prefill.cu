@@ -183,7 +183,7 @@ CP_ALWAYS int row_of_thread(int h) {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * h;
 }
 
-/* Of a thread's two rows: the level of their weights, and the sums of these. */
+/* The level of the weights of a thread's two rows, and the sums of these. */
 typedef struct {
     float level[2], total[2];
 } row_sums;
