@@ -40,7 +40,7 @@ function check(i, n,    w, after, k, what, seen) {
             if (bare(k) ~ speed || bare(k) ~ /^(time|memory|second|millisecond|microsecond|minute|hour)$/)
                 what = after " ... " bare(k)
     seen = " " marks " "
-    gsub(/[,;:]/, " ", seen)
+    gsub(/[,;:]+ /, " ", seen)
     if (what && !index(seen, " " w " ")) {
         print at[i] ": typed, without a source: " w " " what
         bad = 1
