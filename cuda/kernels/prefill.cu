@@ -216,44 +216,54 @@ CP_ALWAYS float score_scale(int dim) {
 CP_ALWAYS void write_rows(const cp_device_attention *a, const int64_t *index,
                           int64_t first, const row_sums *rows,
                           const float *sums, int dim) {
+    const int64_t at[2] = {index[0] >= 0 ? index[0] : first,
+                           index[1] >= 0 ? index[1] : first};
+    const int lane = 2 * ((int)threadIdx.x % 4);
+    float found[2] = {-INFINITY, -INFINITY};
+    float2 was[16]; /* of the first row, then of the second */
+    if (a->merge) {
+        CP_EACH(h, 2)
+            found[h] = a->lse[at[h]];
+        CP_EACH(g, dim / 8)
+            was[g] = load_pair(a->output + at[0] * dim + lane + 8 * g);
+    }
     CP_UNROLL for (int h = 0; h < 2; h++) {
         float total = rows->total[h];
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
         const bool exists = index[h] >= 0;
-        const int64_t at = exists ? index[h] : first;
-        float *to = a->output + at * dim + 2 * (threadIdx.x % 4);
+        float *to = a->output + at[h] * dim + lane;
         const bool empty = !(total > 0.0f || total != total);
-        const float found = a->merge ? a->lse[at] : -INFINITY;
         const float fresh =
             empty ? -INFINITY
                   : 0.693147181f * (rows->level[h] + fast_log2(total));
-        const float larger = fmaxf(found, fresh);
-        const float old = found == -INFINITY
+        const float larger = fmaxf(found[h], fresh);
+        const float old = found[h] == -INFINITY
                               ? 0.0f
-                              : fast_exp2(1.44269504f * (found - larger));
+                              : fast_exp2(1.44269504f * (found[h] - larger));
         const float add =
             empty ? 0.0f : fast_exp2(1.44269504f * (fresh - larger));
         const float inverse = fast_inverse(old + add);
         const float old_share = old == 0.0f ? 0.0f : old * inverse;
         const float factor = empty ? 0.0f : add * inverse * fast_inverse(total);
         __syncwarp();
-        store_one(a->lse + at,
+        store_one(a->lse + at[h],
                   old == 0.0f
                       ? fresh
                       : fmaf(0.693147181f, fast_log2(old + add), larger),
                   exists && threadIdx.x % 4 == 0);
         if (a->merge) {
-            float2 was[16];
-            CP_UNROLL for (int g = 0; g < dim / 8; g++) was[g] =
-                load_pair(to + 8 * g);
             CP_UNROLL for (int g = 0; g < dim / 8; g++) {
+                const float2 old_pair = was[g];
                 const float x = empty ? 0.0f : sums[4 * g + 2 * h] * factor;
                 const float y = empty ? 0.0f : sums[4 * g + 2 * h + 1] * factor;
-                store_pair(to + 8 * g,
-                           old_share == 0.0f ? x : fmaf(old_share, was[g].x, x),
-                           old_share == 0.0f ? y : fmaf(old_share, was[g].y, y),
-                           exists);
+                if (h == 0) /* while the first row is written */
+                    was[g] = load_pair(a->output + at[1] * dim + lane + 8 * g);
+                store_pair(
+                    to + 8 * g,
+                    old_share == 0.0f ? x : fmaf(old_share, old_pair.x, x),
+                    old_share == 0.0f ? y : fmaf(old_share, old_pair.y, y),
+                    exists);
             }
         } else {
             CP_UNROLL for (int g = 0; g < dim / 8; g++) store_pair(
