@@ -322,10 +322,17 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
                        : fmaf(weigh->old_share, weigh->to[d], mean);
 }
 
-/* Four of them, where a row's numbers are a multiple of four. */
+/* Four of them. A leaf's partial (chapter 17) may begin anywhere. */
 CP_INLINE void put_numbers(const row_weights *weigh, int d, float4 sum) {
     if (weigh->to == NULL)
         return;
+    if ((uintptr_t)weigh->to % 16 != 0) {
+        put_number(weigh, d, sum.x);
+        put_number(weigh, d + 1, sum.y);
+        put_number(weigh, d + 2, sum.z);
+        put_number(weigh, d + 3, sum.w);
+        return;
+    }
     const float share = weigh->new_share;
     float4 *to = (float4 *)(void *)(weigh->to + d);
     float4 x = {sum.x * share, sum.y * share, sum.z * share, sum.w * share};

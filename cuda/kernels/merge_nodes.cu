@@ -57,24 +57,35 @@ CP_INLINE void merge_nodes(const cp_device_merge_nodes_args *a, int64_t at,
     }
 }
 
-CP_KERNEL(merge_node_rows, cp_device_merge_nodes_args) {
+typedef struct {
+    cp_device_merge_nodes_args of;
+    int wide; /* numbers of a lane: 4 where all addresses allow that, or 1 */
+} merge_call;
+
+CP_KERNEL(merge_node_rows, merge_call) {
     const int lane = (int)threadIdx.x % 32;
     const int64_t at = blockIdx.x * WARPS + threadIdx.x / 32;
-    if (at >= a.rows)
+    if (at >= a.of.rows)
         return;
-    const float lse =
-        lane < a.count ? a.from[lane][a.rows * a.dim + at] : -INFINITY;
-    const int wide = a.dim % 4 == 0 ? 4 : 1;
-    for (int64_t d = 0; d < a.dim; d += 32 * wide)
-        if (wide == 4)
-            merge_nodes(&a, at, lse, d + 4 * lane, 4);
+    const float lse = lane < a.of.count
+                          ? a.of.from[lane][a.of.rows * a.of.dim + at]
+                          : -INFINITY;
+    for (int64_t d = 0; d < a.of.dim; d += 32 * a.wide)
+        if (a.wide == 4)
+            merge_nodes(&a.of, at, lse, d + 4 * lane, 4);
         else
-            merge_nodes(&a, at, lse, d + lane, 1);
+            merge_nodes(&a.of, at, lse, d + lane, 1);
 }
 
 cudaError_t cp_device_merge_nodes(const cp_device_merge_nodes_args *call,
                                   cudaStream_t stream) {
     const int64_t rows = call->count > 0 ? call->rows : 0;
+    uintptr_t bits = (uintptr_t)call->to |
+                     (uintptr_t)(4 * call->rows * (call->dim + 1)) |
+                     (uintptr_t)(4 * call->dim);
+    for (int n = 0; n < call->count; n++)
+        bits |= (uintptr_t)call->from[n];
+    const merge_call a = {*call, bits % 16 == 0 ? 4 : 1};
     return CP_LAUNCH_GRID(merge_node_rows, cp_ceil_divide(rows, WARPS), 1, 1,
-                          32 * WARPS, stream, *call);
+                          32 * WARPS, stream, a);
 }
