@@ -160,7 +160,7 @@ typedef struct {
 CP_INLINE float4 load_some(const float *from, bool exist, int wide) {
     float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
     if (exist && wide == 4)
-        x = *(const float4 *)(const void *)from;
+        x = CP_WIDE(const float4, from);
     else if (exist)
         x.x = *from;
     return x;
@@ -168,7 +168,7 @@ CP_INLINE float4 load_some(const float *from, bool exist, int wide) {
 
 CP_INLINE void store_some(float *to, bool exist, int wide, float4 x) {
     if (exist && wide == 4)
-        *(float4 *)(void *)to = x;
+        CP_WIDE(float4, to) = x;
     else if (exist)
         *to = x.x;
 }
@@ -322,23 +322,15 @@ CP_INLINE void put_number(const row_weights *weigh, int d, float sum) {
                        : fmaf(weigh->old_share, weigh->to[d], mean);
 }
 
-/* Four of them. A leaf's partial (chapter 17) may begin anywhere. */
+/* Four of them, where a row begins at a multiple of 16 bytes. */
 CP_INLINE void put_numbers(const row_weights *weigh, int d, float4 sum) {
     if (weigh->to == NULL)
         return;
-    if ((uintptr_t)weigh->to % 16 != 0) {
-        put_number(weigh, d, sum.x);
-        put_number(weigh, d + 1, sum.y);
-        put_number(weigh, d + 2, sum.z);
-        put_number(weigh, d + 3, sum.w);
-        return;
-    }
     const float share = weigh->new_share;
-    float4 *to = (float4 *)(void *)(weigh->to + d);
     float4 x = {sum.x * share, sum.y * share, sum.z * share, sum.w * share};
     if (weigh->old_share != 0.0f)
-        add_some(&x, weigh->old_share, *to);
-    *to = x;
+        add_some(&x, weigh->old_share, CP_WIDE(float4, weigh->to + d));
+    CP_WIDE(float4, weigh->to + d) = x;
 }
 
 /* The blocks for each part of a call; its parts, which are splits or leaves;

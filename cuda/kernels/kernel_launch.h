@@ -14,6 +14,8 @@
     static __global__ void __launch_bounds__(threads, blocks) name(const type a)
 #define CP_SHARED(type, name, sizes) __shared__ type name sizes
 #define CP_DYNAMIC(name) extern __shared__ __align__(1024) unsigned char name[]
+/* Several numbers as one of a wider type, whose size divides the address. */
+#define CP_WIDE(type, address) (*(type *)(address))
 /* Returns the ticket's number, and increments it: the block sees all stores of
  * the blocks before it. */
 static __device__ __forceinline__ int take_ticket(int32_t *ticket) {

@@ -127,6 +127,12 @@ typedef struct {
     float x, y, z, w;
 } __attribute__((aligned(16))) float4;
 
+/* An address that is no multiple of the size is an error of the launch. */
+#define CP_WIDE(type, address)                                                 \
+    (*(type *)emulator_aligned(address, sizeof(type)))
+
+void *emulator_aligned(const void *at, size_t size);
+
 #include "sm80.h"
 
 #include "sm90.h"

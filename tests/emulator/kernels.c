@@ -273,6 +273,12 @@ void accuse_block(const char *format, ...) {
     broken = true;
 }
 
+void *emulator_aligned(const void *at, size_t size) {
+    if ((uintptr_t)at % size != 0)
+        accuse_block("%zu bytes at once, at no multiple of %zu", size, size);
+    return (void *)(uintptr_t)at;
+}
+
 void emulator_converge(const char *file, int line) {
     fibers[current].orders = false;
     stop_at(false, file, line);
