@@ -19,7 +19,7 @@ MODEL   ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/long-ring/SmolLM2-135M-Instruc
 # What `make demo` runs. Its text is an old version of chapters 8 and 9, kept so
 # that the answers do not change.
 DEMO      = $(B)/longring chat --model $(MODEL) --ranks 4 --file book/demo.txt --compare --trace $(B)/demo-trace.json \
-            --ask "What problem does the text describe, and how is it solved?" --ask "Now say it in one short sentence."
+            --ask "What is a conversation?" --ask "What does each turn bring?"
 
 # Flags that apply whatever CFLAGS is. Never -ffast-math: masks are -inf. And
 # clang must not contract two roundings into one (gcc does not, under -std=c11).

@@ -1,9 +1,10 @@
 """Attention held on end on this GPU, ours beside others', and decode in graphs.
 
-held.py prefill|decode LIBRARY
+held.py prefill|decode LIBRARY [OTHER.so ...]
 
-LIBRARY is libheld.so, our kernels (held.cu). Each kernel's answer is first held
-against its definition in fp64. Prompts then run for a while without a pause, in
+LIBRARY is libheld.so, our kernels (held.cu), and each other one is the same, built
+otherwise: its kernel takes part under its file's name. Each kernel's answer is
+first held against its definition in fp64. Prompts then run for a while without a pause, in
 shuffled order, two rounds of each table, a matrix product among them; what takes
 less than a millisecond in graphs. The clock is cycles over nanoseconds, by a
 kernel before and behind; utilisation is in percent of 4,096 operations a cycle
@@ -17,6 +18,7 @@ import array
 import ctypes
 import datetime
 import math
+import pathlib
 import random
 import statistics
 import subprocess
@@ -45,19 +47,22 @@ class Device:
     """Our kernels and the clock; those below have tensors, streams and time."""
 
     def __init__(self, library):
-        self.library = library
-        library.held_new.restype = ctypes.c_void_p
+        self.library, self.built = library, {}
         self.spies = self.integers(4 * PLACES)
 
     def kernel(self, name, rows, start, keys, merge=False):
-        """What runs one of ours on q, k, v, and into out and lse."""
+        """What runs one of ours on q, k, v, and into out and lse; from another
+        library if the name is FILE:NAME."""
         size = Size(*self.shape, rows, start, keys)
-        case = self.library.held_new(name.encode(), ctypes.byref(size))
+        other, _, name = name.rpartition(":")
+        library = self.built[other] if other else self.library
+        library.held_new.restype = ctypes.c_void_p
+        case = library.held_new(name.encode(), ctypes.byref(size))
         if not case:
             raise MemoryError(f"{name}: no such kernel, or no memory")
 
         def run(*tensors):
-            error = self.library.held_run(
+            error = library.held_run(
                 pointer(case), ctypes.c_bool(merge), *(pointer(self.at(t)) for t in tensors),
                 pointer(self.stream()))
             if error:
@@ -355,6 +360,8 @@ def prefill(device):
             case = Case(device, rows, 0 if kind == "causal" else rows, rows)
             case.enter_ours("hopper", "hopper")
             case.enter_ours("hopper-plain", "hopper-plain")
+            for other in device.built:
+                case.enter_ours(other, f"{other}:hopper")
             if kind == "full":
                 case.enter_ours("merged", "hopper", True)
             case.enter_rivals(rivals, kind == "causal")
@@ -384,6 +391,8 @@ def decode(device):
                     max(3, NO_CACHE // moved) if device.seconds else 2)
         case.enter_ours("few", "few")
         case.enter_ours("hopper-few", "hopper-few")
+        for other in device.built:
+            case.enter_ours(other, f"{other}:hopper-few")
         case.enter_rivals(rivals, False)
         graphs = {name: device.graph(run, case.sets) for name, run in case.runs.items()}
         times = {name: [] for name in graphs}
@@ -403,10 +412,12 @@ def decode(device):
 
 def main():
     kinds = {"prefill": prefill, "decode": decode}
-    if len(sys.argv) != 3 or sys.argv[1] not in kinds:
+    if len(sys.argv) < 3 or sys.argv[1] not in kinds:
         sys.exit(__doc__)
-    library = ctypes.CDLL(sys.argv[2])
+    library, *others = map(ctypes.CDLL, sys.argv[2:])
     device = (Pretended if hasattr(library, "emulator_begin") else Card)(library)
+    device.built = {pathlib.Path(path).stem: other
+                           for path, other in zip(sys.argv[3:], others)}
     random.seed(1)
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True,
                             text=True, check=False).stdout.strip() or "unknown"
