@@ -734,14 +734,17 @@ CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
     mask_scores(c->scores, limit);
 }
 
-/* Turn row h's scores into weights, and add them to two of the four sums. */
-CP_ALWAYS void weigh_row_of_tile(consumer *c, int h, float scale, float *sums) {
-    CP_EACH(g, 16)
-        CP_UNROLL for (int i = 4 * g + 2 * h; i < 4 * g + 2 * h + 2; i++) {
+/* Turn half of a row's scores into weights, and add them to two of the four
+ * sums: halves 0 and 1 are the first row's. */
+CP_ALWAYS void weigh_half(consumer *c, int half, float scale, float *sums) {
+    CP_EACH(g, 8) {
+        const int h = half / 2, first = 32 * (half % 2) + 4 * g + 2 * h;
+        CP_UNROLL for (int i = first; i < first + 2; i++) {
             c->scores[i] =
                 fast_exp2(fmaf(c->scores[i], scale, -c->rows.level[h]));
             sums[2 * h + i % 2] += c->scores[i];
         }
+    }
 }
 
 /* By the products of a warp, for its own rows. */
@@ -770,9 +773,6 @@ CP_ALWAYS void score_again(const block_memory *block, const progress *at,
     __syncwarp(); /* all lanes have read the keys */
 }
 
-/* The 24th weight of a thread's first row. */
-enum { PINNED = 4 * 11 + 1 };
-
 /* Note whether the keys of the next tile have arrived already. */
 CP_ALWAYS void look_ahead(const block_memory *block, progress *at,
                           float weight) {
@@ -790,11 +790,13 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
     begin_both(block, at, c);
     if (masked)
         mask_tile(at, c);
-    weigh_row_of_tile(c, 0, scale, sums);
-    look_ahead(block, at, c->scores[PINNED]);
+    weigh_half(c, 0, scale, sums);
+    look_ahead(block, at, sums[1]);
+    weigh_half(c, 1, scale, sums);
     end_values(block, at, c);
     hold_registers(c->scores, 64);
-    weigh_row_of_tile(c, 1, scale, sums);
+    weigh_half(c, 2, scale, sums);
+    weigh_half(c, 3, scale, sums);
     pair_weights(c->weights, c->scores);
     const float totals[2] = {sums[0] + sums[1], sums[2] + sums[3]};
     if (any_lane(!(totals[0] <= HIGHEST) || !(totals[1] <= HIGHEST))) {
