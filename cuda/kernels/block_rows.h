@@ -17,7 +17,7 @@ typedef struct {
 CP_INLINE rows_of_block find_rows(const cp_device_attention *a, int rows) {
     rows_of_block block_rows;
     block_rows.count = 0;
-    block_rows.group = (int)(a->shape.query_heads / a->shape.kv_heads);
+    block_rows.group = (int)a->shape.query_heads / (int)a->shape.kv_heads;
     const int chunks = (block_rows.group + rows - 1) / rows;
     const int64_t n = *a->queries_of.count - 1 - (int)blockIdx.x / chunks;
     if (n >= 0) {
@@ -189,17 +189,18 @@ CP_INLINE void merge_numbers(const cp_device_attention *a,
     const bool exist = d < dim;
     const float *from = a->unfinished + at * dim + d;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f}, loaded[16];
-    CP_EACH(half, MOST_SPLITS / 16) {
-        if (16 * half >= a->splits)
-            break;
+    CP_NO_UNROLL
+    for (int first = 0; first < a->splits; first += 16) {
+        float share = 0.0f;
+        CP_EACH(i, MOST_SPLITS / 32)
+            share = first / 32 == i ? weights->share[i] : share;
         CP_EACH(i, 16) {
-            loaded[i] =
-                load_some(from, exist && 16 * half + i < a->splits, wide);
+            loaded[i] = load_some(from, exist && first + i < a->splits, wide);
             from += next;
         }
         CP_EACH(i, 16) {
-            const float weight = __shfl_sync(
-                0xffffffffu, weights->share[half / 2], half % 2 * 16 + i);
+            const float weight =
+                __shfl_sync(0xffffffffu, share, first % 32 + i);
             if (weight != 0.0f)
                 add_some(&sum, weight, loaded[i]);
         }
