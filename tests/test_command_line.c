@@ -78,6 +78,21 @@ static expectation expect(const attend_case *the_case) {
     return expected;
 }
 
+/* With sinks, of which one takes nearly all: one more score for each row. */
+static const char *sinks = "";
+
+static void write_sinks(expectation *expected) {
+    static const float scores[HEADS] = {0, -3, 25, 1.5f, -80, 4};
+    const int64_t count = HEADS, dim = cp_value_dim(&shape);
+    must(cp_npy_write(in("s.npy"), CP_NPY_FLOAT32, 1, &count, scores));
+    for (int64_t i = 0; i < expected->rows * HEADS; i++) {
+        const double lse = expected->lse[i];
+        expected->lse[i] = log(exp(lse) + exp((double)scores[i % HEADS]));
+        for (int64_t d = 0; d < dim; d++)
+            expected->output[i * dim + d] *= exp(lse - expected->lse[i]);
+    }
+}
+
 static void compare_files(const expectation *expected) {
     cp_npy out, lse;
     double apart = 0, size = 0;
@@ -103,12 +118,14 @@ static void compare_files(const expectation *expected) {
 static void attend_everywhere(const attend_case *the_case,
                               const char *variant) {
     const int ranks[] = {1, 2, 3, 5, 16};
-    const expectation expected = expect(the_case);
+    expectation expected = expect(the_case);
+    if (sinks[0] != '\0')
+        write_sinks(&expected);
     for (int i = 0; i < COUNT_OF(ranks); i++) {
-        runs("$L attend --q $D/q.npy --k $D/k.npy %s --lengths "
+        runs("$L attend --q $D/q.npy --k $D/k.npy %s %s --lengths "
              "%ld,%ld,%ld --history %s --variant %s --ranks %d --out $D/o.npy "
              "--lse $D/lse.npy",
-             shape.latent ? "--value-dim 20" : "--v $D/v.npy",
+             shape.latent ? "--value-dim 20" : "--v $D/v.npy", sinks,
              the_case->new_tokens[0], the_case->new_tokens[1],
              the_case->new_tokens[2], the_case->history, variant, ranks[i]);
         compare_files(&expected);
@@ -194,9 +211,10 @@ static expectation expect_chosen(const attend_case *the_case) {
     return expected;
 }
 
-LOOP(attend_keeps_to_chosen_keys, 0, 4) {
-    static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
-                                           "auto"};
+static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
+                                       "auto"};
+
+LOOP(attend_keeps_to_chosen_keys, 0, COUNT_OF(variants)) {
     const expectation expected = expect_chosen(&prefills);
     for (int ranks = 1; ranks <= 4; ranks += 3) {
         runs("$L attend --q $D/q.npy --k $D/k.npy --v $D/v.npy --lengths "
@@ -273,9 +291,7 @@ static void ledger_check(const ledger *book) {
         hold(fabs(merged[i] - book->expected->output[i]) <= 2e-6);
 }
 
-LOOP(attend_is_exact, 0, 4) {
-    static const char *const variants[] = {"pass-kv", "pass-q", "all-gather",
-                                           "auto"};
+LOOP(attend_is_exact, 0, COUNT_OF(variants)) {
     attend_everywhere(&prefills, variants[_i]);
 }
 
@@ -285,6 +301,13 @@ LOOP(attend_takes_values_of_another_width, 0, 3) {
     attend_everywhere(&prefills, "auto");
     attend_everywhere(&steps, "decode");
     attend_everywhere(&mixed, "pass-kv");
+}
+
+LOOP(attend_counts_a_sink_once, 0, COUNT_OF(variants)) {
+    sinks = "--sinks $D/s.npy";
+    attend_everywhere(&prefills, variants[_i]);
+    attend_everywhere(&mixed, variants[_i]);
+    sinks = "";
 }
 
 TEST(attend_decodes) {

@@ -17,7 +17,8 @@
 #include "group/process_group.h"
 
 typedef struct {
-    const char *q, *k, *v, *indexer, *out, *lse, *partials, *history, *cached;
+    const char *q, *k, *v, *sinks, *indexer, *out, *lse, *partials, *history;
+    const char *cached;
     cp_counts lengths;
     int64_t value_dim; /* 0: as --v has */
     cp_command_ring ring;
@@ -25,7 +26,7 @@ typedef struct {
     int64_t top_k;  /* below 0: attention to all keys */
     int64_t pages;  /* rows of a page; 0: no pages */
     char *paths[3]; /* the indexer's queries, keys, weights */
-    cp_npy queries, keys, values, index[3];
+    cp_npy queries, keys, values, sink, index[3];
     int64_t sequences, *turns;
     cp_turn **pasts; /* [sequences][turns]; NULL: none */
     cp_attend_job job;
@@ -217,6 +218,39 @@ static cp_status indexer_load(attend_run *run) {
     return CP_OK;
 }
 
+static cp_status sinks_load(attend_run *run, int64_t heads) {
+    cp_npy *tensor = &run->sink;
+    CP_TRY(cp_command_array(run->sinks, tensor));
+    if (tensor->dims != 1 || tensor->count != heads)
+        return cp_refuse("%s: %d dimension%s, %ld number%s; expected one "
+                         "dimension, a score for each of %ld query heads",
+                         run->sinks, tensor->dims, cp_plural(tensor->dims),
+                         tensor->count, cp_plural(tensor->count), heads);
+    CP_TRY(cp_npy_to_float32(tensor, run->sinks));
+    for (int64_t h = 0; h < heads; h++)
+        if (!isfinite(((const float *)tensor->data)[h]))
+            return cp_refuse("%s: the score of head %ld is not finite",
+                             run->sinks, h);
+    return CP_OK;
+}
+
+/* Let each row's sink take its share, once, after all partials are merged: it is
+ * a key whose value is 0 (Eq. 4 with an output of 0). */
+static void sinks_merge(const attend_run *run, float *output, float *lse) {
+    const int64_t heads = run->job.shape.query_heads;
+    const int64_t dim = cp_value_dim(&run->job.shape);
+    for (int64_t i = 0; run->sinks != NULL && i < run->outputs / dim; i++) {
+        const double sink = ((const float *)run->sink.data)[i % heads];
+        const double larger = fmax(lse[i], sink);
+        const double both =
+            larger + log(exp(lse[i] - larger) + exp(sink - larger));
+        const float share = (float)exp(lse[i] - both);
+        for (int64_t d = 0; d < dim; d++)
+            output[i * dim + d] *= share;
+        lse[i] = (float)both;
+    }
+}
+
 static cp_status attend_load(attend_run *run) {
     cp_shape shape;
     CP_TRY(tensor_read(run->q, &run->queries));
@@ -242,6 +276,8 @@ static cp_status attend_load(attend_run *run) {
                                .queries = run->queries.data,
                                .keys = run->keys.data,
                                .values = run->values.data};
+    if (run->sinks != NULL)
+        CP_TRY(sinks_load(run, shape.query_heads));
     if (run->indexer != NULL)
         CP_TRY(indexer_load(run));
     run->outputs =
@@ -369,6 +405,7 @@ static cp_status attend_compute(attend_run *run) {
     if (run->failure != CP_OK)
         return cp_fail(run->failure, "%s", run->why);
     CP_TRY(overflow_check(run));
+    sinks_merge(run, run->job.output, run->job.lse);
     const cp_npy_file files[] = {
         {run->out, CP_NPY_FLOAT32, 3, shape, run->job.output},
         {run->lse, CP_NPY_FLOAT32, 2, shape, run->job.lse}};
@@ -444,6 +481,8 @@ static cp_status wire_compare(const attend_run *run, cp_wire_error *error) {
     if (status == CP_OK)
         status = run->ring.backend->attend(&plain);
     if (status == CP_OK)
+        sinks_merge(run, plain.output, plain.lse);
+    if (status == CP_OK)
         *error = (cp_wire_error){
             difference(run->outputs, run->job.output, plain.output),
             difference(rows, run->job.lse, plain.lse)};
@@ -492,6 +531,9 @@ int cp_command_attend(int count, char *const *arguments) {
         {"value-dim", CP_COUNT, &run.value_dim, "D",
          "without --v: the values are the first D numbers of each key (a "
          "latent); only keys are stored and sent"},
+        {"sinks", CP_INPUT, &run.sinks, "S.npy",
+         "attention sinks: a score for each query head [heads], which takes "
+         "its share of every softmax and adds nothing to the output"},
         {"indexer", CP_WORD, &run.indexer, "Q.npy,K.npy,W.npy",
          "sparse attention: the queries [new tokens][heads][dimension], keys "
          "[cached and new tokens][dimension] and weights [new tokens][heads] "
@@ -548,5 +590,6 @@ int cp_command_attend(int count, char *const *arguments) {
     cp_npy_free(&run.queries);
     cp_npy_free(&run.keys);
     cp_npy_free(&run.values);
+    cp_npy_free(&run.sink);
     return result;
 }
