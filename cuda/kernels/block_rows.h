@@ -212,6 +212,7 @@ CP_INLINE void merge_numbers(const cp_device_attention *a,
     store_some(to, exist, wide, sum);
 }
 
+/* Outputs begin at multiples of 16 bytes where dim is a multiple of 4. */
 static __device__ void merge_row(const cp_device_attention *a, int64_t at) {
     const int64_t dim = a->shape.head_dim;
     const int64_t rows = a->rows * a->shape.query_heads;

@@ -51,8 +51,8 @@ CP_ALWAYS void barrier_wait(uint64_t *barrier, int parity) {
 }
 
 /* Is the phase of that parity over? Looks, and does not wait, but not before a
- * weight is computed. A weight is not negative: its sign, 0, is part of the
- * address. */
+ * weight or a sum of them is computed. Its sign, 0, is part of the address: it is
+ * not negative, and a NaN that arithmetic makes has no sign (PTX manual). */
 CP_ALWAYS bool barrier_over_after(uint64_t *barrier, int parity, float weight) {
     uint32_t over;
     asm volatile(

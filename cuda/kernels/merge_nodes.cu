@@ -64,7 +64,7 @@ typedef struct {
 
 CP_KERNEL(merge_node_rows, merge_call) {
     const int lane = (int)threadIdx.x % 32;
-    const int64_t at = blockIdx.x * WARPS + threadIdx.x / 32;
+    const int64_t at = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     if (at >= a.of.rows)
         return;
     const float lse = lane < a.of.count

@@ -893,9 +893,23 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     write_item(&a->call, block.items[at.item.stage].index, &done, &c, dim);
 }
 
+/* Zero the rows of queries that no copy writes, where a token's heads do not
+ * divide a tile: what lies there could be NaN, and would be weighed again with
+ * every tile. */
+CP_ALWAYS void clean_queries(const prefill_call *a, const block_memory *block) {
+    const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
+    const int per_box = (ROWS - a->box_rows) * 8;
+    for (int box = 0; box < STAGES * block->boxes; box++)
+        for (int i = (int)threadIdx.x; i < per_box; i += WITH_PRODUCER)
+            CP_WIDE(float4, block->queries + box * BOX + a->box_rows * 128 +
+                                16 * i) = zero;
+    async_fence();
+}
+
 CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
     CP_DYNAMIC(shared);
     const block_memory block = lay_out(shared, dim);
+    clean_queries(a, &block);
     /* Begin the block's barriers. */
     if (threadIdx.x == 0)
         begin_barriers(block.barriers);
