@@ -58,7 +58,7 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 # Everything is built under B; sanitize and warnings use other directories.
 B        ?= build
 # These files of src/app include CUDA.
-SEE_CUDA  = src/app/backend_cuda.c src/app/device_calibrate.c src/app/bench_device.c src/app/bench_device_ring.c
+SEE_CUDA  = src/app/backend_cuda.c src/app/device_calibrate.c src/app/timed_device.c src/app/bench_device.c src/app/bench_device_ring.c
 # These need MPI, and are left out without it.
 SEE_MPI   = src/app/backend_mpi.c reference/run/processes.c tests/test_mpi.c figures/measure_mpi.c
 sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))

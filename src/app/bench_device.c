@@ -7,8 +7,7 @@
 #include "app/device_calibrate.h"
 #include "app/measure.h"
 #include "app/meter.h"
-#include "cuda/kernels/device.h"
-#include "cuda/kernels/kernels.h"
+#include "app/timed_device.h"
 #include "cuda/kernels/prefill.h"
 #include "cuda/run/graph.h"
 #include "ground/bits.h"
@@ -18,27 +17,12 @@
 enum { TURNS = 3, MOST_TURNS = 24, WIDEST_PRODUCT = 8192 };
 #define TOO_LONG 0.1 /* seconds */
 
-enum { QUERIES, KEYS, VALUES, INPUTS };
-enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
-
-/* Queries in tiles, all keys in one piece of sequence 0. */
-typedef struct {
-    int64_t first[2], count;
-    cp_piece keys, tiles[];
-} bench_lists;
-
 typedef struct {
     const cp_bench *bench;
     cp_numbers numbers;
-    cp_element element;
-    int blocks, capability;
+    int capability;
     int64_t side; /* of the matrices of the product */
-    int64_t bytes[TENSORS];
-    char *memory[TENSORS];
-    bench_lists *lists;
-    cp_queues queues;
-    cudaEvent_t begun, over;
-    cp_multiplier *multiplier;
+    cp_timed_device device;
 } device_bench;
 
 /* A kernel for any GPU, or one of the prompt kernels for Hopper. */
@@ -62,7 +46,8 @@ static bool takes(const device_bench *bench_memory, const kernel_candidate *by,
                   cp_bench_part part) {
     const bool decode = part == CP_BENCH_DECODE;
     return cp_device_takes(by->kernel, &bench_memory->bench->shape,
-                           bench_memory->element, bench_memory->capability) &&
+                           bench_memory->device.element,
+                           bench_memory->capability) &&
            ((by->kernel != CP_ATTEND_FEW &&
              by->kernel != CP_ATTEND_HOPPER_FEW) ||
             decode) &&
@@ -81,77 +66,25 @@ typedef struct {
 static int64_t key_bytes(const device_bench *bench_memory, int64_t keys) {
     const cp_shape *shape = &bench_memory->bench->shape;
     return keys * shape->kv_heads * shape->head_dim *
-           cp_element_bytes(bench_memory->element);
+           cp_element_bytes(bench_memory->device.element);
 }
 
-static int64_t most_unfinished(const device_bench *bench_memory, int64_t rows) {
-    const cp_shape *shape = &bench_memory->bench->shape;
-    int64_t splits = 1;
-    for (int k = 0; k < CP_ATTEND_KERNELS; k++)
-        splits =
-            cp_max(splits, cp_device_most_splits((cp_attend_kernel)k, shape,
-                                                 bench_memory->blocks, rows));
-    return splits * rows * shape->query_heads * (shape->head_dim + 1) * 4;
-}
-
-static void measure_memory(device_bench *bench_memory) {
+static void count_bytes(device_bench *bench_memory) {
     const cp_bench *bench = bench_memory->bench;
     const bool model = bench->model != NULL;
-    const int64_t rows = cp_largest(model ? &bench->prompts : &bench->tokens);
-    const int64_t keys = model ? 0 : TURNS * cp_largest(&bench->keys);
-    const int64_t heads = rows * bench->shape.query_heads;
+    cp_timed_device *device = &bench_memory->device;
+    const cp_counts *tokens = model ? &bench->prompts : &bench->tokens;
     int64_t product;
-    bench_memory->side = cp_min(WIDEST_PRODUCT, cp_max(64, rows));
+    bench_memory->side = cp_min(WIDEST_PRODUCT, cp_max(64, cp_largest(tokens)));
     product = bench_memory->side * bench_memory->side * 4;
-    bench_memory->bytes[QUERIES] =
-        cp_max(product, heads * bench->shape.head_dim *
-                            cp_element_bytes(bench_memory->element));
-    bench_memory->bytes[KEYS] =
-        cp_max(product, key_bytes(bench_memory, cp_max(rows, keys)));
-    bench_memory->bytes[VALUES] = bench_memory->bytes[KEYS];
-    bench_memory->bytes[LISTS] =
-        (int64_t)sizeof(bench_lists) + rows * (int64_t)sizeof(cp_piece);
-    bench_memory->bytes[OUTPUT] =
-        cp_max(product, heads * bench->shape.head_dim * 4);
-    bench_memory->bytes[LSE] = heads * 4;
-    bench_memory->bytes[UNFINISHED] = most_unfinished(bench_memory, 1);
-    for (int64_t n = 0; n < bench->tokens.count; n++)
-        bench_memory->bytes[UNFINISHED] =
-            cp_max(bench_memory->bytes[UNFINISHED],
-                   most_unfinished(bench_memory, bench->tokens.items[n]));
-    bench_memory->bytes[TICKETS] = heads * 4;
-}
-
-static cp_status workspace_set(device_bench *bench_memory) {
-    CP_TRY(cp_queues_new(&bench_memory->queues));
-    CP_TRY(cp_cuda(cudaEventCreate(&bench_memory->begun), "an event"));
-    CP_TRY(cp_cuda(cudaEventCreate(&bench_memory->over), "an event"));
-    CP_TRY(cp_multiplier_new(&bench_memory->multiplier));
-    CP_TRY(cp_allocate(&bench_memory->lists, 1, bench_memory->bytes[LISTS],
-                       "tiles"));
-    for (int n = 0; n < TENSORS; n++)
-        CP_TRY(cp_device_reserve(bench_memory->bytes[n], "what is measured",
-                                 &bench_memory->memory[n]));
-    for (int n = 0; n < INPUTS; n++)
-        CP_TRY(cp_device_numbers(bench_memory->memory[n],
-                                 bench_memory->bytes[n],
-                                 bench_memory->queues.compute));
-    return cp_cuda(cudaMemsetAsync(bench_memory->memory[TICKETS], 0,
-                                   (size_t)bench_memory->bytes[TICKETS],
-                                   bench_memory->queues.compute),
-                   "tickets");
-}
-
-static void workspace_clear(device_bench *bench_memory) {
-    if (bench_memory->queues.compute != NULL)
-        cudaStreamSynchronize(bench_memory->queues.compute);
-    cp_multiplier_free(bench_memory->multiplier);
-    for (int n = 0; n < TENSORS; n++)
-        cudaFree(bench_memory->memory[n]);
-    cp_event_free(bench_memory->begun);
-    cp_event_free(bench_memory->over);
-    cp_queues_free(&bench_memory->queues);
-    free(bench_memory->lists);
+    cp_timed_device_count(device, 1,
+                          model ? 0 : TURNS * cp_largest(&bench->keys));
+    for (int64_t n = 0; n < tokens->count; n++)
+        cp_timed_device_count(device, tokens->items[n], tokens->items[n]);
+    for (int n = CP_TIMED_QUERIES; n <= CP_TIMED_VALUES; n++)
+        device->bytes[n] = cp_max(device->bytes[n], product);
+    device->bytes[CP_TIMED_OUTPUT] =
+        cp_max(device->bytes[CP_TIMED_OUTPUT], product);
 }
 
 /* Time some work on the device. The same work is enqueued once before it: while
@@ -162,27 +95,32 @@ static cp_status time_it(const device_bench *bench_memory,
                          const void *what, double *seconds) {
     float milliseconds = 0.0f;
     CP_TRY(enqueue(what, 0));
-    CP_TRY(cp_event_record(bench_memory->begun, bench_memory->queues.compute));
+    CP_TRY(cp_event_record(bench_memory->device.begun,
+                           bench_memory->device.queues.compute));
     CP_TRY(enqueue(what, 0));
-    CP_TRY(cp_event_record(bench_memory->over, bench_memory->queues.compute));
-    CP_TRY(cp_cuda(cudaEventSynchronize(bench_memory->over), "measuring"));
-    CP_TRY(cp_cuda(cudaEventElapsedTime(&milliseconds, bench_memory->begun,
-                                        bench_memory->over),
-                   "the time"));
+    CP_TRY(cp_event_record(bench_memory->device.over,
+                           bench_memory->device.queues.compute));
+    CP_TRY(
+        cp_cuda(cudaEventSynchronize(bench_memory->device.over), "measuring"));
+    CP_TRY(
+        cp_cuda(cudaEventElapsedTime(&milliseconds, bench_memory->device.begun,
+                                     bench_memory->device.over),
+                "the time"));
     *seconds = 1e-3 * (double)milliseconds;
     return CP_OK;
 }
 
 static cp_status enqueue_product(const void *what, int turn) {
     const device_bench *bench_memory = what;
-    const cp_device_matrix matrix = {bench_memory->side, bench_memory->side,
-                                     bench_memory->numbers,
-                                     bench_memory->memory[KEYS], NULL};
+    const cp_device_matrix matrix = {
+        bench_memory->side, bench_memory->side, bench_memory->numbers,
+        bench_memory->device.memory[CP_TIMED_KEYS], NULL};
     (void)turn;
     return cp_device_multiply(
-        bench_memory->multiplier, &matrix, bench_memory->side,
-        bench_memory->memory[QUERIES], NULL, false,
-        (float *)bench_memory->memory[OUTPUT], bench_memory->queues.compute);
+        bench_memory->device.multiplier, &matrix, bench_memory->side,
+        bench_memory->device.memory[CP_TIMED_QUERIES], NULL, false,
+        (float *)bench_memory->device.memory[CP_TIMED_OUTPUT],
+        bench_memory->device.queues.compute);
 }
 
 static cp_status product_run(void *context, double *seconds) {
@@ -192,10 +130,10 @@ static cp_status product_run(void *context, double *seconds) {
 static cp_status enqueue_copy(const void *what, int turn) {
     const device_bench *bench_memory = what;
     (void)turn;
-    return cp_bytes_copy(bench_memory->memory[OUTPUT],
-                         bench_memory->memory[QUERIES],
+    return cp_bytes_copy(bench_memory->device.memory[CP_TIMED_OUTPUT],
+                         bench_memory->device.memory[CP_TIMED_QUERIES],
                          bench_memory->side * bench_memory->side * 4,
-                         bench_memory->queues.compute, "numbers");
+                         bench_memory->device.queues.compute, "numbers");
 }
 
 static cp_status copy_run(void *context, double *seconds) {
@@ -208,10 +146,12 @@ static cp_status enqueue_attention(const void *what, int turn) {
     if (attention->part == CP_BENCH_DECODE) {
         const int64_t skip =
             turn * key_bytes(attention->bench_memory, attention->size);
-        call.keys = attention->bench_memory->memory[KEYS] + skip;
-        call.values = attention->bench_memory->memory[VALUES] + skip;
+        call.keys =
+            attention->bench_memory->device.memory[CP_TIMED_KEYS] + skip;
+        call.values =
+            attention->bench_memory->device.memory[CP_TIMED_VALUES] + skip;
     }
-    const cudaStream_t stream = attention->bench_memory->queues.compute;
+    const cudaStream_t stream = attention->bench_memory->device.queues.compute;
     return cp_cuda(
         attention->by->prefill > 0
             ? cp_device_prefill(&call, attention->by->prefill, stream)
@@ -222,7 +162,7 @@ static cp_status enqueue_attention(const void *what, int turn) {
 
 static int turns_of(const device_case *attention) {
     return (int)cp_min(MOST_TURNS,
-                       attention->bench_memory->bytes[KEYS] /
+                       attention->bench_memory->device.bytes[CP_TIMED_KEYS] /
                            key_bytes(attention->bench_memory, attention->size));
 }
 
@@ -244,8 +184,9 @@ static cp_status launch_graph(const void *what, int turn) {
 static cp_status decode_run(device_case *attention, double *seconds) {
     cp_graph *graph = NULL;
     CP_TRY(enqueue_attention(attention, 0));
-    cp_status status = cp_graph_capture(&attention->bench_memory->queues, 1,
-                                        NULL, enqueue_turns, attention, &graph);
+    cp_status status =
+        cp_graph_capture(&attention->bench_memory->device.queues, 1, NULL,
+                         enqueue_turns, attention, &graph);
     if (status == CP_OK)
         status =
             time_it(attention->bench_memory, launch_graph, &graph, seconds);
@@ -262,57 +203,24 @@ static cp_status attention_run(void *context, double *seconds) {
                          seconds);
 }
 
-static cp_status send_lists(const device_case *attention) {
-    const device_bench *bench_memory = attention->bench_memory;
-    const cp_piece all = {{0, attention->start, attention->rows, 1}, 0};
-    const int64_t longest = attention->by->prefill > 0
-                                ? cp_device_prefill_tile(&attention->call.shape)
-                                : cp_device_query_tile(attention->by->kernel,
-                                                       &attention->call.shape);
-    bench_lists *lists = bench_memory->lists;
-    *lists =
-        (bench_lists){.first = {0, 1}, .keys = {{0, 0, attention->size, 1}, 0}};
-    for (int64_t i = 0; i < attention->rows; i += longest)
-        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
-    return cp_bytes_copy(bench_memory->memory[LISTS], lists,
-                         (char *)(lists->tiles + lists->count) - (char *)lists,
-                         bench_memory->queues.compute, "tiles");
-}
-
 static cp_status device_case_open(device_case *attention, cp_bench_case *out) {
     const device_bench *bench_memory = attention->bench_memory;
     const cp_shape *shape = &bench_memory->bench->shape;
-    const bench_lists *lists = (const bench_lists *)bench_memory->memory[LISTS];
+    const kernel_candidate *by = attention->by;
     const bool decode = attention->part == CP_BENCH_DECODE;
     const cp_span seen = {0, 0, attention->size, 1};
     attention->start = attention->part == CP_BENCH_CAUSAL ? 0
                        : decode                           ? attention->size - 1
                                                           : attention->size;
     attention->rows = decode ? 1 : attention->size;
-    attention->call = (cp_device_attention){
-        .kernel = attention->by->kernel,
-        .shape = *shape,
-        .element = bench_memory->element,
-        .keys_of = {&lists->keys, lists->first, 1, attention->size},
-        .queries = bench_memory->memory[QUERIES],
-        .keys = bench_memory->memory[KEYS],
-        .values = bench_memory->memory[VALUES],
-        .key_rows = attention->size,
-        .splits = 1,
-        .unfinished = (float *)bench_memory->memory[UNFINISHED],
-        .tickets = (int32_t *)bench_memory->memory[TICKETS],
-        .rows = attention->rows,
-        .output = (float *)bench_memory->memory[OUTPUT],
-        .lse = (float *)bench_memory->memory[LSE],
-    };
-    CP_TRY(send_lists(attention));
-    attention->call.queries_of = (cp_device_tiles){lists->tiles, &lists->count,
-                                                   bench_memory->lists->count};
-    if (attention->by->prefill == 0)
-        attention->call.splits = cp_device_splits(
-            &attention->call, bench_memory->blocks,
-            cp_device_most_splits(attention->by->kernel, shape,
-                                  bench_memory->blocks, attention->rows));
+    CP_TRY(cp_timed_device_attention(
+        &bench_memory->device, by->kernel, attention->start, attention->rows,
+        attention->size,
+        by->prefill > 0 ? cp_device_prefill_tile(shape)
+                        : cp_device_query_tile(by->kernel, shape),
+        &attention->call));
+    if (by->prefill > 0)
+        attention->call.splits = 1;
     *out = (cp_bench_case){
         .run = attention_run,
         .context = attention,
@@ -330,7 +238,7 @@ static cp_status device_case_open(device_case *attention, cp_bench_case *out) {
 
 static double number(const device_bench *bench_memory, const char *row,
                      int64_t d) {
-    if (bench_memory->element == CP_F32)
+    if (bench_memory->device.element == CP_F32)
         return (double)((const float *)row)[d];
     return (double)cp_from_bits((uint32_t)((const uint16_t *)row)[d] << 16);
 }
@@ -345,12 +253,13 @@ typedef struct {
 static cp_status fetch(const device_bench *bench_memory, const key_copy *what) {
     const size_t one = (size_t)what->bytes;
     const char *from = (const char *)what->from;
-    CP_TRY(cp_cuda(
-        cudaMemcpy2DAsync(what->to, one, from + (what->heads - 1) * what->bytes,
-                          one * (size_t)what->heads, one, (size_t)what->rows,
-                          cudaMemcpyDeviceToHost, bench_memory->queues.compute),
-        "fetching an answer"));
-    return cp_cuda(cudaStreamSynchronize(bench_memory->queues.compute),
+    CP_TRY(cp_cuda(cudaMemcpy2DAsync(what->to, one,
+                                     from + (what->heads - 1) * what->bytes,
+                                     one * (size_t)what->heads, one,
+                                     (size_t)what->rows, cudaMemcpyDeviceToHost,
+                                     bench_memory->device.queues.compute),
+                   "fetching an answer"));
+    return cp_cuda(cudaStreamSynchronize(bench_memory->device.queues.compute),
                    "fetching an answer");
 }
 
@@ -359,7 +268,7 @@ static void define(const device_bench *bench_memory, const char *query,
                    int64_t count, const char *keys, const char *values,
                    double *weights, double *out) {
     const int64_t dim = bench_memory->bench->shape.head_dim;
-    const int64_t stride = dim * cp_element_bytes(bench_memory->element);
+    const int64_t stride = dim * cp_element_bytes(bench_memory->device.element);
     double top = -INFINITY, sum = 0;
     for (int64_t k = 0; k < count; k++) {
         double score = 0;
@@ -394,9 +303,12 @@ static cp_status error_of(const device_case *attention, int64_t seen,
     char *keys = memory + seen * 8, *values = keys + seen * row;
     char *query = values + seen * row;
     const key_copy parts[] = {
-        {bench_memory->memory[KEYS], seen, shape->kv_heads, row, keys},
-        {bench_memory->memory[VALUES], seen, shape->kv_heads, row, values},
-        {bench_memory->memory[QUERIES] + last * row, 1, heads, row, query},
+        {bench_memory->device.memory[CP_TIMED_KEYS], seen, shape->kv_heads, row,
+         keys},
+        {bench_memory->device.memory[CP_TIMED_VALUES], seen, shape->kv_heads,
+         row, values},
+        {bench_memory->device.memory[CP_TIMED_QUERIES] + last * row, 1, heads,
+         row, query},
         {attention->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
     CP_TRY(enqueue_attention(attention, 0));
     for (int n = 0; n < 4; n++)
@@ -417,7 +329,7 @@ static cp_status check(const device_case *attention, const char *what) {
     const int64_t seen =
         cp_min(attention->start + attention->rows, attention->size);
     const int64_t row = bench_memory->bench->shape.head_dim *
-                        cp_element_bytes(bench_memory->element);
+                        cp_element_bytes(bench_memory->device.element);
     double error;
     char *memory;
     CP_TRY(cp_allocate(&memory, 2 * seen + 1, row + 8, "an answer"));
@@ -486,7 +398,7 @@ static cp_status model_rows(const device_bench *bench_memory,
     floor.scale = (double)bench_memory->bench->model->facts.weight_bytes;
     cp_measure_report(bench_memory->bench, &floor, NULL);
     return cp_measure_model(bench_memory->bench, ceilings,
-                            cp_element_bytes(bench_memory->element));
+                            cp_element_bytes(bench_memory->device.element));
 }
 
 static cp_status all_rows(device_bench *bench_memory) {
@@ -516,20 +428,20 @@ static cp_status all_rows(device_bench *bench_memory) {
     CP_TRY(rows(bench_memory, CP_BENCH_MERGE, &bench->tokens, &product));
     CP_TRY(rows(bench_memory, CP_BENCH_DECODE, &bench->keys, &copy));
     return bench->parts[CP_BENCH_RING]
-               ? cp_cuda_bench_ring(bench, bench_memory->element)
+               ? cp_cuda_bench_ring(bench, bench_memory->device.element)
                : CP_OK;
 }
 
 cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
     const bool wide = backend == &cp_backend_cuda_fp32;
-    device_bench bench_memory = {.bench = bench,
-                                 .numbers =
-                                     wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
-                                 .element = wide ? CP_F32 : CP_BF16};
+    device_bench bench_memory = {
+        .bench = bench,
+        .numbers = wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
+        .device = {.shape = bench->shape, .element = wide ? CP_F32 : CP_BF16}};
     int devices, major = 0, minor = 0;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(
-        cp_cuda(cp_device_blocks(&bench_memory.blocks), "querying the blocks"));
+    CP_TRY(cp_cuda(cp_device_blocks(&bench_memory.device.blocks),
+                   "querying the blocks"));
     CP_TRY(cp_cuda(
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
         "asking what it can"));
@@ -537,10 +449,10 @@ cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
         "asking what it can"));
     bench_memory.capability = 10 * major + minor;
-    measure_memory(&bench_memory);
-    cp_status status = workspace_set(&bench_memory);
+    count_bytes(&bench_memory);
+    cp_status status = cp_timed_device_set(&bench_memory.device);
     if (status == CP_OK)
         status = all_rows(&bench_memory);
-    workspace_clear(&bench_memory);
+    cp_timed_device_clear(&bench_memory.device);
     return status;
 }

@@ -5,6 +5,7 @@
 #include "app/device_calibrate.h"
 #include "app/measure.h"
 #include "app/meter.h"
+#include "app/timed_device.h"
 #include "cuda/kernels/device.h"
 #include "cuda/run/streams.h"
 #include "tokens/cache.h"

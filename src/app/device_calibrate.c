@@ -2,31 +2,17 @@
  * once. */
 #include "app/device_calibrate.h"
 #include "app/meter.h"
+#include "app/timed_device.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "cuda/kernels/device.h"
-#include "cuda/kernels/kernels.h"
-#include "ground/random.h"
 #include "group/agree.h"
 
-/* All keys are one piece of sequence 0; queries are in tiles. */
+/* A linear layer reads queries and writes outputs. */
 typedef struct {
-    int64_t first[2], count;
-    cp_piece keys, tiles[];
-} timing_lists;
-
-/* A rank's memory on the device: inputs, messages among them, then the rest. A
- * linear layer reads queries and writes outputs. */
-enum { QUERIES, KEYS, VALUES, WEIGHTS, SCALES, FROM, TO, INPUTS };
-enum { LISTS = INPUTS, OUTPUT, LSE, UNFINISHED, TICKETS, TENSORS };
-
-typedef struct {
-    cp_queues queues;
-    cudaEvent_t begun, sent, over; /* sent has no timestamp */
-    cp_multiplier *multiplier;
-    char *memory[TENSORS];
+    cp_timed_device device;
+    cudaEvent_t sent;              /* without a time */
+    cp_device_attention attention; /* of the current case */
 } device_workspace;
 
 typedef struct {
@@ -34,168 +20,87 @@ typedef struct {
     const cp_calibration *calibration;
     const cp_timed_work *timed; /* the current case */
     cp_numbers numbers;
-    cp_element element;
     int64_t width;           /* of all query heads */
-    int blocks;              /* that should be running */
     cp_attend_kernel kernel; /* for the current case */
     int first, end;          /* ranks of this process */
-    timing_lists *lists;     /* sent to each workspace */
-    int64_t bytes[TENSORS];
     device_workspace workspaces[CP_CALIBRATE_RANKS];
 } device_timing;
 
-static cp_status choose_kernel(device_timing *timing, int64_t rows) {
-    return cp_cuda(cp_device_choose(&timing->calibration->shape,
-                                    timing->element, rows, &timing->kernel),
-                   "choosing a kernel");
-}
-
 /* The lists have at most one tile for each query. */
-static cp_status measure_memory(device_timing *timing) {
+static void count_bytes(const device_timing *timing, cp_timed_device *device) {
     const cp_calibration *calibration = timing->calibration;
-    const cp_shape *shape = &calibration->shape;
-    const int64_t rows = cp_largest(&calibration->rows);
-    const int64_t keys = cp_largest(&calibration->keys);
     const int64_t wider = CP_CALIBRATE_WIDER * timing->width;
-    const int64_t element = cp_element_bytes(timing->element);
-    int64_t left = 0; /* rows of partials, over all splits */
-    for (int64_t n = 0; n < calibration->rows.count; n++) {
-        const int64_t row_count = calibration->rows.items[n];
-        CP_TRY(choose_kernel(timing, row_count));
-        left = cp_max(
-            left, row_count * cp_device_most_splits(timing->kernel, shape,
-                                                    timing->blocks, row_count));
-    }
-    timing->bytes[QUERIES] = rows * timing->width * element;
-    timing->bytes[KEYS] = keys * shape->kv_heads * shape->head_dim * element;
-    timing->bytes[VALUES] = timing->bytes[KEYS];
-    timing->bytes[WEIGHTS] =
+    const int64_t rows = cp_largest(&calibration->rows);
+    for (int64_t n = 0; n < calibration->rows.count; n++)
+        cp_timed_device_count(device, calibration->rows.items[n],
+                              cp_largest(&calibration->keys));
+    device->bytes[CP_TIMED_WEIGHTS] =
         wider * timing->width * cp_number_bytes(timing->numbers);
-    timing->bytes[SCALES] = cp_max(rows, wider) * 4;
-    timing->bytes[FROM] = cp_largest(&calibration->bytes) + calibration->ranks;
-    timing->bytes[TO] = timing->bytes[FROM];
-    timing->bytes[LISTS] =
-        (int64_t)sizeof(timing_lists) + rows * (int64_t)sizeof(cp_piece);
-    timing->bytes[OUTPUT] = rows * wider * 4;
-    timing->bytes[LSE] = rows * shape->query_heads * 4;
-    timing->bytes[UNFINISHED] = left * (timing->width + shape->query_heads) * 4;
-    timing->bytes[TICKETS] = timing->bytes[LSE];
-    return CP_OK;
-}
-
-enum { PATTERN = 1 << 15 };
-
-/* The upper byte of each two or four gives magnitudes of 0.5 to 2, and no
- * single byte is a NaN. */
-cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream) {
-    uint64_t pattern[PATTERN], state = 1;
-    for (int n = 0; n < PATTERN; n++)
-        pattern[n] =
-            (cp_random(&state) & 0x80BF80BF80BF80BF) | 0x3F003F003F003F00;
-    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof(pattern))
-        CP_TRY(cp_bytes_copy(memory + at, pattern,
-                             cp_min(sizeof(pattern), bytes - at), stream,
-                             "numbers"));
-    return CP_OK;
+    device->bytes[CP_TIMED_SCALES] = cp_max(rows, wider) * 4;
+    device->bytes[CP_TIMED_FROM] =
+        cp_largest(&calibration->bytes) + calibration->ranks;
+    device->bytes[CP_TIMED_TO] = device->bytes[CP_TIMED_FROM];
+    device->bytes[CP_TIMED_OUTPUT] = rows * wider * 4;
 }
 
 static cp_status workspace_set(const device_timing *timing,
                                device_workspace *space) {
-    CP_TRY(cp_queues_new(&space->queues));
-    CP_TRY(cp_cuda(cudaEventCreate(&space->begun), "an event"));
-    CP_TRY(cp_cuda(cudaEventCreate(&space->over), "an event"));
+    space->device.shape = timing->calibration->shape;
+    space->device.element =
+        timing->numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
+    CP_TRY(cp_cuda(cp_device_blocks(&space->device.blocks),
+                   "querying the blocks"));
+    count_bytes(timing, &space->device);
     CP_TRY(cp_event_new(&space->sent));
-    CP_TRY(cp_multiplier_new(&space->multiplier));
-    CP_TRY(cp_multiplier_check(space->multiplier, timing->numbers));
-    for (int n = 0; n < TENSORS; n++)
-        CP_TRY(cp_device_reserve(timing->bytes[n], "what is measured",
-                                 &space->memory[n]));
-    CP_TRY(cp_cuda(cudaMemsetAsync(space->memory[TICKETS], 0,
-                                   (size_t)timing->bytes[TICKETS],
-                                   space->queues.compute),
-                   "tickets"));
-    for (int n = 0; n < INPUTS; n++)
-        CP_TRY(cp_device_numbers(space->memory[n], timing->bytes[n],
-                                 space->queues.compute));
-    return CP_OK;
+    CP_TRY(cp_timed_device_set(&space->device));
+    return cp_multiplier_check(space->device.multiplier, timing->numbers);
 }
 
 static void workspace_clear(device_workspace *space) {
-    if (space->queues.compute != NULL)
-        cudaStreamSynchronize(space->queues.compute);
-    cp_multiplier_free(space->multiplier);
-    for (int n = 0; n < TENSORS; n++)
-        cudaFree(space->memory[n]);
-    cp_event_free(space->begun);
+    cp_timed_device_clear(&space->device);
     cp_event_free(space->sent);
-    cp_event_free(space->over);
-    cp_queues_free(&space->queues);
 }
 
 /* Attention needs its tiles on the device. A walker also sends them once a
  * call. */
-static cp_status send_lists(const device_timing *timing) {
+static cp_status send_lists(device_timing *timing) {
     const int64_t rows = timing->timed->rows, keys = timing->timed->keys;
-    const cp_piece all = {{0, keys, rows, 1}, 0};
-    const int64_t longest =
-        cp_device_query_tile(timing->kernel, &timing->calibration->shape);
-    timing_lists *lists = timing->lists;
-    if (keys == 0)
-        return CP_OK;
-    *lists = (timing_lists){.first = {0, 1}, .keys = {{0, 0, keys, 1}, 0}};
-    for (int64_t i = 0; i < rows; i += longest)
-        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
-    for (int r = timing->first; r < timing->end; r++)
-        CP_TRY(
-            cp_bytes_copy(timing->workspaces[r].memory[LISTS], lists,
-                          (char *)(lists->tiles + lists->count) - (char *)lists,
-                          timing->workspaces[r].queues.compute, "tiles"));
+    const cp_shape *shape = &timing->calibration->shape;
+    const cp_element element =
+        timing->numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
+    CP_TRY(cp_cuda(cp_device_choose(shape, element, rows, &timing->kernel),
+                   "choosing a kernel"));
+    for (int r = timing->first; r < timing->end && keys > 0; r++)
+        CP_TRY(cp_timed_device_attention(
+            &timing->workspaces[r].device, timing->kernel, keys, rows, keys,
+            cp_device_query_tile(timing->kernel, shape),
+            &timing->workspaces[r].attention));
     return CP_OK;
 }
 
 static cp_status attend(const device_timing *timing,
                         const device_workspace *space) {
-    const cp_timed_work *timed = timing->timed;
-    const cp_shape *shape = &timing->calibration->shape;
-    const timing_lists *lists = (const timing_lists *)space->memory[LISTS];
-    cp_device_attention call = {
-        .kernel = timing->kernel,
-        .shape = *shape,
-        .element = timing->element,
-        .queries_of = {lists->tiles, &lists->count, timing->lists->count},
-        .keys_of = {&lists->keys, lists->first, 1, timed->keys},
-        .queries = space->memory[QUERIES],
-        .keys = space->memory[KEYS],
-        .values = space->memory[VALUES],
-        .key_rows = timed->keys,
-        .unfinished = (float *)space->memory[UNFINISHED],
-        .tickets = (int32_t *)space->memory[TICKETS],
-        .rows = timed->rows,
-        .output = (float *)space->memory[OUTPUT],
-        .lse = (float *)space->memory[LSE],
-    };
-    call.splits =
-        cp_device_splits(&call, timing->blocks,
-                         cp_device_most_splits(timing->kernel, shape,
-                                               timing->blocks, timed->rows));
-    return cp_cuda(cp_device_attend(&call, space->queues.compute),
-                   "an attention of %ld rows over %ld keys", timed->rows,
-                   timed->keys);
+    return cp_cuda(
+        cp_device_attend(&space->attention, space->device.queues.compute),
+        "an attention of %ld rows over %ld keys", timing->timed->rows,
+        timing->timed->keys);
 }
 
 /* Only the product: quantizing rows to eight bits counts as memory traffic.
  * There is no register loop here, so the peak is what the library reaches. */
 static cp_status multiply(const device_timing *timing,
                           const device_workspace *space) {
+    const cp_timed_device *device = &space->device;
     const float *scales = timing->numbers == CP_NUMBERS_F8
-                              ? (float *)space->memory[SCALES]
+                              ? (float *)device->memory[CP_TIMED_SCALES]
                               : NULL;
     const cp_device_matrix matrix = {
         timing->width, CP_CALIBRATE_WIDER * timing->width, timing->numbers,
-        space->memory[WEIGHTS], scales};
-    return cp_device_multiply(
-        space->multiplier, &matrix, timing->timed->rows, space->memory[QUERIES],
-        scales, false, (float *)space->memory[OUTPUT], space->queues.compute);
+        device->memory[CP_TIMED_WEIGHTS], scales};
+    return cp_device_multiply(device->multiplier, &matrix, timing->timed->rows,
+                              device->memory[CP_TIMED_QUERIES], scales, false,
+                              (float *)device->memory[CP_TIMED_OUTPUT],
+                              device->queues.compute);
 }
 
 /* Exchange with the neighbours, or all-to-all: the n-th message goes to the
@@ -207,20 +112,21 @@ static cp_status trade(const device_timing *timing, int rank) {
     const int count = timed->kind == CP_TIME_ALL_TO_ALL ? ranks - 1 : 1;
     const int64_t each = cp_ceil_divide(timed->bytes, count);
     const cp_link *link = timing->runner->link;
-    const device_workspace *space = &timing->workspaces[rank];
-    const cudaStream_t queue = space->queues.communication;
+    const cp_timed_device *device = &timing->workspaces[rank].device;
+    const cudaStream_t queue = device->queues.communication;
     cp_message_half halves[2 * CP_CALIBRATE_RANKS];
     for (int n = 0; n < count; n++) {
         const int to = (rank + 1 + n) % ranks;
         const int from = (rank + ranks - 1 - n) % ranks;
         const int64_t at = n * each;
-        char *out = space->memory[FROM] + at;
+        char *out = device->memory[CP_TIMED_FROM] + at;
         halves[2 * n] = (cp_message_half){to, false, out, each};
-        halves[2 * n + 1] =
-            (cp_message_half){from, true, space->memory[TO] + at, each};
+        halves[2 * n + 1] = (cp_message_half){
+            from, true, device->memory[CP_TIMED_TO] + at, each};
         if (link == NULL) /* so all workspaces are here */
-            CP_TRY(cp_bytes_copy(timing->workspaces[to].memory[TO] + at, out,
-                                 each, queue, "a message"));
+            CP_TRY(cp_bytes_copy(
+                timing->workspaces[to].device.memory[CP_TIMED_TO] + at, out,
+                each, queue, "a message"));
     }
     return link == NULL ? CP_OK
                         : link->trade(link->context, halves, 2 * count, queue);
@@ -237,15 +143,16 @@ static cp_status join(cudaStream_t behind, cudaStream_t before,
 static cp_status once(const device_timing *timing, int rank) {
     const cp_timed_work *timed = timing->timed;
     const device_workspace *space = &timing->workspaces[rank];
-    const cp_queues queues = space->queues;
+    const cp_queues queues = space->device.queues;
     const bool both = timed->kind == CP_TIME_OVERLAP;
     if (both)
         CP_TRY(join(queues.communication, queues.compute, space->sent));
     if (timed->kind >= CP_TIME_EXCHANGE)
         CP_TRY(trade(timing, rank));
     if (timed->kind == CP_TIME_COPY)
-        return cp_bytes_copy(space->memory[TO], space->memory[FROM],
-                             timed->bytes, queues.compute, "a message");
+        return cp_bytes_copy(space->device.memory[CP_TIMED_TO],
+                             space->device.memory[CP_TIMED_FROM], timed->bytes,
+                             queues.compute, "a message");
     if (timed->rows > 0)
         CP_TRY(timed->keys > 0 ? attend(timing, space)
                                : multiply(timing, space));
@@ -261,11 +168,11 @@ static cp_status enqueue(const device_timing *timing, int64_t times) {
     const bool talks = timed->kind >= CP_TIME_EXCHANGE && timed->keys == 0;
     for (int64_t n = -1; n <= times; n++)
         for (int r = timing->first; r < timing->end; r++) {
-            const device_workspace *space = &timing->workspaces[r];
+            const cp_timed_device *device = &timing->workspaces[r].device;
             const cudaStream_t queue =
-                talks ? space->queues.communication : space->queues.compute;
-            CP_TRY(n < 0        ? cp_event_record(space->begun, queue)
-                   : n == times ? cp_event_record(space->over, queue)
+                talks ? device->queues.communication : device->queues.compute;
+            CP_TRY(n < 0        ? cp_event_record(device->begun, queue)
+                   : n == times ? cp_event_record(device->over, queue)
                                 : once(timing, r));
         }
     return CP_OK;
@@ -280,18 +187,18 @@ static cudaError_t query_event(const void *event) {
 static cp_status await_all(const device_timing *timing, double *times) {
     const double timeout = timing->runner->timeout;
     for (int r = timing->first; r < timing->end; r++) {
-        const device_workspace *space = &timing->workspaces[r];
+        const cp_timed_device *device = &timing->workspaces[r].device;
         float milliseconds = 0;
         bool late;
-        CP_TRY(cp_await(query_event, &space->over, timing->runner->link,
+        CP_TRY(cp_await(query_event, &device->over, timing->runner->link,
                         timeout, &late));
         if (late)
             return cp_fail(CP_BROKEN,
                            "calibration: a case timed out after %g s", timeout);
         CP_TRY(cp_cuda(
             cudaEventElapsedTime(&milliseconds,
-                                 timing->workspaces[timing->first].begun,
-                                 space->over),
+                                 timing->workspaces[timing->first].device.begun,
+                                 device->over),
             "the time of a case"));
         times[r] = 1e-3 * (double)milliseconds;
     }
@@ -312,7 +219,6 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     double times[CP_CALIBRATE_RANKS];
     *seconds = 0;
     timing->timed = timed;
-    CP_TRY(choose_kernel(timing, timed->rows));
     CP_TRY(cp_agree_to_start(group, send_lists(timing)));
     cp_status status = enqueue(timing, often);
     if (status == CP_OK)
@@ -331,30 +237,26 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *calibration) {
     const bool shared = runner->only == CP_NO_RANK;
-    device_timing timing = {
-        .runner = runner,
-        .calibration = calibration,
-        .numbers = numbers,
-        .element = numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16,
-        .width = cp_calibration_width(calibration),
-        .first = shared ? 0 : runner->only,
-        .end = shared ? (int)calibration->ranks : runner->only + 1};
+    device_timing timing = {.runner = runner,
+                            .calibration = calibration,
+                            .numbers = numbers,
+                            .width = cp_calibration_width(calibration),
+                            .first = shared ? 0 : runner->only,
+                            .end = shared ? (int)calibration->ranks
+                                          : runner->only + 1};
     /* Ranks that share a GPU share one core. */
     cp_timing_backend timed = {
         .time = time_work,
         .context = &timing,
         .cores = shared ? 1 : 0,
         .speed = shared ? 1.0 / (double)calibration->ranks : 1,
-        .element_bytes = cp_element_bytes(timing.element)};
+        .element_bytes = numbers == CP_NUMBERS_F32 ? 4 : 2};
     size_t left = 0, total = 0;
     int devices;
     cp_status status = CP_OK;
     CP_TRY(cp_device_count(&devices));
-    CP_TRY(cp_cuda(cp_device_blocks(&timing.blocks), "querying the blocks"));
     CP_TRY(cp_cuda(cudaMemGetInfo(&left, &total), "querying its memory"));
     timed.memory = (double)total;
-    CP_TRY(measure_memory(&timing));
-    CP_TRY(cp_allocate(&timing.lists, 1, timing.bytes[LISTS], "tiles"));
     for (int r = timing.first; r < timing.end && status == CP_OK; r++)
         status = workspace_set(&timing, &timing.workspaces[r]);
     status = cp_agree_to_start(runner->group, status);
@@ -362,7 +264,6 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
         status = cp_calibrate(&timed, calibration);
     for (int r = timing.first; r < timing.end; r++)
         workspace_clear(&timing.workspaces[r]);
-    free(timing.lists);
     return status;
 }
 

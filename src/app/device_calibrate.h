@@ -18,10 +18,6 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *calibration);
 
-/* Fill device memory with numbers of both signs, valid in any format: a GPU
- * that multiplies zeros runs cooler, and so faster. */
-cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream);
-
 /* Report rows that compare rings of each size in bench->ranks, all on this GPU,
  * with one rank: a prefill of the largest of bench->tokens. Fails as walks
  * do. */
