@@ -134,8 +134,7 @@ static void check_rounded(problem *p) {
                         &truth_lse[i]);
         hold(truth_lse[i] == (double)-INFINITY
                  ? p->lse[i] == -INFINITY
-                 : fabs((double)p->lse[i] - truth_lse[i]) <=
-                       1e-4 + 4e-7 * fabs(truth_lse[i]));
+                 : fabs((double)p->lse[i] - truth_lse[i]) <= 1e-4);
         for (int64_t d = i * dim; d < (i + 1) * dim; d++) {
             difference += pow((double)p->output[d] - truth[d], 2);
             norm += truth[d] * truth[d];
@@ -164,7 +163,7 @@ static const prefill problems[] = {
     {{8, 4, 64}, 30, 0, 129, 4, 1.0f, false, true},
     {{2, 2, 64}, 70, 60, 80, 1, 1.0f, true, false},
     {{2, 1, 64}, 0, 1400, 64, 1, 1.0f, false, false},
-    {{4, 2, 128}, 0, 500, 70, 2, 9.0f, false, false}, /* past 2^127 */
+    {{4, 2, 128}, 0, 500, 70, 2, 7.0f, false, false}, /* past 2^127 */
     {{1, 1, 64}, 0, 65535, 1, 1, 4.0f, false, false},
     {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false}, /* no key at all */
 };

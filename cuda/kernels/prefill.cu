@@ -451,12 +451,11 @@ CP_ALWAYS void write_nothing(const cp_device_attention *a,
     const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
     CP_NO_UNROLL for (int r = (int)threadIdx.x % 32; r < count; r += 32) {
         const int64_t at = indices[r];
-        float4 *to = (float4 *)(void *)(a->output + at * dim);
         if (a->merge && a->lse[at] != -INFINITY)
             continue;
         a->lse[at] = -INFINITY;
-        for (int d = 0; d < dim / 4; d++)
-            to[d] = zero;
+        for (int d = 0; d < dim; d += 4)
+            CP_WIDE(float4, a->output + at * dim + d) = zero;
     }
 }
 

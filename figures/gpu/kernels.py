@@ -26,9 +26,9 @@ loop of HGMMA: that is a rare way, and left out.
                   stand before the last wait; late: multiplications behind the
                   last exponential
   local           loads and stores of what was spilled, in the loop
-  ahead           loads of global memory that are under way at once, at most,
-                  straight down the whole kernel: who uses what one of them
-                  brings waits for it and for those before
+  ahead           words of 32 bits of global memory that a lane has under way at
+                  once, at most, straight down the whole kernel: who uses what a
+                  load brings waits for it and for those before
 """
 
 import collections
@@ -141,16 +141,18 @@ def inner_loop(code):
 
 
 def loads_ahead(code):
-    under_way, most = [], 0
+    under_way, most = [], 0  # registers of each load
     for _, op, _, operands in code:
-        used = [int(n) + i for n, pair in re.findall(r"\bR(\d+)\b(\.64)?", operands)
-                for i in range(2 if pair else 1)]
-        to = used.pop(0) if re.match(r"LDG\b", op) else None
-        waits = [n for n, register in enumerate(under_way) if register in used]
+        used = {int(n) + i for n, pair in re.findall(r"\bR(\d+)\b(\.64)?", operands)
+                for i in range(2 if pair else 1)}
+        to = re.match(r"\W*R(\d+)\b", operands) if re.match(r"LDG\b", op) else None
+        if to is not None:
+            used.discard(int(to[1]))
+        waits = [n for n, registers in enumerate(under_way) if used & registers]
         under_way = under_way[max(waits, default=-1) + 1:]
         if to is not None:
-            under_way.append(to)
-        most = max(most, len(under_way))
+            under_way.append({int(to[1]) + i for i in range(max(1, loads(op) // 4))})
+        most = max(most, sum(map(len, under_way)))
     return most
 
 

@@ -43,11 +43,14 @@ static void count_bytes(const device_timing *timing, cp_timed_device *device) {
     device->bytes[CP_TIMED_OUTPUT] = rows * wider * 4;
 }
 
+static cp_element element_of(cp_numbers numbers) {
+    return numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
+}
+
 static cp_status workspace_set(const device_timing *timing,
                                device_workspace *space) {
     space->device.shape = timing->calibration->shape;
-    space->device.element =
-        timing->numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
+    space->device.element = element_of(timing->numbers);
     CP_TRY(cp_cuda(cp_device_blocks(&space->device.blocks),
                    "querying the blocks"));
     count_bytes(timing, &space->device);
@@ -66,9 +69,8 @@ static void workspace_clear(device_workspace *space) {
 static cp_status send_lists(device_timing *timing) {
     const int64_t rows = timing->timed->rows, keys = timing->timed->keys;
     const cp_shape *shape = &timing->calibration->shape;
-    const cp_element element =
-        timing->numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
-    CP_TRY(cp_cuda(cp_device_choose(shape, element, rows, &timing->kernel),
+    CP_TRY(cp_cuda(cp_device_choose(shape, element_of(timing->numbers), rows,
+                                    &timing->kernel),
                    "choosing a kernel"));
     for (int r = timing->first; r < timing->end && keys > 0; r++)
         CP_TRY(cp_timed_device_attention(
@@ -250,7 +252,7 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
         .context = &timing,
         .cores = shared ? 1 : 0,
         .speed = shared ? 1.0 / (double)calibration->ranks : 1,
-        .element_bytes = numbers == CP_NUMBERS_F32 ? 4 : 2};
+        .element_bytes = cp_element_bytes(element_of(numbers))};
     size_t left = 0, total = 0;
     int devices;
     cp_status status = CP_OK;
