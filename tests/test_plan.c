@@ -208,21 +208,27 @@ static const struct {
     {KEYS, 1, 0, 0, 0, 1, 0, 0,
      "key 8 of sequence 0 is held by rank 1 and by rank 2"},
     {KEYS, 1, 0, 0, 0, 0, -1, 0,
-     "1 of the key positions 0 to 23 of sequence 0 are held"},
+     "1 of the key positions before 24 of sequence 0 are held"},
     {KEYS, 1, 1, -1, 0, 0, 0, 0,
      "row 3 of the key block of rank 1 is used twice"},
     {KEYS, 0, 1, 0, 0, 0, -1, 0, /* the last token */
-     "1 of the key positions 0 to 23 of sequence 0 are held"},
+     "1 of the key positions before 24 of sequence 0 are held"},
     {KEYS, 0, 1, 0, 0, 0, 1, 0, /* a token that the sequence does not have */
-     "rank 0 holds key 24 of sequence 0, which has 0 to 23"},
+     "the ranks hold 25 key positions of sequence 0; expected 24"},
+    {KEYS, 0, 0, 0, 0, -1, 0, 0, /* a position before the first */
+     "rank 0 holds the key positions -1 to 3 of sequence 0, which begin "
+     "before 0"},
+    {QUERIES, 1, 1, 0, 0, 9, 0, 0,
+     "rank 1 holds the query positions 24 to 25 of sequence 0, which are not "
+     "all new"},
     {KEYS, 0, 1, 0, 1, 0, 0, 0, /* a sequence that does not exist */
-     "4 of the key positions 0 to 23 of sequence 0 are held"},
+     "4 of the key positions before 24 of sequence 0 are held"},
     {QUERIES, 2, 0, 0, 0, 0, -2, 0,
-     "2 of the query positions 0 to 23 of sequence 0 are held"},
+     "2 of the query positions before 24 of sequence 0 are held"},
     {QUERIES, 0, 0, 0, 0, 1, -1, 0, /* the first token */
-     "1 of the query positions 0 to 23 of sequence 0 are held"},
+     "1 of the query positions before 24 of sequence 0 are held"},
     {QUERIES, 0, 1, 0, 0, 0, -1, 0, /* the last token */
-     "1 of the query positions 0 to 23 of sequence 0 are held"},
+     "1 of the query positions before 24 of sequence 0 are held"},
     {CACHE, 0, 0, 0, 0, 0, 0, 5, /* cut to one piece */
      "rank 0: the keys from 15 to 16 of sequence 0 are not the same in its "
      "cache"},

@@ -52,13 +52,13 @@ static void take_turn(bool decode, const int64_t *fresh, cp_variant variant) {
 }
 
 /* How many ranks hold a position of a sequence. */
-static int holders(int64_t sequence, int64_t position) {
+static int64_t holders(int64_t sequence, int64_t position) {
     const cp_span token = {sequence, position, 1, 1};
-    int count = 0;
+    int64_t count = 0;
     for (int rank = 0; rank < cache->ranks; rank++) {
         const cp_pieces *held = cp_cache_held(cache, rank, sequence);
         for (int64_t n = 0; n < held->count; n++)
-            count += cp_span_shared(held->items[n].span, token) >= 0;
+            count += cp_span_shared(held->items[n].span, token).count;
     }
     return count;
 }
@@ -200,10 +200,10 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
     must(cp_cache_lose(cache, 0, ROOM));
     let_go();
     refuses(cp_cache_lay_out(cache, false, (int64_t[]){5, 0, 0}, &layout),
-            CP_INVALID, "brings 5 tokens for 0 holes");
+            CP_INVALID, "brings 5 tokens for 0 positions");
     must(cp_cache_refill(cache, 12, lengths, &count));
     refuses(cp_cache_lay_out(cache, true, lengths, &layout), CP_INVALID,
-            "not filled by turns");
+            "turns are for the tokens after the cached ones");
     refuses(cp_cache_truncate(cache, 0, 1), CP_INVALID, "are missing");
     refuses(cp_cache_fork(cache, 0, 1, 1), CP_INVALID, "are missing");
 }
@@ -289,15 +289,15 @@ static void move_every_row(void) {
 }
 
 TEST(holes_that_are_not_filled_are_named) {
-    damaged(forget_hole, "are held by no rank");
+    damaged(forget_hole, "key positions of sequence 2; expected 80");
 }
 
 TEST(a_key_that_the_others_have_lost_is_named) {
-    damaged(lose_key, "of the key positions 0 to");
+    damaged(lose_key, "of the key positions before");
 }
 
 TEST(a_query_that_is_no_hole_is_named) {
-    damaged(fill_elsewhere, "which is not a hole");
+    damaged(fill_elsewhere, "which are not all new");
 }
 
 TEST(a_hole_that_is_filled_twice_is_named) {

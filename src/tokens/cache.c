@@ -94,7 +94,8 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
         .room = cache->room,
         .dealing = decode ? cp_dealing_step(&cache->dealing) : cache->dealing,
         .step = cache->step,
-        .holes = cache->lost != NULL ? cache->lost + cache->sequences : NULL,
+        .positions =
+            cache->lost != NULL ? cache->lost + cache->sequences : NULL,
     };
     CP_TRY(cp_layout_new(&call, out));
     return cache->pages == NULL ? CP_OK : page_layout(cache, out);
@@ -139,8 +140,12 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         if (cache->pages != NULL)
             cp_pages_grow(cache->pages[rank], growth_of(layout, rank));
     }
-    for (int64_t i = 0; i < cache->sequences && !layout->refills; i++)
-        cache->length[i] += layout->fresh[i];
+    const cp_pieces *all = &layout->all_queries.pieces;
+    for (int64_t n = 0; n < all->count; n++) {
+        const cp_span span = all->items[n].span;
+        int64_t *length = &cache->length[span.sequence];
+        *length = cp_max(*length, cp_span_last(span) + 1);
+    }
     if (layout->placement == CP_ROUND_ROBIN)
         cache->step++;
     return CP_OK;

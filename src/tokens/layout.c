@@ -105,9 +105,10 @@ static void order_recipients(const cp_call *call, int64_t sequence,
     if (how->placement == CP_ZIGZAG && how->weights == NULL)
         qsort(recipients, (size_t)ranks, sizeof(*recipients), by_order);
 }
-/* The tokens of a list whose numbers, from 0 on, are in a span. */
+/* The tokens of a list whose numbers, from its first position on, are in a
+ * span. */
 static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
-    int64_t before = 0, picked = 0;
+    int64_t before = list->items[0].span.start, picked = 0;
     for (int64_t n = 0; n < list->count; n++) {
         const cp_span from = list->items[n].span;
         const int64_t count =
@@ -123,47 +124,50 @@ static cp_status pick(const cp_pieces *list, cp_piece nth, cp_pieces *to) {
     return CP_OK;
 }
 
-/* Holes go to the present owners of their leaves. */
-static cp_status fill_leaves(const cp_call *call, int part, int64_t sequence,
-                             int64_t row, cp_pieces *pieces) {
-    const cp_pieces *holes = &call->holes[sequence];
-    const cp_owners owners = cp_dealing_owners(&call->dealing, call->ranks);
+/* Tokens go to the owners of their leaves: positions decide, not numbers. */
+static cp_status deal_leaves(const cp_dealing *how, int ranks, int part,
+                             const cp_pieces *tokens, int64_t row,
+                             cp_pieces *pieces) {
+    const cp_owners owners = cp_dealing_owners(how, ranks);
     const uint32_t leaves = cp_rank_leaves(&owners, part);
-    for (int64_t n = 0; n < holes->count; n++) {
-        const cp_span hole = holes->items[n].span;
-        const cp_run run = {sequence, hole.start, hole.count};
-        CP_TRY(cp_shard(&call->dealing, call->ranks, part, run, row, pieces));
-        row += cp_leaves_tokens(leaves, hole.start, hole.count);
+    for (int64_t n = 0; n < tokens->count; n++) {
+        const cp_span span = tokens->items[n].span;
+        const cp_run run = {span.sequence, span.start, span.count};
+        CP_TRY(cp_shard(how, ranks, part, run, row, pieces));
+        row += cp_leaves_tokens(leaves, span.start, span.count);
     }
     return CP_OK;
 }
 
-static cp_status deal_part(const cp_call *call, const cp_dealing *how, int part,
-                           cp_run run, int64_t row, cp_pieces *pieces) {
-    const cp_run counted = {run.sequence, 0, run.count};
+static cp_status deal_part(const cp_dealing *how, int ranks, int part,
+                           const cp_pieces *tokens, int64_t row,
+                           cp_pieces *pieces) {
+    const cp_span first = tokens->items[0].span;
+    const cp_run numbers = {first.sequence, first.start,
+                            cp_pieces_tokens(tokens)};
     cp_pieces nth = {0};
-    if (call->holes == NULL)
-        return cp_shard(how, call->ranks, part, run, row, pieces);
     if (how->leaves)
-        return fill_leaves(call, part, run.sequence, row, pieces);
-    cp_status status = cp_shard(how, call->ranks, part, counted, row, &nth);
+        return deal_leaves(how, ranks, part, tokens, row, pieces);
+    cp_status status = cp_shard(how, ranks, part, numbers, row, &nth);
     for (int64_t n = 0; n < nth.count && status == CP_OK; n++)
-        status = pick(&call->holes[run.sequence], nth.items[n], pieces);
+        status = pick(tokens, nth.items[n], pieces);
     cp_pieces_free(&nth);
     return status;
 }
 
 static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
-                            cp_run run, dealt_rank *recipients,
+                            const cp_pieces *tokens, dealt_rank *recipients,
                             cp_layout *layout) {
-    for (int part = 0; part < call->ranks; part++) {
+    const int ranks = call->ranks;
+    const int64_t first = tokens->items[0].span.sequence * call->room;
+    for (int part = 0; part < ranks; part++) {
         dealt_rank *recipient = &recipients[part];
         cp_block *queries = &layout->queries[recipient->rank];
         cp_pieces *appended = &layout->appended[recipient->rank].pieces;
-        const int64_t row = run.sequence * call->room + recipient->held;
-        CP_TRY(
-            deal_part(call, how, part, run, queries->rows, &queries->pieces));
-        CP_TRY(deal_part(call, how, part, run, row, appended));
+        CP_TRY(deal_part(how, ranks, part, tokens, queries->rows,
+                         &queries->pieces));
+        CP_TRY(deal_part(how, ranks, part, tokens, first + recipient->held,
+                         appended));
         for (int64_t n = recipient->piece; n < appended->count; n++)
             recipient->total += appended->items[n].span.count;
     }
@@ -222,15 +226,20 @@ static int64_t rows_aside(const cp_dealing *how, int ranks, int64_t count,
                : longest;
 }
 
-static cp_status add_all_queries(const cp_call *call, cp_run run,
-                                 cp_layout *layout) {
-    const cp_span all = {run.sequence, run.first, run.count, 1};
-    const cp_span counted = {run.sequence, 0, run.count, 1};
-    const int64_t row = layout->new_tokens;
-    cp_pieces *pieces = &layout->all_queries.pieces;
-    return call->holes == NULL ? cp_pieces_append(pieces, (cp_piece){all, row})
-                               : pick(&call->holes[run.sequence],
-                                      (cp_piece){counted, row}, pieces);
+/* List the new tokens of a sequence after those of the sequences before. */
+static cp_status list_new(const cp_call *call, cp_run run, cp_layout *layout) {
+    cp_pieces *all = &layout->all_queries.pieces;
+    cp_piece next = {{run.sequence, run.first, run.count, 1},
+                     layout->new_tokens};
+    if (call->positions == NULL)
+        return cp_pieces_append(all, next);
+    const cp_pieces *given = &call->positions[run.sequence];
+    for (int64_t n = 0; n < given->count; n++) {
+        next.span = given->items[n].span;
+        CP_TRY(cp_pieces_append(all, next));
+        next.row += next.span.count;
+    }
+    return CP_OK;
 }
 
 static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t ordinal,
@@ -251,11 +260,15 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t ordinal,
         how.weights = counts + ranks;
     }
     const cp_run run = {sequence, cached, fresh};
+    const cp_pieces *all = &layout->all_queries.pieces;
+    const int64_t before = all->count;
+    CP_TRY(list_new(call, run, layout));
+    const cp_pieces tokens = {all->items + before, all->count - before, 0};
     if (how.placement == CP_ROUND_ROBIN)
         CP_TRY(deal_turns(call, ordinal + call->step, run, recipients, counts,
                           layout));
     else
-        CP_TRY(deal_parts(call, &how, run, recipients, layout));
+        CP_TRY(deal_parts(call, &how, &tokens, recipients, layout));
     for (int part = 0; part < ranks; part++) {
         CP_TRY(list_keys(call, sequence, &recipients[part], layout));
         longest = cp_max(longest, recipients[part].total);
@@ -267,7 +280,6 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t ordinal,
         queries->rows = cp_max(queries->tokens, queries->rows + rows);
         layout->keys[rank].rows += longest;
     }
-    CP_TRY(add_all_queries(call, run, layout));
     layout->new_tokens += fresh;
     layout->all_queries.tokens = layout->all_queries.rows = layout->new_tokens;
     layout->cached_tokens += cached;
@@ -305,8 +317,8 @@ static cp_status check_call(const cp_call *call) {
     int64_t total = 0, cache_rows;
     if (call->ranks < 1)
         return cp_refuse("%d ranks; at least 1 is needed", call->ranks);
-    if (call->holes != NULL && call->dealing.placement == CP_ROUND_ROBIN)
-        return cp_refuse("holes are not filled by turns");
+    if (call->positions != NULL && call->dealing.placement == CP_ROUND_ROBIN)
+        return cp_refuse("turns are for the tokens after the cached ones");
     if (call->dealing.leaves && call->ranks > CP_LEAVES)
         return cp_refuse("%d ranks; a tree with %d leaves has at most one rank "
                          "per leaf",
@@ -319,9 +331,10 @@ static cp_status check_call(const cp_call *call) {
             return cp_refuse("sequence %ld brings %ld new tokens", i, count);
         if (!cp_add(total, count, &total))
             return cp_refuse("the new tokens do not fit in 64 bits");
-        if (call->holes != NULL && cp_pieces_tokens(&call->holes[i]) != count)
-            return cp_refuse("sequence %ld brings %ld tokens for %ld holes", i,
-                             count, cp_pieces_tokens(&call->holes[i]));
+        if (call->positions != NULL &&
+            cp_pieces_tokens(&call->positions[i]) != count)
+            return cp_refuse("sequence %ld brings %ld tokens for %ld positions",
+                             i, count, cp_pieces_tokens(&call->positions[i]));
     }
     if (total == 0)
         return cp_refuse("%ld sequences bring no new token", call->sequences);
@@ -374,7 +387,6 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out) {
         (cp_layout){.ranks = call->ranks,
                     .sequences = call->sequences,
                     .placement = call->dealing.placement,
-                    .refills = call->holes != NULL,
                     .leaves = call->dealing.leaves,
                     .owners = cp_dealing_owners(&call->dealing, call->ranks),
                     .room = call->room};

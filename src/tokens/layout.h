@@ -10,17 +10,17 @@
 /* One attention call: its new tokens, and which tokens lie where before it. */
 typedef struct {
     int ranks;
-    int64_t sequences;         /* B, all that the cache knows */
-    const int64_t *new_tokens; /* [sequences], T_i; 0 = takes no part */
-    const cp_pieces *held;     /* [ranks][sequences], rows of the cache;
+    int64_t sequences;          /* B, all that the cache knows */
+    const int64_t *new_tokens;  /* [sequences], T_i; 0 = takes no part */
+    const cp_pieces *held;      /* [ranks][sequences], rows of the cache;
                                    NULL = nothing is cached */
-    int64_t room;              /* cache rows of one sequence on a rank */
-    cp_dealing dealing;        /* how new tokens are dealt out... */
-    int64_t step;              /* ...round-robin is a decode step: owners
+    int64_t room;               /* cache rows of one sequence on a rank */
+    cp_dealing dealing;         /* how new tokens are dealt out... */
+    int64_t step;               /* ...round-robin is a decode step: owners
                                   turn by one each step */
-    const cp_pieces *holes;    /* [sequences], or NULL: the new tokens are
-                                  these, T_i in all, which no rank holds, not
-                                  those after the cached ones; no decode */
+    const cp_pieces *positions; /* [sequences] of the new tokens, none of them
+                                  held; NULL: those after the cached ones.
+                                  Not for round-robin */
 } cp_call;
 
 /* Some tokens of a rank, as the rows of a tensor. */
@@ -44,9 +44,8 @@ typedef struct {
     cp_block all_queries;  /* the new tokens of all ranks, without padding */
     cp_placement placement;
     int64_t room; /* cache rows of one sequence on a rank */
-    /* Holes, leaves and pages. */
-    bool refills; /* the new tokens are holes among the cached ones */
-    bool leaves;  /* a rank has the keys of its leaves (leaves.h): */
+    /* Leaves and pages. */
+    bool leaves; /* a rank has the keys of its leaves (leaves.h): */
     cp_owners owners;
     int64_t pool;      /* rows of all, if the cache is in pages; else 0, and: */
     cp_growth *growth; /* [ranks][sequences] of their tables, or NULL */

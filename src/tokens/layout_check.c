@@ -26,44 +26,30 @@ static cp_status refuse_shared(const owned *list, int64_t count,
             const cp_span b = list[j].span;
             if (b.sequence != a.sequence || b.start > cp_span_last(a))
                 break;
-            const int64_t shared = cp_span_shared(a, b);
-            if (shared >= 0)
+            const cp_span shared = cp_span_shared(a, b);
+            if (shared.count > 0)
                 return cp_fail(
                     CP_BROKEN,
                     "%s %ld of sequence %ld is held by rank %d and by rank %d",
-                    what, shared, a.sequence, list[i].rank, list[j].rank);
+                    what, shared.start, a.sequence, list[i].rank, list[j].rank);
         }
     }
     return CP_OK;
 }
 
-/* Is it one of the new tokens? */
-static bool is_new(const cp_layout *layout, cp_span token) {
+/* How many tokens of a span are new. */
+static int64_t new_tokens(const cp_layout *layout, cp_span span) {
     const cp_pieces *all = &layout->all_queries.pieces;
+    int64_t tokens = 0;
     for (int64_t n = 0; n < all->count; n++)
-        if (cp_span_shared(all->items[n].span, token) >= 0)
-            return true;
-    return false;
-}
-
-static cp_status refuse_no_hole(const cp_layout *layout, owned query) {
-    for (int64_t t = 0; t < query.span.count; t++) {
-        const int64_t position = query.span.start + t * query.span.step;
-        if (!is_new(layout, (cp_span){query.span.sequence, position, 1, 1}))
-            return cp_fail(CP_BROKEN,
-                           "rank %d holds query %ld of sequence %ld, which is "
-                           "not a hole",
-                           query.rank, position, query.span.sequence);
-    }
-    return CP_OK;
+        tokens += cp_span_shared(all->items[n].span, span).count;
+    return tokens;
 }
 
 /* The first position that no query of a sequence sees. */
 static int64_t end_of(const cp_layout *layout, int64_t sequence) {
     const cp_pieces *all = &layout->all_queries.pieces;
     int64_t end = 0;
-    if (!layout->refills)
-        return layout->past[sequence] + layout->fresh[sequence];
     for (int64_t n = 0; n < all->count; n++)
         if (all->items[n].span.sequence == sequence)
             end = cp_max(end, cp_span_last(all->items[n].span) + 1);
@@ -74,32 +60,37 @@ static cp_status refuse_missing(const cp_layout *layout, const owned *list,
                                 int64_t count, const char *what, bool keys) {
     int64_t n = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
-        const int64_t first = keys ? 0 : layout->past[i];
-        const int64_t end = end_of(layout, i);
-        int64_t left = keys ? end : layout->fresh[i];
+        const int64_t end = end_of(layout, i), fresh = layout->fresh[i];
+        const int64_t all = keys ? layout->past[i] + fresh : fresh;
+        int64_t held = 0, missing = keys ? end : fresh;
         for (; n < count && list[n].span.sequence == i; n++) {
-            /* Refuse a span that leaves its sequence. */
-            if (!layout->refills && (list[n].span.start < first ||
-                                     cp_span_last(list[n].span) >= end))
+            /* Refuse a span that is not in the call. */
+            const cp_span span = list[n].span;
+            if (keys ? span.start < 0 : new_tokens(layout, span) != span.count)
                 return cp_fail(CP_BROKEN,
-                               "rank %d holds %s %ld of sequence %ld, which "
-                               "has %ld to %ld",
-                               list[n].rank, what, cp_span_last(list[n].span),
-                               i, first, end - 1);
-            left -= cp_span_before(list[n].span, end);
+                               "rank %d holds the %s positions %ld to %ld of "
+                               "sequence %ld, which %s",
+                               list[n].rank, what, span.start,
+                               cp_span_last(span), i,
+                               keys ? "begin before 0" : "are not all new");
+            held += list[n].span.count;
+            missing -= cp_span_before(list[n].span, end);
         }
-        if (left != 0)
+        if (missing != 0)
             return cp_fail(CP_BROKEN,
-                           "%ld of the %s positions %ld to %ld of sequence "
-                           "%ld are held by no rank",
-                           left, what, first, end - 1, i);
+                           "%ld of the %s positions before %ld of sequence %ld "
+                           "are held by no rank",
+                           missing, what, end, i);
+        if (held != all)
+            return cp_fail(CP_BROKEN,
+                           "the ranks hold %ld %s positions of sequence %ld; "
+                           "expected %ld",
+                           held, what, i, all);
     }
     if (n < count)
         return cp_fail(CP_BROKEN, "rank %d holds a %s of sequence %ld of %ld",
                        list[n].rank, what, list[n].span.sequence,
                        layout->sequences);
-    for (n = 0; n < count && layout->refills && !keys; n++)
-        CP_TRY(refuse_no_hole(layout, list[n]));
     return CP_OK;
 }
 
@@ -169,7 +160,7 @@ static bool may_share(const cp_layout *layout, cp_piece one, cp_piece other) {
     const cp_span a = cp_piece_part(one, ahead, rows).span;
     const cp_span b = cp_piece_part(other, 0, rows).span;
     return a.sequence != b.sequence && a.start == b.start && a.step == b.step &&
-           !is_new(layout, a) && !is_new(layout, b);
+           new_tokens(layout, a) + new_tokens(layout, b) == 0;
 }
 
 static cp_status check_sorted(const cp_layout *layout, int rank,
@@ -253,21 +244,16 @@ static cp_status check_appended(const cp_layout *layout, int rank) {
     return CP_OK;
 }
 
-/* The new tokens of each sequence are in consecutive rows; without holes they
- * are one piece. */
+/* The new tokens of each sequence are in consecutive rows. */
 static cp_status check_all_queries(const cp_layout *layout) {
     const cp_pieces *all = &layout->all_queries.pieces;
     int64_t n = 0, row = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
-        const int64_t past = layout->past[i], fresh = layout->fresh[i];
-        const cp_piece one = {{i, past, fresh, 1}, row};
-        const int64_t end = row + fresh;
+        const int64_t fresh = layout->fresh[i], end = row + fresh;
         bool right = true;
         for (; n < all->count && all->items[n].span.sequence == i; n++) {
-            const cp_piece piece = all->items[n];
-            right = right && piece.row == row &&
-                    (layout->refills || memcmp(&piece, &one, sizeof(one)) == 0);
-            row += piece.span.count;
+            right = right && all->items[n].row == row;
+            row += all->items[n].span.count;
         }
         if (!right || row != end)
             return cp_fail(CP_BROKEN,

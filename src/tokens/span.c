@@ -85,12 +85,12 @@ static int64_t inverse(int64_t a, int64_t m, int64_t *gcd) {
     return (x % m + m) % m;
 }
 
-int64_t cp_span_shared(cp_span a, cp_span b) {
+cp_span cp_span_shared(cp_span a, cp_span b) {
     int64_t gcd;
     const int64_t x = inverse(a.step, b.step, &gcd);
     const int64_t distance = b.start - a.start;
     if (a.sequence != b.sequence || distance % gcd != 0)
-        return -1;
+        return (cp_span){0};
     /* Find where the lattices meet. */
     const int64_t period = b.step / gcd;
     const int64_t index = distance / gcd % period * (x % period) % period;
@@ -100,7 +100,10 @@ int64_t cp_span_shared(cp_span a, cp_span b) {
     if (position < begin)
         position += cp_ceil_divide(begin - position, both) * both;
     const int64_t end = cp_min(cp_span_last(a), cp_span_last(b));
-    return position <= end ? position : -1;
+    if (position > end)
+        return (cp_span){0};
+    const int64_t count = (end - position) / both + 1;
+    return (cp_span){a.sequence, position, count, count == 1 ? 1 : both};
 }
 
 /* The step with which b continues a, or 0. */

@@ -60,8 +60,8 @@ cp_relation cp_span_relate(cp_span queries, cp_span keys);
 /* The number of visible pairs, without a loop over positions. */
 int64_t cp_span_pairs(cp_span queries, cp_span keys);
 
-/* The smallest position that both spans hold, or -1. */
-int64_t cp_span_shared(cp_span a, cp_span b);
+/* The positions that both spans hold; count 0 if there are none. */
+cp_span cp_span_shared(cp_span a, cp_span b);
 
 /* Append a piece, or grow the last one where the new one continues it in
  * rows and in positions. Fails with CP_MEMORY, the list untouched. */

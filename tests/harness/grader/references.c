@@ -56,7 +56,8 @@ static void name_owner(const cp_layout *layout, int64_t sequence,
     for (int r = 0; layout != NULL && r < layout->ranks; r++)
         for (int64_t n = 0; n < layout->keys[r].pieces.count; n++)
             if (layout->keys[r].pieces.items[n].span.sequence == sequence &&
-                cp_span_shared(layout->keys[r].pieces.items[n].span, one) >= 0)
+                cp_span_shared(layout->keys[r].pieces.items[n].span, one)
+                        .count > 0)
                 snprintf(text, room, " of rank %d", r);
 }
 
