@@ -216,10 +216,10 @@ static const struct {
     {KEYS, 0, 1, 0, 0, 0, 1, 0, /* a token that the sequence does not have */
      "the ranks hold 25 key positions of sequence 0; expected 24"},
     {KEYS, 0, 0, 0, 0, -1, 0, 0, /* a position before the first */
-     "rank 0 holds the key positions -1 to 3 of sequence 0, which begin "
+     "rank 0 holds the key positions -1 to 2 of sequence 0, which begin "
      "before 0"},
     {QUERIES, 1, 1, 0, 0, 9, 0, 0,
-     "rank 1 holds the query positions 24 to 25 of sequence 0, which are not "
+     "rank 1 holds the query positions 25 to 28 of sequence 0, which are not "
      "all new"},
     {KEYS, 0, 1, 0, 1, 0, 0, 0, /* a sequence that does not exist */
      "4 of the key positions before 24 of sequence 0 are held"},
