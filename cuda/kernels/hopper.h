@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/kernels/device_numbers.h"
 #include "cuda/kernels/tensor.h"
 
 #ifdef __CUDACC__
