@@ -68,7 +68,7 @@ static void check_holders(bool none_lost) {
     for (int64_t s = 0; s < SEQUENCES; s++) {
         int64_t held = 0;
         for (int64_t p = 0; p < cache->length[s]; p++) {
-            const int count = holders(s, p);
+            const int64_t count = holders(s, p);
             ck_assert(count == 1 || (count == 0 && !none_lost));
             held += count;
         }

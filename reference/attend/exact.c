@@ -225,7 +225,7 @@ static float *attend_panel(const exact_workspace *b, int64_t panel,
     float *sums = buffers->sums + panel * buffers->slices * slice * stride;
     float rescale[CP_PANEL_WIDEST];
     score_panel(b, panel, reach);
-    if (cp_panels_weigh(buffers, BLOCK, buffers->level + panel * stride,
+    if (cp_panels_weigh(buffers, BLOCK, NULL, buffers->level + panel * stride,
                         buffers->total + panel * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
     for (int64_t s = 0; s < buffers->slices; s++)

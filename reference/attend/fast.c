@@ -109,7 +109,7 @@ static void do_many(const cp_team *team, const cp_task *t,
     const cp_attention *call = team->call;
     const cp_pieces *tiles = &((const fast_call *)team)->wide;
     const cp_panels buffers = cp_panels_lay_out(call->shape, t->rows, space);
-    float sums[CP_HEAD_DIM_MAX], level, total;
+    float level, total;
     if (space->memory == NULL)
         return;
     cp_panels_begin(&buffers, t->queries, t->kv_head, t->rows, call->queries);
@@ -118,8 +118,9 @@ static void do_many(const cp_team *team, const cp_task *t,
         cp_panels_add(&buffers, t->queries, tiles->items[n], t->kv_head,
                       t->rows, call);
     }
+    cp_panels_end(&buffers, t->rows);
     for (int64_t r = 0; r < t->rows; r++) {
-        cp_panels_row(&buffers, r, sums, &level, &total);
+        const float *sums = cp_panels_row(&buffers, r, &level, &total);
         hand_over(team, t, r, sums, level, total);
     }
 }

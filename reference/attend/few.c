@@ -177,7 +177,7 @@ static void weigh_few(const cp_few *a) {
                           cp_min(i + k, a->all - 1) * CP_LEAF_BLOCK;
             turn(rows, j, a->weights + j * a->lanes + i, a->lanes);
         }
-    cp_panels_weigh(&buffers, CP_LEAF_BLOCK, a->few_rows.level,
+    cp_panels_weigh(&buffers, CP_LEAF_BLOCK, NULL, a->few_rows.level,
                     a->few_rows.total, a->rescale);
 }
 

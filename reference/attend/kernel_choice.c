@@ -1,13 +1,11 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
-/* Choose one of BLIS's micro-kernels, and tell BLIS. */
-#define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
+/* Choose a micro-kernel. */
 #include "reference/attend/kernel_choice.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <blis.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -21,9 +19,6 @@ cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
     if (processor->arch_type != NULL)
         snprintf(choice.reason, sizeof(choice.reason),
                  "BLIS_ARCH_TYPE=%.20s asks for it", processor->arch_type);
-    else if (!processor->built)
-        snprintf(choice.reason, sizeof(choice.reason),
-                 "BLIS's choice; it is built without AVX-512");
     else if (!processor->avx512)
         snprintf(choice.reason, sizeof(choice.reason),
                  "BLIS's choice; the processor has no AVX-512");
@@ -37,7 +32,7 @@ cp_kernel_choice cp_kernel_decide(const cp_processor *processor) {
     return choice;
 }
 
-#if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
+#if defined(__x86_64__)
 enum { CHAINS = 10, STEPS = 4000, ROUNDS = 50, MOST_TURNS = 20 };
 
 /* Seconds of one run of vectors of this width, in enough independent chains to
@@ -94,25 +89,10 @@ static bool has_avx512(void) {
 
 cp_processor cp_processor_read(void) {
     cp_processor processor = {.arch_type = getenv("BLIS_ARCH_TYPE")};
-#if defined(__x86_64__) && defined(BLIS_CONFIG_SKX)
-    processor.built = true;
+#if defined(__x86_64__)
     processor.avx512 = has_avx512();
     if (processor.arch_type == NULL && processor.avx512)
         measure_rates(&processor);
 #endif
     return processor;
-}
-
-cp_kernel_choice cp_kernel_choose(void) {
-    const cp_processor processor = cp_processor_read();
-    const cp_kernel_choice choice = cp_kernel_decide(&processor);
-#ifdef BLIS_CONFIG_SKX
-    char number[16];
-    snprintf(number, sizeof(number), "%d", BLIS_ARCH_SKX);
-    if (choice.wide && setenv("BLIS_ARCH_TYPE", number, 1) == 0) {
-        bli_init(); /* now it looks */
-        unsetenv("BLIS_ARCH_TYPE");
-    }
-#endif
-    return choice;
 }

@@ -11,6 +11,7 @@
 
 #include "reference/attend/exp2.h"
 #include "reference/attend/kernel_choice.h"
+#include "reference/attend/wide.h"
 
 #ifdef BLIS_NUM_LEVEL3_UKRS /* 0.9, and nothing later */
 typedef sgemm_ukr_ft micro_kernel;
@@ -74,7 +75,8 @@ static cp_micro found;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void query_kernel(void) {
-    const cp_kernel_choice choice = cp_kernel_choose();
+    const cp_processor processor = cp_processor_read();
+    const cp_kernel_choice choice = cp_kernel_decide(&processor);
     context_pointer context = bli_gks_query_cntx();
     const bool rows = prefers_rows(context);
     const bszid_t slice = rows ? BLIS_MR : BLIS_NR;
@@ -90,10 +92,16 @@ static void query_kernel(void) {
     /* Take the kernel's address. */
     const void_fp address = find_kernel(context);
     memcpy(&found.kernel, &address, sizeof(address));
+    if (choice.wide)
+        found = (cp_micro){.slice = CP_WIDE_SLICE,
+                           .panel = CP_WIDE_PANEL,
+                           .slice_stride = CP_WIDE_SLICE,
+                           .panel_stride = CP_WIDE_PANEL,
+                           .wide = true};
     found.in_order = sums_in_order(&found);
     snprintf(found.about, sizeof(found.about), "%s, %ld by %ld: %s",
-             bli_arch_string(bli_arch_query_id()), found.slice, found.panel,
-             choice.reason);
+             found.wide ? "ours" : bli_arch_string(bli_arch_query_id()),
+             found.slice, found.panel, choice.reason);
 }
 
 const cp_micro *cp_micro_get(void) {
@@ -104,6 +112,11 @@ const cp_micro *cp_micro_get(void) {
 void cp_micro_multiply(const cp_micro *micro, int64_t rows, int64_t columns,
                        int64_t depth, const float *slice, const float *panel,
                        bool add, float *c, int64_t stride) {
+    if (micro->wide) {
+        cp_wide_multiply(rows, columns, depth, slice, panel, add, c, stride,
+                         NULL);
+        return;
+    }
     const micro_kernel kernel = (micro_kernel)micro->kernel;
     context_pointer context = (context_pointer)(uintptr_t)micro->context;
     operand left = (operand)(uintptr_t)(micro->rows ? slice : panel);

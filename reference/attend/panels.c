@@ -1,9 +1,15 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
 /* Attention of many rows. */
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512") /* its loops are long */
+#endif
+
 #include "reference/attend/panels.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "reference/attend/wide.h"
 
 enum {
     STRIP = CP_STRIP, /* rows whose softmax is computed together */
@@ -30,7 +36,8 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
         .most = most,
         .keys = cp_workspace_take(space, keys * dim),
         .values = cp_workspace_take(space, slices * most * micro->slice_stride),
-        .queries = cp_workspace_take(space, lines * dim),
+        .queries =
+            cp_workspace_take(space, lines * cp_max(dim, cp_value_dim(shape))),
         .sums = cp_workspace_take(space, lines * slices * micro->slice),
         .level = cp_workspace_take(space, lines),
         .total = cp_workspace_take(space, lines),
@@ -44,7 +51,17 @@ void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
     const int64_t stride = buffers->micro->panel_stride;
     const int64_t panels = cp_ceil_divide(rows, panel);
     const float scale = cp_query_scale(buffers->shape);
-    for (int64_t r = 0; r < panels * panel; r++) {
+    int64_t r = 0;
+    for (; buffers->micro->wide && r + 16 <= rows; r += 16) {
+        const float *from[16];
+        float *to = buffers->queries + r / panel * dim * stride + r % panel;
+        for (int i = 0; i < 16; i++)
+            from[i] =
+                tensor +
+                cp_row_index(buffers->shape, queries, kv_head, r + i) * dim;
+        cp_wide_turn(from, dim, scale, to, to + 8, stride);
+    }
+    for (; r < panels * panel; r++) {
         const int64_t at =
             cp_row_index(buffers->shape, queries, kv_head, r) * dim;
         float *to = buffers->queries + r / panel * dim * stride + r % panel;
@@ -73,6 +90,13 @@ static void pack_keys(const cp_panels *buffers, int64_t count,
     const int64_t slice = buffers->micro->slice;
     const int64_t stride = buffers->micro->slice_stride;
     int64_t j = 0;
+    for (; buffers->micro->wide && j + 16 <= count; j += 16) {
+        const float *from[16];
+        float *to = buffers->keys + j * dim;
+        for (int i = 0; i < 16; i++)
+            from[i] = keys + (j + i) * width;
+        cp_wide_turn(from, dim, 1.0f, to, to + 8 * dim, 8);
+    }
     for (; j + slice <= count; j += slice) {
         float *to = buffers->keys + j / slice * dim * stride;
         if (slice == 6 && stride == 6)
@@ -86,8 +110,9 @@ static void pack_keys(const cp_panels *buffers, int64_t count,
                 j < count ? keys[j * width + d] : 0.0f;
 }
 
-static inline void deal(int64_t slice, int64_t stride, int64_t slices,
-                        int64_t most, const float *from, float *to) {
+static inline __attribute__((always_inline)) void
+deal(int64_t slice, int64_t stride, int64_t slices, int64_t most,
+     const float *from, float *to) {
     for (int64_t s = 0; s < slices; s++)
         memcpy(to + s * most * stride, from + s * slice,
                (size_t)slice * sizeof(float));
@@ -104,6 +129,8 @@ static void pack_values(const cp_panels *buffers, int64_t count,
         float *to = buffers->values + j * stride;
         if (slice == 6 && stride == 6)
             deal(6, 6, full, most, from, to);
+        else if (slice == 8 && stride == 8)
+            deal(8, 8, full, most, from, to);
         else
             deal(slice, stride, full, most, from, to);
         for (int64_t i = 0; i < slice && remainder > 0; i++)
@@ -141,13 +168,14 @@ choose_level(int lanes, const float *top, float *restrict level,
 }
 
 static inline __attribute__((always_inline)) bool
-weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
-            float *restrict level, float *restrict total,
-            float *restrict rescale) {
+weigh_strip(int lanes, int64_t stride, int64_t count, const float *known,
+            float *restrict scores, float *restrict level,
+            float *restrict total, float *restrict rescale) {
     float top[STRIP], base[STRIP], sum[STRIP] = {0.0f};
     for (int i = 0; i < lanes; i++)
-        top[i] = level[i];
-    find_largest(lanes, stride, count, scores, top);
+        top[i] = known != NULL ? known[i] : level[i];
+    if (known == NULL)
+        find_largest(lanes, stride, count, scores, top);
     const bool moved = choose_level(lanes, top, level, base, rescale);
     for (int64_t j = 0; j < count; j++)
 #pragma omp simd
@@ -161,23 +189,24 @@ weigh_strip(int lanes, int64_t stride, int64_t count, float *restrict scores,
     return moved;
 }
 
-bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
-                     float *total, float *rescale) {
+bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
+                     float *level, float *total, float *rescale) {
     const int64_t panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
     bool moved = false;
     for (int64_t i = 0; i < panel;) {
         const int64_t lanes = panel - i >= 16 ? 16 : panel - i >= 8 ? 8 : 1;
+        const float *known = top != NULL ? top + i : NULL;
         float *scores = buffers->scores + i;
         if (lanes == 16)
-            moved |= weigh_strip(16, stride, count, scores, level + i,
+            moved |= weigh_strip(16, stride, count, known, scores, level + i,
                                  total + i, rescale + i);
         else if (lanes == 8)
-            moved |= weigh_strip(8, stride, count, scores, level + i, total + i,
-                                 rescale + i);
+            moved |= weigh_strip(8, stride, count, known, scores, level + i,
+                                 total + i, rescale + i);
         else
-            moved |= weigh_strip(1, stride, count, scores, level + i, total + i,
-                                 rescale + i);
+            moved |= weigh_strip(1, stride, count, known, scores, level + i,
+                                 total + i, rescale + i);
         i += lanes;
     }
     return moved;
@@ -228,13 +257,24 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
     float *sums = buffers->sums + number * buffers->slices * slice * stride;
-    float rescale[WIDEST];
-    for (int64_t j = 0; j < reach->most; j += slice)
-        cp_micro_multiply(micro, slice, micro->panel, dim,
-                          buffers->keys + j / slice * dim * micro->slice_stride,
-                          queries, false, buffers->scores + j * stride, stride);
+    float rescale[WIDEST], top[WIDEST];
+    float *level = buffers->level + number * stride;
+    const bool full =
+        micro->wide && reach->least == reach->most && reach->most % slice == 0;
+    memcpy(top, level, (size_t)stride * sizeof(float));
+    for (int64_t j = 0; j < reach->most; j += slice) {
+        const float *keys =
+            buffers->keys + j / slice * dim * micro->slice_stride;
+        float *scores = buffers->scores + j * stride;
+        if (full)
+            cp_wide_multiply(slice, micro->panel, dim, keys, queries, false,
+                             scores, stride, top);
+        else
+            cp_micro_multiply(micro, slice, micro->panel, dim, keys, queries,
+                              false, scores, stride);
+    }
     mask(buffers, reach);
-    if (cp_panels_weigh(buffers, reach->most, buffers->level + number * stride,
+    if (cp_panels_weigh(buffers, reach->most, full ? top : NULL, level,
                         buffers->total + number * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */
@@ -273,16 +313,36 @@ void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
     }
 }
 
-void cp_panels_row(const cp_panels *buffers, int64_t r, float *sums,
-                   float *level, float *total) {
-    const int64_t panel = buffers->micro->panel;
+static const float *sums_of(const cp_panels *buffers, int64_t r) {
+    const cp_micro *micro = buffers->micro;
+    const int64_t lines = buffers->slices * micro->slice;
+    return buffers->sums + r / micro->panel * lines * micro->panel_stride +
+           r % micro->panel;
+}
+
+void cp_panels_end(const cp_panels *buffers, int64_t rows) {
+    const int64_t dim = cp_value_dim(buffers->shape);
     const int64_t stride = buffers->micro->panel_stride;
-    const int64_t number = r / panel, lane = r % panel;
-    const float *from =
-        buffers->sums +
-        number * buffers->slices * buffers->micro->slice * stride + lane;
-    for (int64_t d = 0; d < cp_value_dim(buffers->shape); d++)
-        sums[d] = from[d * stride];
-    *level = buffers->level[number * stride + lane];
-    *total = buffers->total[number * stride + lane];
+    const int64_t turned = buffers->micro->wide ? dim - dim % 16 : 0;
+    for (int64_t r = 0; r < rows && turned > 0; r += 16)
+        for (int64_t d = 0; d < turned; d += 16) {
+            const float *from[16];
+            float *to = buffers->queries + r * dim + d;
+            for (int i = 0; i < 16; i++)
+                from[i] = sums_of(buffers, r) + (d + i) * stride;
+            cp_wide_turn(from, 16, 1.0f, to, to + 8, dim);
+        }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = turned; d < dim; d++)
+            buffers->queries[r * dim + d] = sums_of(buffers, r)[d * stride];
+}
+
+const float *cp_panels_row(const cp_panels *buffers, int64_t r, float *level,
+                           float *total) {
+    const cp_micro *micro = buffers->micro;
+    const int64_t at =
+        r / micro->panel * micro->panel_stride + r % micro->panel;
+    *level = buffers->level[at];
+    *total = buffers->total[at];
+    return buffers->queries + r * cp_value_dim(buffers->shape);
 }

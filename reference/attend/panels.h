@@ -15,7 +15,8 @@ typedef struct {
     int64_t most;   /* keys of a tile: whole slices */
     float *keys;    /* [slice of keys][dim][slice_stride] */
     float *values;  /* [slices][most][slice_stride] */
-    float *queries; /* [panel of rows][dim][panel_stride], scaled */
+    float *queries; /* [panel of rows][dim][panel_stride], scaled; in the end
+                       [rows][value_dim], the answers */
     float *sums;    /* [panel of rows][slices * slice][panel_stride] */
     float *level;   /* [panel of rows][panel_stride], base 2 */
     float *total;   /* [panel of rows][panel_stride] */
@@ -40,10 +41,13 @@ void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
 void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
                    int64_t kv_head, int64_t rows, const cp_attention *call);
 
-/* The state of row r: the sum over keys of 2^(score - level) * value and of
- * 2^(score - level), scores in base 2. */
-void cp_panels_row(const cp_panels *buffers, int64_t r, float *sums,
-                   float *level, float *total);
+/* No more keys: the queries make way for the answers of rows rows. */
+void cp_panels_end(const cp_panels *buffers, int64_t rows);
+
+/* After that, row r: returns the sum over keys of 2^(score - level) * value;
+ * total is that of 2^(score - level), scores in base 2. */
+const float *cp_panels_row(const cp_panels *buffers, int64_t r, float *level,
+                           float *total);
 
 /* For a kernel in another order: pack count keys and values, whose rows are
  * key_row and value_row floats apart. */
@@ -51,10 +55,11 @@ void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row);
 
 /* Turn count scores of a panel into weights relative to its level, which may
- * rise, and add them to its total. rescale is the factor of the past. Returns
- * whether any factor is below 1: then sums must be scaled by it. */
-bool cp_panels_weigh(const cp_panels *buffers, int64_t count, float *level,
-                     float *total, float *rescale);
+ * rise, and add them to its total. top: the largest of them and the level, or
+ * NULL. rescale is the factor of the past. Returns whether any factor is below
+ * 1: then sums must be scaled by it. */
+bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
+                     float *level, float *total, float *rescale);
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
                      float *sums);
 

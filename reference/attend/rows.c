@@ -1,14 +1,18 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
 /* Attention of a few rows. */
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512") /* its loops are long */
+#endif
+
 #include "reference/attend/rows.h"
 
 #include <math.h>
 #include <string.h>
 
 enum {
-    LANES = 8,    /* of a vector */
     TOGETHER = 4, /* rows that share one load of a key */
     EIGHT = 8,    /* values that share one load of a row's sum */
+    AHEAD = 4,    /* keys between those that are read and prefetched */
 };
 
 cp_row_buffers cp_row_buffers_lay_out(const cp_shape *shape, int64_t rows,
@@ -43,7 +47,13 @@ void cp_row_buffers_begin(const cp_row_buffers *few_rows, cp_piece queries,
            (size_t)(all * cp_value_dim(few_rows->shape)) * sizeof(float));
 }
 
+#ifdef __AVX512F__
+enum { LANES = 16 }; /* of a vector */
+#else
+enum { LANES = 8 };
+#endif
 typedef float row_lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef float eight_lanes __attribute__((vector_size(8 * sizeof(float))));
 
 static inline row_lanes load(const float *from) {
     row_lanes v;
@@ -58,14 +68,23 @@ static inline row_lanes multiply_add(row_lanes a, row_lanes b, row_lanes c) {
     return sum;
 }
 
+static inline eight_lanes halve(row_lanes v) {
+#ifdef __AVX512F__
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    return v;
+#endif
+}
+
 /* Add up lanes of a, b, c and d half-way: four sums of the lower halves and
  * four of the upper. */
-static inline row_lanes fold(row_lanes a, row_lanes b, row_lanes c,
-                             row_lanes d) {
-    const row_lanes ab =
+static inline eight_lanes fold(eight_lanes a, eight_lanes b, eight_lanes c,
+                               eight_lanes d) {
+    const eight_lanes ab =
         __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
         __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
-    const row_lanes cd =
+    const eight_lanes cd =
         __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
         __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
     return __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
@@ -87,9 +106,11 @@ score(int rows, int64_t dim, const float *q, const float *a, const float *b,
         }
     }
     /* Add up the lanes, and the rest of the dimension. */
-    const row_lanes x = fold(one[0], one[1], one[2], one[3]);
-    const row_lanes y = fold(two[0], two[1], two[2], two[3]);
-    const row_lanes sums =
+    const eight_lanes x =
+        fold(halve(one[0]), halve(one[1]), halve(one[2]), halve(one[3]));
+    const eight_lanes y =
+        fold(halve(two[0]), halve(two[1]), halve(two[2]), halve(two[3]));
+    const eight_lanes sums =
         __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
     for (int r = 0; r < rows; r++) {
@@ -123,20 +144,28 @@ static void fetch(const float *from, int64_t floats) {
         __builtin_prefetch(from + i, 0, 2);
 }
 
+/* The row of number n of a tile's keys, or of the next tile's if it is past
+ * the end; any row where there is none. */
+static int64_t row_ahead(cp_piece keys, cp_piece next, int64_t n) {
+    const int64_t past = n - keys.span.count;
+    return past < 0 ? keys.row + n
+                    : next.row + cp_min(past, cp_max(0, next.span.count - 1));
+}
+
 static void score_keys(const cp_row_buffers *few_rows, int64_t count,
-                       const float *keys, int64_t key_row, const float *values,
-                       int64_t value_row) {
-    const int64_t dim = few_rows->shape->head_dim,
-                  heads = few_rows->shape->kv_heads;
+                       cp_piece keys, cp_piece next, const cp_attention *call) {
+    const int64_t dim = few_rows->shape->head_dim, row = cp_key_row(call);
+    const int64_t heads = few_rows->shape->kv_heads;
+    const float *first = call->keys + keys.row * row;
     for (int64_t j = 0; j < count; j += 2) {
-        const int64_t second = j + 1 < count;
-        const int64_t part = (1 + second) * cp_value_step(few_rows->shape);
+        const int64_t second = j + 1 < count, part = (1 + second) * row / heads;
+        const float *soon = call->keys + row_ahead(keys, next, j + AHEAD) * row;
         for (int64_t h = 0; h < heads; h++) {
-            fetch(values + j * value_row + h * part, part);
-            const float *key = keys + j * key_row + h * dim;
+            fetch(soon + h * part, part);
+            const float *key = first + j * row + h * dim;
             score_few(few_rows->rows, dim,
                       few_rows->queries + h * few_rows->rows * dim, key,
-                      key + second * key_row,
+                      key + second * row,
                       few_rows->scores + h * few_rows->rows * CP_ROW_KEYS + j,
                       second);
         }
@@ -187,27 +216,23 @@ static void add_values(const cp_row_buffers *few_rows, const int64_t *reach,
 void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
                         cp_piece keys, cp_piece next,
                         const cp_attention *call) {
-    const int64_t heads = few_rows->shape->kv_heads,
-                  dim = few_rows->shape->head_dim;
+    const int64_t heads = few_rows->shape->kv_heads;
     const int64_t step = cp_value_step(few_rows->shape);
-    const int64_t key_row = cp_key_row(call), value_row = cp_value_row(call);
+    const int64_t row = cp_value_row(call);
     int64_t each[CP_FEW_ROWS];
     cp_reach reach = {.of = each};
     cp_reach_find(few_rows->shape, queries.span, keys.span, 0, few_rows->rows,
                   &reach);
-    const float *key = call->keys + keys.row * key_row;
-    const float *value = call->values + keys.row * value_row;
-    score_keys(few_rows, reach.most, key, key_row, value, value_row);
-    for (int64_t row = 0; row < heads * few_rows->rows; row++)
-        weigh_row(few_rows, row, each[row % few_rows->rows], reach.most);
+    score_keys(few_rows, reach.most, keys, next, call);
+    for (int64_t n = 0; n < heads * few_rows->rows; n++)
+        weigh_row(few_rows, n, each[n % few_rows->rows], reach.most);
+    const int64_t part = EIGHT * row / (heads * few_rows->rows);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
-        /* Find the keys to prefetch meanwhile. */
-        const int64_t next_keys = cp_max(0, cp_min(EIGHT, next.span.count - j));
-        const int64_t part = next_keys * dim / few_rows->rows;
+        const float *value = call->values + (keys.row + j) * row;
         const float *soon =
-            next_keys > 0 ? call->keys + (next.row + j) * key_row : key;
+            call->values + row_ahead(keys, next, j + EIGHT) * row;
         for (int64_t h = 0; h < heads; h++)
-            add_values(few_rows, each, h, j, value + j * value_row + h * step,
-                       value_row, soon + h * few_rows->rows * part, part);
+            add_values(few_rows, each, h, j, value + h * step, row,
+                       soon + h * few_rows->rows * part, part);
     }
 }

@@ -662,7 +662,7 @@ static int overview(void) {
 
 static int version(void) {
     printf("longring %s (commit %s)\n", CP_VERSION, CP_COMMIT);
-    printf("BLIS kernel: %s\n", cp_command_kernel());
+    printf("micro-kernel: %s\n", cp_command_kernel());
     for (int i = 0; cp_backends[i] != NULL; i++)
         printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
                cp_backends[i]->kernels, cp_backends[i]->communicator);

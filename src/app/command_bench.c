@@ -166,7 +166,7 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    printf("\n# BLIS kernel: %s", cp_command_kernel());
+    printf("\n# micro-kernel: %s", cp_command_kernel());
     puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,fraction_high,"
          "of,rounds");
 }
@@ -176,7 +176,7 @@ static void title_print(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     const cp_shape *shape = &bench->shape;
     cp_host_describe(machine, sizeof(machine));
-    printf("%s\nBLIS kernel: %s\n", machine, cp_command_kernel());
+    printf("%s\nmicro-kernel: %s\n", machine, cp_command_kernel());
     printf("%ld query heads, %ld key and value heads of %ld;\n%d "
            "thread%s; median of %d round%s [lowest highest]\n\n",
            shape->query_heads, shape->kv_heads, shape->head_dim, bench->threads,

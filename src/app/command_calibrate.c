@@ -75,7 +75,7 @@ static cp_status description_write(void *context, FILE *out) {
             calibration->ranks, cp_plural(calibration->ranks),
             run->backend->name, calibration->shape.query_heads,
             calibration->shape.kv_heads, calibration->shape.head_dim);
-    fprintf(out, "# BLIS kernel: %s\n", cp_command_kernel());
+    fprintf(out, "# micro-kernel: %s\n", cp_command_kernel());
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }

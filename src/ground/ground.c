@@ -1,12 +1,13 @@
 /* How a function fails, overflow checks for sizes, memory, a median, and a
  * clock. */
-#define _POSIX_C_SOURCE 200809L /* monotonic clock */
+#define _DEFAULT_SOURCE /* monotonic clock, madvise */
 #include "ground/ground.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static _Thread_local char message[512];
@@ -25,6 +26,19 @@ const char *cp_message(void) {
     return message;
 }
 
+enum { LINE = 64, HUGE_PAGE = 2 << 20 };
+
+/* Memory on a line; if large, in huge pages where the system has them. */
+static void *lines_of(size_t bytes) {
+    const size_t unit = bytes < HUGE_PAGE ? LINE : HUGE_PAGE;
+    void *memory = aligned_alloc(unit, (bytes / unit + 1) * unit);
+#ifdef MADV_HUGEPAGE
+    if (memory != NULL && unit == HUGE_PAGE)
+        madvise(memory, bytes / unit * unit, MADV_HUGEPAGE); /* or not */
+#endif
+    return memory;
+}
+
 /* Memory of count x size bytes: cleared, or aligned to a line and not
  * cleared. */
 static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
@@ -33,10 +47,10 @@ static cp_status allocate(void *out, int64_t count, int64_t size, bool lines,
     memcpy(out, &memory, sizeof(memory));
     int64_t bytes;
     if (count < 0 || size < 1 || !cp_multiply(count, size, &bytes) ||
-        bytes > PTRDIFF_MAX - 64)
+        bytes > PTRDIFF_MAX - HUGE_PAGE)
         return cp_fail(CP_MEMORY, "%s: %ld x %ld bytes is not a valid size",
                        what, count, size);
-    memory = lines ? aligned_alloc(64, ((size_t)bytes / 64 + 1) * 64)
+    memory = lines ? lines_of((size_t)bytes)
                    : calloc(bytes > 0 ? (size_t)bytes : 1, 1);
     if (memory == NULL)
         return cp_fail(CP_MEMORY, "%s: no memory for %ld bytes", what, bytes);

@@ -75,8 +75,8 @@ static inline int64_t cp_ceil_divide(int64_t a, int64_t b) {
  * what and the numbers; the pointer is NULL then. */
 cp_status cp_allocate(void *out, int64_t count, int64_t size, const char *what);
 
-/* The same for tensors: aligned to a cache line of 64 bytes, and not
- * cleared. */
+/* The same for tensors: aligned to a cache line of 64 bytes, in huge pages if
+ * they are large and the system has them, and not cleared. */
 cp_status cp_allocate_lines(void *out, int64_t count, int64_t size,
                             const char *what);
 
