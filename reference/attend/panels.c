@@ -239,6 +239,29 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
     }
 }
 
+/* Returns whether top has been raised to the largest scores. */
+static bool score_panel(const cp_panels *buffers, int64_t number,
+                        const cp_reach *reach, float *top) {
+    const cp_micro *micro = buffers->micro;
+    const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
+    const int64_t stride = micro->panel_stride;
+    const float *queries = buffers->queries + number * dim * stride;
+    const bool known =
+        micro->wide && reach->least == reach->most && reach->most % slice == 0;
+    for (int64_t j = 0; j < reach->most; j += slice) {
+        const float *keys =
+            buffers->keys + j / slice * dim * micro->slice_stride;
+        float *scores = buffers->scores + j * stride;
+        if (known)
+            cp_wide_multiply(slice, micro->panel, dim, keys, queries, false,
+                             scores, stride, top);
+        else
+            cp_micro_multiply(micro, slice, micro->panel, dim, keys, queries,
+                              false, scores, stride);
+    }
+    return known;
+}
+
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
                      float *sums) {
     const int64_t panel = buffers->micro->panel;
@@ -253,28 +276,14 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
                          const cp_reach *reach, const float *values,
                          int64_t width) {
     const cp_micro *micro = buffers->micro;
-    const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
-    const int64_t stride = micro->panel_stride;
-    const float *queries = buffers->queries + number * dim * stride;
+    const int64_t slice = micro->slice, stride = micro->panel_stride;
     float *sums = buffers->sums + number * buffers->slices * slice * stride;
-    float rescale[WIDEST], top[WIDEST];
     float *level = buffers->level + number * stride;
-    const bool full =
-        micro->wide && reach->least == reach->most && reach->most % slice == 0;
+    float rescale[WIDEST], top[WIDEST];
     memcpy(top, level, (size_t)stride * sizeof(float));
-    for (int64_t j = 0; j < reach->most; j += slice) {
-        const float *keys =
-            buffers->keys + j / slice * dim * micro->slice_stride;
-        float *scores = buffers->scores + j * stride;
-        if (full)
-            cp_wide_multiply(slice, micro->panel, dim, keys, queries, false,
-                             scores, stride, top);
-        else
-            cp_micro_multiply(micro, slice, micro->panel, dim, keys, queries,
-                              false, scores, stride);
-    }
+    const bool known = score_panel(buffers, number, reach, top);
     mask(buffers, reach);
-    if (cp_panels_weigh(buffers, reach->most, full ? top : NULL, level,
+    if (cp_panels_weigh(buffers, reach->most, known ? top : NULL, level,
                         buffers->total + number * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */

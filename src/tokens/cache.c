@@ -101,6 +101,14 @@ cp_status cp_cache_lay_out(const cp_cache *cache, bool decode,
     return cache->pages == NULL ? CP_OK : page_layout(cache, out);
 }
 
+static void lengthen(cp_cache *cache, const cp_pieces *all) {
+    for (int64_t n = 0; n < all->count; n++) {
+        const cp_span span = all->items[n].span;
+        int64_t *length = &cache->length[span.sequence];
+        *length = cp_max(*length, cp_span_last(span) + 1);
+    }
+}
+
 static cp_status make_room(const cp_cache *cache, int rank,
                            const cp_pieces *fresh) {
     int64_t added = 0; /* pieces of one sequence */
@@ -140,12 +148,7 @@ cp_status cp_cache_commit(cp_cache *cache, const cp_layout *layout) {
         if (cache->pages != NULL)
             cp_pages_grow(cache->pages[rank], growth_of(layout, rank));
     }
-    const cp_pieces *all = &layout->all_queries.pieces;
-    for (int64_t n = 0; n < all->count; n++) {
-        const cp_span span = all->items[n].span;
-        int64_t *length = &cache->length[span.sequence];
-        *length = cp_max(*length, cp_span_last(span) + 1);
-    }
+    lengthen(cache, &layout->all_queries.pieces);
     if (layout->placement == CP_ROUND_ROBIN)
         cache->step++;
     return CP_OK;
