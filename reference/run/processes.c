@@ -16,39 +16,18 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STATUS, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
+#include "group/membership.h"
 
-/* The status message: what a rank reports about itself. */
-struct status_message {
-    int64_t left;      /* the last run that it has left */
-    int32_t status;    /* of its failure, if it is the first; text says why */
-    int32_t silent;    /* the rank that it timed out on, or CP_NO_RANK */
-    int32_t waits_for; /* a rank that it has long waited for, or CP_NO_RANK */
-    int32_t goodbye;   /* its exit status, after its last message; or -1 */
-    int32_t cancelled; /* it has failed, and receives nothing any more */
-    int32_t epoch;     /* how many lost ranks it has removed so far */
-    uint64_t lost;     /* processes that it counts as lost, one bit each */
-    int64_t ended;     /* the last run that it knows succeeded on all ranks */
-    char text[480];
-    double received_at; /* when it arrived, by the receiver's clock */
-};
+enum { STATUS, MESSAGE, BARRIER }; /* tags; the last two in the first epoch */
 
 struct process_member {
     cp_comm comm; /* first: a cp_comm * is a struct process_member * */
     MPI_Comm world;
     cp_mpi_options options;
-    struct status_message
-        *messages; /* [ranks] the last of each rank, our own included */
-    struct status_message *own_message; /* our own, in messages */
+    cp_membership members;
     void *outbox;           /* status messages that MPI has not sent yet */
-    int64_t runs;           /* begun */
-    cp_failure failure;     /* the first that this rank knows of */
-    double end;             /* after a failure: until when to wait for others */
     bool pending_cancelled; /* after a failure: nothing is pending any more */
     bool silent;            /* MPI must not run any more: see cancel_pending */
-    int *world_ranks;       /* [ranks] its rank in MPI's world */
-    bool evicted;           /* the others count this rank as lost */
-    int64_t agreed_run;     /* run after which all agree which are lost; or 0 */
 };
 
 static cp_status fail_mpi(int code) {
@@ -58,124 +37,37 @@ static cp_status fail_mpi(int code) {
     return cp_fail(CP_BROKEN, "%.300s", text);
 }
 
-static void broadcast_status(const struct process_member *me) {
-    for (int r = 0; r < me->comm.ranks && !me->silent; r++)
-        if (r != me->comm.rank)
-            MPI_Bsend(me->own_message, sizeof(*me->own_message), MPI_BYTE,
-                      me->world_ranks[r], STATUS, me->world);
+static void broadcast_status(struct process_member *me) {
+    const cp_membership *m = &me->members;
+    for (int r = 0; r < m->ranks && !me->silent; r++)
+        if (r != m->rank)
+            MPI_Bsend(m->own_message, sizeof(*m->own_message), MPI_BYTE,
+                      m->processes[r], STATUS, me->world);
+    me->members.changed = false;
 }
 
-static uint64_t bit_of(const struct process_member *me, int rank) {
-    return UINT64_C(1) << me->world_ranks[rank];
-}
-
-static bool is_lost(const struct process_member *me, int rank) {
-    return me->options.repairs &&
-           (me->own_message->lost & bit_of(me, rank)) != 0;
-}
-
-/* Has a rank been lost since this epoch began? */
-static bool has_lost(const struct process_member *me) {
-    return me->options.repairs &&
-           __builtin_popcountll(me->own_message->lost) > me->own_message->epoch;
-}
-
-static int rank_at(const struct process_member *me, int world_rank) {
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (me->world_ranks[r] == world_rank)
-            return r;
-    return CP_NO_RANK;
-}
-
-/* Rank numbers in a message mean something only in our own epoch. */
-static const struct status_message *message_of(const struct process_member *me,
-                                               int rank) {
-    static const struct status_message nothing = {.waits_for = CP_NO_RANK,
-                                                  .goodbye = CP_NO_RANK};
-    const struct status_message *message = &me->messages[rank];
-    return message->epoch == me->own_message->epoch ? message : &nothing;
-}
-
-enum { GRACE = 5, GRACE_OF_SILENT = 1, FAREWELL = 1 }; /* seconds */
-
-static void announce(struct process_member *me, int silent) {
-    const cp_failure *failure = &me->failure;
-    me->end = cp_clock() + (silent == CP_NO_RANK ? GRACE : GRACE_OF_SILENT);
-    if (silent != CP_NO_RANK && me->options.repairs) {
-        me->own_message->lost |= bit_of(me, silent);
-        me->end = cp_clock() + fmax(GRACE, me->options.timeout);
-    }
-    if (failure->rank != me->comm.rank)
-        return;
-    me->own_message->status = (int32_t)failure->status;
-    me->own_message->silent = silent;
-    snprintf(me->own_message->text, sizeof(me->own_message->text), "%.479s",
-             failure->message);
-    broadcast_status(me);
+static void send_changes(struct process_member *me) {
+    if (me->members.changed)
+        broadcast_status(me);
 }
 
 static void note_failure(struct process_member *me, int rank, cp_status status,
                          int silent) {
-    if (cp_failure_note(&me->failure, rank, status))
-        announce(me, silent);
-}
-
-/* A rank declared lost by any rank is lost for all. */
-static void on_loss(struct process_member *me, int from) {
-    const uint64_t new_losses =
-        me->messages[from].lost & ~me->own_message->lost;
-    for (int r = 0; r < me->comm.ranks; r++)
-        if ((new_losses & bit_of(me, r)) != 0)
-            note_failure(me, from, cp_fail(CP_BROKEN, "rank %d is silent", r),
-                         r);
-    me->own_message->lost |= new_losses;
-}
-
-/* A rank that learns it was evicted ends before it marks itself lost. */
-static bool on_eviction(struct process_member *me, int from) {
-    if ((me->messages[from].lost & bit_of(me, me->comm.rank)) == 0)
-        return false;
-    if (!me->evicted) /* whatever failure it noted before follows from this */
-        me->failure.happened = false;
-    me->evicted = true;
-    note_failure(me, me->comm.rank,
-                 cp_fail(CP_BROKEN, "evicted: this rank was silent for too "
-                                    "long, and the others go on without it"),
-                 CP_NO_RANK);
-    return true;
-}
-
-static void on_status(struct process_member *me, int from) {
-    const struct status_message *message = message_of(me, from);
-    const cp_status status = (cp_status)message->status;
-    if (me->options.repairs && on_eviction(me, from))
-        return;
-    if (status != CP_OK && !me->failure.happened)
-        note_failure(me, from, cp_fail(status, "%s", message->text),
-                     message->silent);
-    if (me->options.repairs)
-        on_loss(me, from);
-    if (status == CP_OK)
-        return;
-    if (me->failure.rank == from)
-        me->failure.status = status;
+    cp_member_note(&me->members, rank, status, silent, cp_clock());
+    send_changes(me);
 }
 
 static void poll_status(struct process_member *me) {
     MPI_Status from;
-    struct status_message message;
+    cp_member_status message;
     for (int any = !me->silent; any;) {
         MPI_Iprobe(MPI_ANY_SOURCE, STATUS, me->world, &any, &from);
         if (!any)
             return;
         MPI_Recv(&message, sizeof(message), MPI_BYTE, from.MPI_SOURCE, STATUS,
                  me->world, MPI_STATUS_IGNORE);
-        const int rank = rank_at(me, from.MPI_SOURCE);
-        if (rank == CP_NO_RANK) /* that rank was lost */
-            continue;
-        message.received_at = cp_clock();
-        me->messages[rank] = message;
-        on_status(me, rank);
+        cp_member_receive(&me->members, from.MPI_SOURCE, &message, cp_clock());
+        send_changes(me);
     }
 }
 
@@ -204,7 +96,7 @@ static cp_status start(struct process_member *me, cp_half *half, bool sends,
     *request = MPI_REQUEST_NULL;
     half->way = request;
     const int count = type_of(half->bytes, me->options.piece, &type);
-    const int world_rank = me->world_ranks[half->peer];
+    const int world_rank = me->members.processes[half->peer];
     const int code = sends ? MPI_Isend(half->data, count, type, world_rank, tag,
                                        me->world, request)
                            : MPI_Irecv(half->data, count, type, world_rank, tag,
@@ -260,41 +152,21 @@ static double deadline(double timeout) {
     return timeout > 0 ? cp_clock() + timeout : INFINITY;
 }
 
+static void await(struct process_member *me, int rank) {
+    cp_member_await(&me->members, rank);
+    send_changes(me);
+}
+
 static bool wait_until(struct process_member *me,
                        bool (*so)(const struct process_member *), double end) {
     for (int polls = 0; !me->silent; back_off(&polls)) {
         poll_status(me);
         if (so(me))
             return true;
-        if (cp_clock() > (me->failure.happened ? me->end : end))
+        if (cp_clock() > (me->members.failure.happened ? me->members.end : end))
             return false;
     }
     return false;
-}
-
-static void await(struct process_member *me, int rank) {
-    if (me->own_message->waits_for == rank)
-        return;
-    me->own_message->waits_for = rank;
-    broadcast_status(me);
-}
-
-static int silent_behind(const struct process_member *me, int peer) {
-    for (int n = 0; n < me->comm.ranks; n++) {
-        const int next = message_of(me, peer)->waits_for;
-        if (next == CP_NO_RANK || next == me->comm.rank)
-            return peer;
-        peer = next;
-    }
-    return peer;
-}
-
-static bool has_left(const struct process_member *me, int peer) {
-    enum { MILLISECONDS = 50 };
-    const struct status_message *message = &me->messages[peer];
-    return message->goodbye >= 0 ||
-           (message->left >= me->runs &&
-            cp_clock() > message->received_at + MILLISECONDS / 1000.0);
 }
 
 static bool in_hand(cp_half *half) {
@@ -312,7 +184,9 @@ static bool in_hand(cp_half *half) {
 static bool receives_are_back(const struct process_member *me) {
     bool back = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
-        back = (!in_hand(&e->receive) || is_lost(me, e->receive.peer)) && back;
+        back = (!in_hand(&e->receive) ||
+                cp_member_is_lost(&me->members, e->receive.peer)) &&
+               back;
     return back;
 }
 
@@ -320,10 +194,11 @@ static bool sends_are_back(const struct process_member *me) {
     bool back = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
         if (in_hand(&e->send)) {
-            const struct status_message *message = &me->messages[e->send.peer];
-            back = back &&
-                   (message->cancelled || message->goodbye >= 0 ||
-                    message->left >= me->runs || is_lost(me, e->send.peer));
+            const cp_member_status *message =
+                &me->members.messages[e->send.peer];
+            back = back && (message->cancelled || message->goodbye >= 0 ||
+                            message->left >= me->members.runs ||
+                            cp_member_is_lost(&me->members, e->send.peer));
         }
     return back;
 }
@@ -331,14 +206,16 @@ static bool sends_are_back(const struct process_member *me) {
 /* A lost rank may have died with a message half done, or may still be alive. */
 static bool keeps_buffers(const struct process_member *me) {
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer)
-        if ((in_hand(&e->receive) && is_lost(me, e->receive.peer)) ||
-            (in_hand(&e->send) && is_lost(me, e->send.peer)))
+        if ((in_hand(&e->receive) &&
+             cp_member_is_lost(&me->members, e->receive.peer)) ||
+            (in_hand(&e->send) &&
+             cp_member_is_lost(&me->members, e->send.peer)))
             return true;
     return false;
 }
 
 static void cancel_pending(struct process_member *me) {
-    if (me->pending_cancelled || !me->failure.happened)
+    if (me->pending_cancelled || !me->members.failure.happened)
         return;
     me->pending_cancelled = true;
     for (cp_exchange *e = me->comm.oldest; e != NULL; e = e->newer) {
@@ -346,10 +223,10 @@ static void cancel_pending(struct process_member *me) {
         if (request != NULL && *request != MPI_REQUEST_NULL)
             MPI_Cancel(request);
     }
-    me->silent = !wait_until(me, receives_are_back, me->end);
-    me->own_message->cancelled = true;
+    me->silent = !wait_until(me, receives_are_back, me->members.end);
+    me->members.own_message->cancelled = true;
     broadcast_status(me);
-    wait_until(me, sends_are_back, me->end);
+    wait_until(me, sends_are_back, me->members.end);
     me->comm.kept = me->comm.kept || keeps_buffers(me);
     while (me->comm.oldest != NULL)
         cp_exchange_remove(&me->comm, me->comm.oldest, me->comm.oldest);
@@ -357,7 +234,7 @@ static void cancel_pending(struct process_member *me) {
 
 static cp_status join_failure(struct process_member *me) {
     cancel_pending(me);
-    return cp_failure_status(&me->failure, me->comm.rank);
+    return cp_failure_status(&me->members.failure, me->comm.rank);
 }
 
 static cp_status mpi_fail(cp_comm *comm, cp_status status) {
@@ -368,9 +245,9 @@ static cp_status mpi_fail(cp_comm *comm, cp_status status) {
 
 static cp_status mpi_post(cp_comm *comm, cp_exchange *posted) {
     struct process_member *me = (struct process_member *)comm;
-    const int tag =
-        (posted->barrier ? BARRIER : MESSAGE) + 2 * me->own_message->epoch;
-    if (me->failure.happened) {
+    const int tag = (posted->barrier ? BARRIER : MESSAGE) +
+                    2 * me->members.own_message->epoch;
+    if (me->members.failure.happened) {
         free(posted);
         return join_failure(me);
     }
@@ -392,7 +269,7 @@ static cp_status test_all(struct process_member *me, cp_exchange *first,
 }
 static cp_status take_back_timeout(struct process_member *me,
                                    const cp_exchange *exchange, int peer) {
-    const int silent = silent_behind(me, peer);
+    const int silent = cp_member_silent_behind(&me->members, peer);
     note_failure(me, me->comm.rank,
                  cp_fail(CP_BROKEN,
                          "%s; timed out after %g s: rank %d is silent",
@@ -408,7 +285,7 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
     const double timeout = me->options.timeout, end = deadline(timeout);
     for (int polls = 0;; back_off(&polls)) {
         poll_status(me);
-        if (me->failure.happened)
+        if (me->members.failure.happened)
             return join_failure(me);
         const cp_status status = test_all(me, first, last);
         if (status != CP_OK)
@@ -418,7 +295,7 @@ static cp_status mpi_complete(cp_comm *comm, cp_exchange *first,
             break;
         const bool receives = unmet->receive.state == CP_HALF_POSTED;
         const int peer = receives ? unmet->receive.peer : unmet->send.peer;
-        if (has_left(me, peer))
+        if (cp_member_has_left(&me->members, peer, cp_clock()))
             return mpi_fail(comm,
                             cp_fail(CP_BROKEN, "%s, but rank %d has left",
                                     cp_exchange_describe(unmet).text, peer));
@@ -439,134 +316,77 @@ static void mpi_progress(cp_comm *comm) {
 static const cp_comm_ops mpi_ops = {mpi_post, mpi_complete, mpi_fail,
                                     mpi_progress};
 
-static int first_missing(const struct process_member *me, bool goodbye) {
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (me->messages[r].goodbye < 0 &&
-            (goodbye || me->messages[r].left < me->runs))
-            return r;
-    return CP_NO_RANK;
-}
-
 static bool all_have_left(const struct process_member *me) {
-    return has_lost(me) || first_missing(me, false) == CP_NO_RANK;
+    return cp_membership_has_left(&me->members);
 }
 
 static void leave(struct process_member *me) {
-    const cp_failure *failure = &me->failure;
-    if (failure->happened && failure->rank == me->comm.rank)
-        me->own_message->status = (int32_t)failure->status;
-    me->own_message->left = me->runs;
-    broadcast_status(me);
-    if (failure->happened && has_lost(me))
+    cp_membership *m = &me->members;
+    cp_member_leave(m);
+    send_changes(me);
+    if (m->failure.happened && cp_membership_has_lost(m))
         return;
     if (wait_until(me, all_have_left, deadline(me->options.timeout)) ||
-        failure->happened) {
-        if (!failure->happened)
-            me->own_message->ended = me->runs;
+        m->failure.happened) {
+        if (!m->failure.happened)
+            cp_member_end(m);
         return;
     }
-    const int late = silent_behind(me, first_missing(me, false));
-    note_failure(me, me->comm.rank,
+    const int late = cp_member_silent_behind(m, cp_member_missing(m, false));
+    note_failure(me, m->rank,
                  cp_fail(CP_BROKEN,
                          "waits at the end of call %ld; timed out after %g s: "
                          "rank %d is silent",
-                         me->runs, me->options.timeout, late),
+                         m->runs, me->options.timeout, late),
                  late);
 }
 
-static int first_apart(const struct process_member *me) {
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (r != me->comm.rank && !is_lost(me, r) &&
-            me->messages[r].goodbye < 0 &&
-            me->messages[r].lost != me->own_message->lost)
-            return r;
-    return CP_NO_RANK;
-}
-
 static bool agree_on_lost(struct process_member *me) {
-    const double timeout = fmax(GRACE, me->options.timeout);
-    uint64_t announced = 0;
-    double end = INFINITY;
-    if (!has_lost(me))
+    cp_membership *m = &me->members;
+    bool agreed = false;
+    if (!cp_membership_has_lost(m))
         return false;
-    for (int polls = 0, late = 0; late != CP_NO_RANK; back_off(&polls)) {
+    for (int polls = 0; !agreed; back_off(&polls)) {
         poll_status(me);
-        if (me->silent || me->evicted)
+        if (me->silent || m->evicted)
             return false;
-        if (announced != me->own_message->lost) {
-            announced = me->own_message->lost;
-            broadcast_status(me);
-            end = cp_clock() + timeout;
-        }
-        late = first_apart(me);
-        if (late != CP_NO_RANK && cp_clock() > end)
-            me->own_message->lost |= bit_of(me, late);
+        agreed = cp_membership_agree(m, cp_clock());
+        send_changes(me);
     }
-    int64_t ended = 0;
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (!is_lost(me, r))
-            ended = cp_max(ended, me->messages[r].ended);
-    me->agreed_run = ended + 1;
-    return ended >= me->runs;
-}
-
-static void renumber(struct process_member *me, int lost) {
-    struct status_message *own_message = me->own_message;
-    const size_t after = (size_t)(--me->comm.ranks - lost);
-    own_message->epoch++;
-    own_message->status = CP_OK;
-    own_message->silent = own_message->waits_for = CP_NO_RANK;
-    own_message->cancelled = false;
-    own_message->left = me->runs = me->agreed_run;
-    memmove(me->messages + lost, me->messages + lost + 1,
-            after * sizeof(*own_message));
-    memmove(me->world_ranks + lost, me->world_ranks + lost + 1,
-            after * sizeof(int));
-    me->comm.rank -= me->comm.rank > lost;
-    me->own_message = &me->messages[me->comm.rank];
-    me->failure = (cp_failure){.happened = false};
-    me->pending_cancelled = false;
-    for (int r = 0; r < me->comm.ranks; r++)
-        if (me->messages[r].epoch != me->own_message->epoch)
-            me->messages[r].cancelled = false;
+    return cp_membership_settle(m);
 }
 
 bool cp_mpi_shrink(cp_comm *comm, int *lost) {
     struct process_member *me = (struct process_member *)comm;
-    int last = CP_NO_RANK;
-    for (int r = 0; r < comm->ranks && me->agreed_run > 0; r++)
-        last = is_lost(me, r) ? r : last;
-    if (last == CP_NO_RANK)
+    if (!cp_membership_shrink(&me->members, lost, cp_clock()))
         return false;
-    *lost = last;
-    renumber(me, last);
-    if (has_lost(me)) /* one more: the next call returns it */
-        return true;
-    me->agreed_run = 0;
-    broadcast_status(me);
-    for (int r = 0; r < comm->ranks; r++)
-        on_status(me, r);
+    comm->rank = me->members.rank;
+    comm->ranks = me->members.ranks;
+    me->pending_cancelled = false;
+    send_changes(me);
     return true;
 }
 
 bool cp_mpi_is_evicted(const cp_comm *comm) {
-    return ((const struct process_member *)comm)->evicted;
+    return ((const struct process_member *)comm)->members.evicted;
 }
 cp_status cp_mpi_run(cp_comm *comm, cp_rank_main function, void *context) {
     struct process_member *me = (struct process_member *)comm;
-    if (me->failure.happened)
-        return cp_failure_report(&me->failure);
-    me->runs++;
+    if (me->members.failure.happened)
+        return cp_failure_report(&me->members.failure);
+    cp_member_begin(&me->members, cp_clock());
+    send_changes(me);
     comm->sent = (cp_traffic){0};
     comm->kept = false;
     const cp_status status = function(comm, context);
-    if (cp_failure_note_return(&me->failure, comm, status))
-        announce(me, CP_NO_RANK);
+    if (cp_failure_note_return(&me->members.failure, comm, status))
+        cp_member_announce(&me->members, CP_NO_RANK, cp_clock());
+    send_changes(me);
     cancel_pending(me);
     leave(me);
-    if (me->failure.happened && agree_on_lost(me))
+    if (me->members.failure.happened && agree_on_lost(me))
         return CP_OK;
-    return cp_failure_report(&me->failure);
+    return cp_failure_report(&me->members.failure);
 }
 
 /* Recovery on: any rank reports, since the usual reporter may be dead. */
@@ -621,31 +441,23 @@ static cp_status duplicate(double timeout, MPI_Comm *out) {
     return CP_OK;
 }
 
-enum { OUTBOX = 16 }; /* status messages to each rank */
+enum { OUTBOX = 16, FAREWELL = 1 }; /* status messages to each rank; seconds */
 
 static cp_status begin(struct process_member *me) {
     const int ranks = me->comm.ranks;
     const int64_t outbox =
         ranks * OUTBOX *
-        (int64_t)(sizeof(struct status_message) + MPI_BSEND_OVERHEAD);
-    CP_TRY(
-        cp_allocate(&me->messages, ranks, sizeof(*me->messages), "the ranks"));
-    CP_TRY(cp_allocate(&me->world_ranks, ranks, sizeof(int), "the ranks"));
-    me->options.repairs = me->options.repairs && ranks <= 64;
+        (int64_t)(sizeof(cp_member_status) + MPI_BSEND_OVERHEAD);
+    CP_TRY(cp_membership_begin(&me->members, me->comm.rank, ranks,
+                               me->options.repairs, me->options.timeout));
     CP_TRY(cp_allocate(&me->outbox, outbox, 1, "status messages"));
-    me->own_message = &me->messages[me->comm.rank];
-    for (int r = 0; r < ranks; r++) {
-        me->messages[r].waits_for = me->messages[r].goodbye = CP_NO_RANK;
-        me->world_ranks[r] = r;
-    }
     CP_TRY(duplicate(me->options.timeout, &me->world));
     MPI_Buffer_attach(me->outbox, (int)outbox);
     return CP_OK;
 }
 
 static void forget(struct process_member *me) {
-    free(me->messages);
-    free(me->world_ranks);
+    cp_membership_free(&me->members);
     free(me->outbox);
     free(me);
 }
@@ -676,7 +488,7 @@ cp_status cp_mpi_open(const cp_mpi_options *options, cp_comm **out) {
 }
 
 static bool all_are_gone(const struct process_member *me) {
-    return first_missing(me, true) == CP_NO_RANK;
+    return cp_member_missing(&me->members, true) == CP_NO_RANK;
 }
 
 /* MPI cannot be finalized any more, and need not be. */
@@ -684,25 +496,25 @@ static bool left_behind;
 
 int cp_mpi_close(cp_comm *comm, int status, bool *is_reporter) {
     struct process_member *me = (struct process_member *)comm;
+    cp_membership *m = &me->members;
     const double end = cp_clock() + FAREWELL;
     const char *complaint = "";
     int worst = status, room;
-    me->end = fmax(me->end, end);
-    me->own_message->goodbye = status;
-    snprintf(me->own_message->text, sizeof(me->own_message->text), "%.479s",
+    m->end = fmax(m->end, end);
+    m->own_message->goodbye = status;
+    snprintf(m->own_message->text, sizeof(m->own_message->text), "%.479s",
              status == 0 ? "" : cp_message());
     broadcast_status(me);
     bool well =
-        !me->evicted &&
+        !m->evicted &&
         wait_until(me, all_are_gone, fmax(deadline(me->options.timeout), end));
-    left_behind = me->evicted || me->own_message->epoch > 0;
+    left_behind = m->evicted || m->own_message->epoch > 0;
     /* The work is done, unless it is rank 0 that is missing. */
-    if (me->options.repairs && !well && status == 0 &&
-        first_missing(me, true) > 0)
+    if (m->repairs && !well && status == 0 && cp_member_missing(m, true) > 0)
         well = left_behind = true;
     *is_reporter = true;
     for (int r = 0; r < comm->ranks; r++) {
-        const struct status_message *message = &me->messages[r];
+        const cp_member_status *message = &m->messages[r];
         worst = (int)cp_max(worst, message->goodbye);
         *is_reporter =
             *is_reporter && !(r < comm->rank && message->goodbye >= 0);
@@ -713,7 +525,7 @@ int cp_mpi_close(cp_comm *comm, int status, bool *is_reporter) {
         cp_fail(CP_BROKEN, "%s", complaint);
     else if (status == 0 && !well)
         cp_fail(CP_BROKEN, "rank %d has gone without saying why",
-                first_missing(me, true));
+                cp_member_missing(m, true));
     if (!well)
         return -1;
     MPI_Buffer_detach(&me->outbox, &room);
@@ -733,7 +545,8 @@ void cp_mpi_end(bool orderly) {
 }
 
 void cp_mpi_set_timeout(cp_comm *comm, double seconds) {
-    ((struct process_member *)comm)->options.timeout = seconds;
+    struct process_member *me = (struct process_member *)comm;
+    me->options.timeout = me->members.timeout = seconds;
 }
 
 int cp_mpi_local(cp_comm *comm) {

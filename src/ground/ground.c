@@ -7,8 +7,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
+#ifdef __linux__
+#include <sys/mman.h> /* MADV_HUGEPAGE */
+#endif
 
 static _Thread_local char message[512];
 
