@@ -37,36 +37,41 @@ static cp_status refuse_shared(const owned *list, int64_t count,
     return CP_OK;
 }
 
-/* How many tokens of a span are new. */
-static int64_t new_tokens(const cp_layout *layout, cp_span span) {
-    const cp_pieces *all = &layout->all_queries.pieces;
+/* How many tokens of a span are in a list. */
+static int64_t listed(const cp_pieces *list, cp_span span) {
     int64_t tokens = 0;
-    for (int64_t n = 0; n < all->count; n++)
-        tokens += cp_span_shared(all->items[n].span, span).count;
+    for (int64_t n = 0; n < list->count; n++)
+        tokens += cp_span_shared(list->items[n].span, span).count;
     return tokens;
 }
 
-/* The first position that no query of a sequence sees. */
-static int64_t end_of(const cp_layout *layout, int64_t sequence) {
-    const cp_pieces *all = &layout->all_queries.pieces;
+/* The first position after all of a list. */
+static int64_t end_of(const cp_pieces *list) {
     int64_t end = 0;
-    for (int64_t n = 0; n < all->count; n++)
-        if (all->items[n].span.sequence == sequence)
-            end = cp_max(end, cp_span_last(all->items[n].span) + 1);
+    for (int64_t n = 0; n < list->count; n++)
+        end = cp_max(end, cp_span_last(list->items[n].span) + 1);
     return end;
 }
 
 static cp_status refuse_missing(const cp_layout *layout, const owned *list,
                                 int64_t count, const char *what, bool keys) {
-    int64_t n = 0;
+    const cp_pieces *new_tokens = &layout->all_queries.pieces;
+    int64_t n = 0, next = 0;
     for (int64_t i = 0; i < layout->sequences; i++) {
-        const int64_t end = end_of(layout, i), fresh = layout->fresh[i];
+        /* Take the sequence's new tokens. */
+        cp_pieces tokens = {new_tokens->items + next, 0, 0};
+        while (next < new_tokens->count &&
+               new_tokens->items[next].span.sequence == i) {
+            tokens.count++;
+            next++;
+        }
+        const int64_t end = end_of(&tokens), fresh = layout->fresh[i];
         const int64_t all = keys ? layout->past[i] + fresh : fresh;
         int64_t held = 0, missing = keys ? end : fresh;
         for (; n < count && list[n].span.sequence == i; n++) {
             /* Refuse a span that is not in the call. */
             const cp_span span = list[n].span;
-            if (keys ? span.start < 0 : new_tokens(layout, span) != span.count)
+            if (keys ? span.start < 0 : listed(&tokens, span) != span.count)
                 return cp_fail(CP_BROKEN,
                                "rank %d holds the %s positions %ld to %ld of "
                                "sequence %ld, which %s",
@@ -155,12 +160,13 @@ static int by_row(const void *a, const void *b) {
 /* May two pieces, the second of which does not begin before the first, overlap
  * in their rows as they do? */
 static bool may_share(const cp_layout *layout, cp_piece one, cp_piece other) {
+    const cp_pieces *new_tokens = &layout->all_queries.pieces;
     const int64_t ahead = other.row - one.row, left = one.span.count - ahead;
     const int64_t rows = cp_min(left, other.span.count);
     const cp_span a = cp_piece_part(one, ahead, rows).span;
     const cp_span b = cp_piece_part(other, 0, rows).span;
     return a.sequence != b.sequence && a.start == b.start && a.step == b.step &&
-           new_tokens(layout, a) + new_tokens(layout, b) == 0;
+           listed(new_tokens, a) + listed(new_tokens, b) == 0;
 }
 
 static cp_status check_sorted(const cp_layout *layout, int rank,
