@@ -133,7 +133,7 @@ static bool has_wide(void) {
     return __builtin_cpu_supports("avx512f") &&
            __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("avx512bw");
 }
 
 /* The kernel for AVX-512, where it can run, whatever was chosen. */

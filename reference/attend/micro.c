@@ -1,5 +1,5 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
-/* BLIS's micro-kernel, found and called. */
+/* A micro-kernel, BLIS's or ours, found and called. */
 #define _POSIX_C_SOURCE 200809L /* blis.h wants pthread barriers */
 #include "reference/attend/micro.h"
 

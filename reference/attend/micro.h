@@ -1,5 +1,5 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
-/* The innermost loop of BLIS's matrix product, on operands that the caller
+/* The innermost loop of a matrix product, BLIS's or ours, on operands the caller
  * has packed. Not a matrix product: one tile of one. */
 #ifndef CP_MICRO_H
 #define CP_MICRO_H
@@ -18,7 +18,7 @@ typedef struct {
     char about[160]; /* its name, its tile, and why this one */
 } cp_micro;
 
-/* BLIS's micro-kernel for this processor; the same at every call. Any thread
+/* The micro-kernel for this processor; the same at every call. Any thread
  * may call it. */
 const cp_micro *cp_micro_get(void);
 

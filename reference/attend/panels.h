@@ -1,6 +1,6 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
 /* Attention of many rows: panels of queries against packed tiles of keys and
- * values, by BLIS's micro-kernel. One thread's share of a call, not a call. */
+ * values, by a micro-kernel. One thread's share of a call, not a call. */
 #ifndef CP_PANELS_H
 #define CP_PANELS_H
 

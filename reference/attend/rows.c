@@ -139,9 +139,11 @@ static void score_few(int64_t rows, int64_t dim, const float *q, const float *a,
         score(1, dim, q, a, b, scores, second);
 }
 
-static void fetch(const float *from, int64_t floats) {
+/* Addresses are numbers here: they may lie past the end, nothing is read. */
+static void fetch(const float *from, int64_t first, int64_t floats) {
+    const uintptr_t at = (uintptr_t)from + (uintptr_t)first * sizeof(float);
     for (int64_t i = 0; i < floats; i += 16)
-        __builtin_prefetch(from + i, 0, 2);
+        __builtin_prefetch((const float *)at + i, 0, 2);
 }
 
 /* The row of number n of a tile's keys, or of the next tile's if it is past
@@ -161,7 +163,7 @@ static void score_keys(const cp_row_buffers *few_rows, int64_t count,
         const int64_t second = j + 1 < count, part = (1 + second) * row / heads;
         const float *soon = call->keys + row_ahead(keys, next, j + AHEAD) * row;
         for (int64_t h = 0; h < heads; h++) {
-            fetch(soon + h * part, part);
+            fetch(soon, h * part, part);
             const float *key = first + j * row + h * dim;
             score_few(few_rows->rows, dim,
                       few_rows->queries + h * few_rows->rows * dim, key,
@@ -201,8 +203,8 @@ static void add_values(const cp_row_buffers *few_rows, const int64_t *reach,
                        const float *soon, int64_t part) {
     const int64_t dim = cp_value_dim(few_rows->shape);
     for (int64_t r = 0; r < few_rows->rows; r++) {
-        fetch(soon + r * part, part);
         const int64_t row = h * few_rows->rows + r, left = reach[r] - j;
+        fetch(soon, row * part, part);
         const float *weights = few_rows->scores + row * CP_ROW_KEYS + j;
         float *sums = few_rows->sums + row * dim;
         if (left >= EIGHT)
@@ -232,7 +234,6 @@ void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
         const float *soon =
             call->values + row_ahead(keys, next, j + EIGHT) * row;
         for (int64_t h = 0; h < heads; h++)
-            add_values(few_rows, each, h, j, value + h * step, row,
-                       soon + h * few_rows->rows * part, part);
+            add_values(few_rows, each, h, j, value + h * step, row, soon, part);
     }
 }

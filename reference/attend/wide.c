@@ -9,8 +9,12 @@ enum { SLICE = CP_WIDE_SLICE, PANEL = CP_WIDE_PANEL, VECTORS = PANEL / 16 };
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define WIDE __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,bmi2")))
+#define WIDE __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+
+static __mmask16 first_lanes(int64_t count) {
+    return (__mmask16)((1u << cp_max(0, cp_min(16, count))) - 1);
+}
 
 WIDE void cp_wide_multiply(int64_t rows, int64_t columns, int64_t depth,
                            const float *slice, const float *panel, bool add,
@@ -32,8 +36,7 @@ WIDE void cp_wide_multiply(int64_t rows, int64_t columns, int64_t depth,
     /* Store the tile. */
     __mmask16 exists[VECTORS];
     EACH(v, VECTORS)
-        exists[v] = (__mmask16)_bzhi_u32(
-            0xffff, (uint32_t)cp_max(0, cp_min(16, columns - 16 * v)));
+        exists[v] = first_lanes(columns - 16 * v);
     EACH(i, SLICE)
         EACH(v, VECTORS) {
             float *to = c + i * stride + 16 * v;
@@ -60,7 +63,7 @@ WIDE void cp_wide_turn(const float *const *rows, int64_t dim, float scale,
     const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(8));
     for (int64_t d = 0; d < dim; d += 16) {
         const int64_t count = cp_min(16, dim - d);
-        const __mmask16 exists = (__mmask16)_bzhi_u32(0xffff, (uint32_t)count);
+        const __mmask16 exists = first_lanes(count);
         __m512 at[2][16];
         EACH(i, 16)
             at[0][i] =

@@ -1,6 +1,6 @@
 /* Tangled from book/11-fast-kernel.nw; edit the chapter. */
 /* What AVX-512 does better than a loop: one tile of a product, and sixteen rows
- * turned into columns. Only where cp_kernel_choose says wide. */
+ * turned into columns. Only where cp_kernel_decide says wide. */
 #ifndef CP_WIDE_H
 #define CP_WIDE_H
 
