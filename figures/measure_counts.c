@@ -16,7 +16,7 @@ static double *pairs(const cp_layout *layout) {
     for (int k = 0; k < ranks; k++)
         for (int s = 0; s < ranks; s++)
             table[k * ranks + s] =
-                (double)cp_block_pairs(&layout->queries[k], &layout->keys[s]);
+                (double)cp_block_pairs(&layout->queries[k], &layout->keys[s], 0);
     return table;
 }
 

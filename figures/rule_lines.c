@@ -118,7 +118,7 @@ static score rule_score(const cp_rule *rule, const cp_setting *setting) {
         cp_verdict verdict;
         if (trial->ranks > 0)
             trial_setting.ranks = (int)trial->ranks;
-        need(cp_load_of(1, &trial->fresh, &trial->cached, &load));
+        need(cp_load_of(1, &trial->fresh, &trial->cached, 0, &load));
         need(cp_rule_ask(rule, &trial_setting, &load, &verdict));
         score_add(&result, trial, verdict.variant);
     }

@@ -79,7 +79,7 @@ static expectation expect(const attend_case *the_case) {
 }
 
 /* With sinks, of which one takes nearly all: one more score for each row. */
-static const char *sinks = "";
+static const char *sinks = "", *window = "";
 
 static void write_sinks(expectation *expected) {
     static const float scores[HEADS] = {0, -3, 25, 1.5f, -80, 4};
@@ -122,10 +122,10 @@ static void attend_everywhere(const attend_case *the_case,
     if (sinks[0] != '\0')
         write_sinks(&expected);
     for (int i = 0; i < COUNT_OF(ranks); i++) {
-        runs("$L attend --q $D/q.npy --k $D/k.npy %s %s --lengths "
+        runs("$L attend --q $D/q.npy --k $D/k.npy %s %s %s --lengths "
              "%ld,%ld,%ld --history %s --variant %s --ranks %d --out $D/o.npy "
              "--lse $D/lse.npy",
-             shape.latent ? "--value-dim 20" : "--v $D/v.npy", sinks,
+             shape.latent ? "--value-dim 20" : "--v $D/v.npy", sinks, window,
              the_case->new_tokens[0], the_case->new_tokens[1],
              the_case->new_tokens[2], the_case->history, variant, ranks[i]);
         compare_files(&expected);
@@ -308,6 +308,18 @@ LOOP(attend_counts_a_sink_once, 0, COUNT_OF(variants)) {
     attend_everywhere(&prefills, variants[_i]);
     attend_everywhere(&mixed, variants[_i]);
     sinks = "";
+}
+
+/* Also with sinks, and with latents. */
+LOOP(attend_slides_a_window, 0, COUNT_OF(variants)) {
+    shape.window = 9;
+    window = "--window 9";
+    sinks = _i % 2 == 0 ? "--sinks $D/s.npy" : "";
+    shape.value_dim = _i == 1 ? 20 : 0;
+    shape.latent = _i == 1;
+    attend_everywhere(&prefills, variants[_i]);
+    attend_everywhere(&steps, "decode");
+    attend_everywhere(&mixed, variants[_i]);
 }
 
 TEST(attend_decodes) {

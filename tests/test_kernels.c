@@ -208,6 +208,9 @@ LOOP(attention_is_that_of_the_oracle, 0, COUNT_OF(shapes)) {
     for (int n = 0; n < COUNT_OF(variations); n++) {
         problem *p = follow_up(_i, n * 17, 1 + n * 9);
         check(varied(p, n, (uint64_t)(1 + _i * 6 + n)), attend, 1.0);
+        p = follow_up(_i, n * 17, 1 + n * 9);
+        p->shape.window = 1 + n * n * 2;
+        check(varied(p, n, (uint64_t)(7 + _i * 6 + n)), attend, 1.0);
     }
     end();
 }
@@ -225,6 +228,7 @@ LOOP_FOR(60, uneven_heads_are_those_of_the_oracle, 0, COUNT_OF(uneven)) {
         if (variations[n].splits > 1)
             continue;
         problem *p = behind(uneven[_i], n * 17, 1 + n * 9);
+        p->shape.window = n % 2 * 30;
         check(varied(p, n, (uint64_t)(51 + _i * 6 + n)), attend, 1.0);
     }
     end();
@@ -440,6 +444,13 @@ static const struct {
     {CP_ATTEND_FEW, {3, 3, 128}, 129, 1, false, 1, true},
     {CP_ATTEND_TILES, {1, 1, 64}, 8000, 1, false, 1, false},
     {CP_ATTEND_FEW, {1, 1, 64}, 8000, 1, false, 1, false},
+    /* Windows: shorter and longer than a tile, and of one token. */
+    {CP_ATTEND_TILES, {6, 2, 128, .window = 9}, 130, 75, true, 1, true},
+    {CP_ATTEND_TILES, {3, 1, 64, .window = 90}, 300, 128, false, 3, true},
+    {CP_ATTEND_TILES, {2, 2, 128, .window = 1}, 0, 200, false, 1, false},
+    {CP_ATTEND_FEW, {16, 2, 64, .window = 500}, 900, 3, false, 4, false},
+    {CP_ATTEND_FEW, {5, 1, 64, .window = 2}, 20, 7, true, 9, false},
+    {CP_ATTEND_FEW, {3, 3, 128, .window = 1}, 129, 1, false, 1, true},
 };
 
 static problem *product(int which, uint64_t seed, float scale) {

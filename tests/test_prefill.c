@@ -178,6 +178,9 @@ static const prefill few[] = {
     {{3, 3, 128}, 0, 129, 20, 5, 4.0f, true, false},
     {{2, 1, 64}, 70, 60, 12, 1, 1.0f, false, false},
     {{4, 2, 64}, 12, 5, 7, 0, 1.0f, true, false},
+    {{8, 2, 128, .window = 900}, 0, 2000, 3, 3, 5.5f, false, false},
+    {{5, 1, 64, .window = 1}, 20, 110, 7, 1, 1.0f, true, false},
+    {{3, 3, 128, .window = 7}, 0, 129, 20, 5, 4.0f, true, false},
 };
 
 static problem *new_prefill(const prefill *like, uint64_t seed) {

@@ -37,7 +37,7 @@ static cp_setting peak(int ranks) {
 
 static cp_load load_of(int64_t fresh, int64_t cached) {
     cp_load load;
-    must(cp_load_of(1, &fresh, &cached, &load));
+    must(cp_load_of(1, &fresh, &cached, 0, &load));
     return load;
 }
 
@@ -382,10 +382,10 @@ TEST(appendix_d_turns_where_it_says) {
     const cp_rule near = {"near", CP_RULE_EMPIRICAL, false, {0, 1, 5e-14}};
     cp_load load;
     cp_verdict verdict;
-    must(cp_load_of(2, two, two, &load));
+    must(cp_load_of(2, two, two, 0, &load));
     refuses_with(cp_rule_ask(&cp_rules[APPENDIX_D], &setting, &load, &verdict),
                  CP_INVALID, "Appendix D is for one sequence, not 2");
-    must(cp_load_of(1, two, NULL, &load)); /* ln 1 = 0 */
+    must(cp_load_of(1, two, NULL, 0, &load)); /* ln 1 = 0 */
     refuses_with(cp_rule_ask(&near, &setting, &load, &verdict), CP_INVALID,
                  "near: h = 5e-14, too near 0 to tell");
 }
@@ -412,11 +412,11 @@ TEST(sums_that_do_not_fit_are_refused) {
     const cp_setting setting = paper(1000, 1e18, 1e18);
     cp_load load;
     cp_verdict verdict;
-    ck_assert_int_eq(cp_load_of(3, many, many, &load), CP_INVALID);
-    ck_assert_int_eq(cp_load_of(1, &negative, NULL, &load), CP_INVALID);
-    ck_assert_int_eq(cp_load_of(1, &five, &negative, &load), CP_INVALID);
-    ck_assert_int_eq(cp_load_of(0, NULL, NULL, &load), CP_INVALID);
-    must(cp_load_of(1, &most, &most, &load));
+    ck_assert_int_eq(cp_load_of(3, many, many, 0, &load), CP_INVALID);
+    ck_assert_int_eq(cp_load_of(1, &negative, NULL, 0, &load), CP_INVALID);
+    ck_assert_int_eq(cp_load_of(1, &five, &negative, 0, &load), CP_INVALID);
+    ck_assert_int_eq(cp_load_of(0, NULL, NULL, 0, &load), CP_INVALID);
+    must(cp_load_of(1, &most, &most, 0, &load));
     for (int r = ALGORITHM_1; r <= CAUSAL_5; r++)
         ck_assert_int_eq(cp_rule_ask(&cp_rules[r], &setting, &load, &verdict),
                          CP_INVALID);

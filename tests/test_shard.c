@@ -182,7 +182,7 @@ LOOP(every_small_shape_is_a_round_trip, 1, 10) {
 }
 
 static int64_t pairs(int k, int s) {
-    return cp_block_pairs(&layout->queries[k], &layout->keys[s]);
+    return cp_block_pairs(&layout->queries[k], &layout->keys[s], 0);
 }
 
 LOOP(invariants_7_and_8_the_fold_is_fair, 1, 10) {

@@ -38,6 +38,7 @@ LOOP_BY_TENS(conversations_equal_dense_attention, harness_seeds(10)) {
     t.sequences = 1 + (int64_t)(drawn / 2048 % 3);
     t.room = 60;
     t.layers = _i % 3 == 0 ? LAYERS : 1;
+    t.shape.window = _i % 3 == 1 ? 1 + (int64_t)(drawn % 40) : 0;
     open_talk(&t);
     for (int turn = 0; turn < 4; turn++) {
         const bool decode = turn % 2 == 1;
@@ -135,6 +136,7 @@ LOOP(other_systems_plans_equal_dense_attention, 0, harness_seeds(20)) {
               .sequences = 3,
               .room = 90,
               .layers = 1 + _i % 2};
+    t.shape.window = _i % 3 == 0 ? 11 : 0;
     open_talk(&t);
     for (int turn = 0; turn < 6; turn++) {
         const bool decode = turn % 2 == 1;

@@ -139,14 +139,16 @@ CP_ALWAYS void score_keys(float scores[2][4], uint32_t queries[][4],
     }
 }
 
-CP_ALWAYS void hide_keys(float scores[2][4], const rows_of_block *block_rows,
-                         cp_span keys) {
+CP_ALWAYS void hide_keys(const cp_device_attention *a, float scores[2][4],
+                         const rows_of_block *block_rows, cp_span keys) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     CP_EACH(half, 2) {
         const int64_t at = position(block_rows, lane / 4 + 8 * half);
-        const int reach = (int)keys_seen(keys, at) - 16 * warp - lane % 4 * 2;
+        const int column = 16 * warp + lane % 4 * 2;
+        const int reach = (int)keys_seen(keys, at) - column;
+        const int hidden = (int)keys_hidden(a, keys, at) - column;
         CP_EACH(n, 4)
-            if (n / 2 * 8 + n % 2 >= reach)
+            if (n / 2 * 8 + n % 2 >= reach || n / 2 * 8 + n % 2 < hidden)
                 scores[n / 2][2 * half + n % 2] = -INFINITY;
     }
 }
@@ -226,8 +228,10 @@ CP_ALWAYS void multiply_pairs(const few_call *a,
         float scores[2][4] = {{0.0f}};
         score_keys(scores, queries, tile, boxes);
         let_go(&handed->keys_empty[at.pair]);
-        if (keys_seen(keys, position(block_rows, 0)) < KEYS)
-            hide_keys(scores, block_rows, keys);
+        if (keys_seen(keys, position(block_rows, 0)) < KEYS ||
+            keys_hidden(&a->call, keys,
+                        position(block_rows, block_rows->count - 1)) > 0)
+            hide_keys(&a->call, scores, block_rows, keys);
         weigh_keys(scores, &sums, dim);
         barrier_wait(&handed->values_full[at.pair], at.phase);
         if (keys.count < KEYS)

@@ -126,8 +126,11 @@ static __device__ void add_all(const cp_device_attention *a,
         return;
     keys_of_block walk = find_keys(a, block_rows, 32);
     while (next_keys(&walk, &keys)) {
-        const int count = (int)keys_seen(keys.span, position(block_rows, r));
-        add_keys(a, widths, work, lane < count ? keys.row + lane : -1, count,
+        const int64_t at = position(block_rows, r);
+        const int count = (int)keys_seen(keys.span, at);
+        const bool sees =
+            lane < count && lane >= keys_hidden(a, keys.span, at);
+        add_keys(a, widths, work, sees ? keys.row + lane : -1, count,
                  row);
     }
 }

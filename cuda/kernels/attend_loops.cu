@@ -25,6 +25,7 @@ CP_KERNEL(attend, cp_device_attention) {
     CP_SHARED(float, total, [ROWS]);
     CP_SHARED(float, factor, [ROWS]);
     CP_SHARED(int, reach, [ROWS]);
+    CP_SHARED(int, hidden, [ROWS]);
     const rows_of_block block_rows = find_rows(&a, ROWS);
     if (block_rows.count <= 0)
         return;
@@ -41,11 +42,12 @@ CP_KERNEL(attend, cp_device_attention) {
     }
     while (next_keys(&walk, &keys)) {
         /* Find what each row sees of these keys. */
-        if (thread < ROWS)
+        if (thread < ROWS) {
+            const int64_t at = position(&block_rows, thread);
             reach[thread] =
-                thread < block_rows.count
-                    ? (int)keys_seen(keys.span, position(&block_rows, thread))
-                    : 0;
+                thread < block_rows.count ? (int)keys_seen(keys.span, at) : 0;
+            hidden[thread] = (int)keys_hidden(&a, keys.span, at);
+        }
         __syncthreads();
         const int least = reach[0], most = (int)keys.span.count;
         /* Score the tile. */
@@ -79,7 +81,9 @@ CP_KERNEL(attend, cp_device_attention) {
             for (int j = 0; j < ACROSS; j++) {
                 const int key = column + 8 * j;
                 weights[row + i][key] =
-                    key < reach[row + i] ? scores[i][j] * scale : -INFINITY;
+                    key >= hidden[row + i] && key < reach[row + i]
+                    ? scores[i][j] * scale
+                    : -INFINITY;
             }
         __syncthreads();
         const int shared = thread / 4, part = thread % 4;
@@ -124,7 +128,8 @@ CP_KERNEL(attend, cp_device_attention) {
             /* Multiply weights and values. */
             for (int key = 0; key < most; key++)
                 CP_UNROLL for (int i = 0; i < DOWN; i++) {
-                    if (key >= least && key >= reach[row + i])
+                    if (key < hidden[row + i] ||
+                        (key >= least && key >= reach[row + i]))
                         continue;
                     CP_UNROLL for (int j = 0; j < ACROSS; j++) sums[c][i][j] =
                         fmaf(weights[row + i][key], right[key][column + 8 * j],
@@ -232,6 +237,8 @@ bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
     if (cp_device_uneven(shape) || kernel == CP_ATTEND_LOOPS)
         return kernel == CP_ATTEND_LOOPS;
+    if (kernel == CP_ATTEND_HOPPER && shape->window > 0)
+        return false;
     return element == CP_BF16 &&
            (kernel >= CP_ATTEND_HOPPER
                 ? capability == 90 && cp_device_prefill != NULL

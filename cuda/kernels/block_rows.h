@@ -55,16 +55,26 @@ CP_INLINE int64_t keys_seen(cp_span keys, int64_t position) {
     return seen < keys.count ? seen + 1 : keys.count;
 }
 
+/* Those of them that a window hides: the first ones. */
+CP_INLINE int64_t keys_hidden(const cp_device_attention *a, cp_span keys,
+                              int64_t position) {
+    return a->shape.window > 0 ? keys_seen(keys, position - a->shape.window)
+                               : 0;
+}
+
 typedef struct {
     const cp_piece *piece; /* of the sequence */
-    cp_piece now;          /* the part the last row sees, from the next tile */
+    cp_piece now;          /* the part that rows see, from the next tile */
     int tile, left;        /* the next tile of the piece; how many to come */
     int last;              /* the latest query's position */
+    int hidden;            /* up to this one no row sees a key */
     int keys;              /* of a tile */
 } keys_of_block;
 
 CP_INLINE int tiles_of(const keys_of_block *walk, cp_span span) {
-    return ((int)keys_seen(span, walk->last) + walk->keys - 1) / walk->keys;
+    const int64_t seen =
+        keys_seen(span, walk->last) - keys_seen(span, walk->hidden);
+    return ((int)seen + walk->keys - 1) / walk->keys;
 }
 
 CP_INLINE void pass_tiles(keys_of_block *walk, int tiles) {
@@ -76,8 +86,12 @@ CP_INLINE void pass_tiles(keys_of_block *walk, int tiles) {
 }
 
 CP_INLINE void begin_piece(keys_of_block *walk) {
+    const cp_span span = walk->piece->span;
+    const int64_t hidden = keys_seen(span, walk->hidden);
     walk->now = *walk->piece;
-    walk->now.span.count = keys_seen(walk->now.span, walk->last);
+    walk->now.row += hidden;
+    walk->now.span.start += hidden * span.step;
+    walk->now.span.count = keys_seen(span, walk->last) - hidden;
     walk->tile = 0;
 }
 
@@ -97,6 +111,9 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     keys_of_block walk = {0};
     walk.keys = keys;
     walk.last = (int)position(block_rows, block_rows->count - 1);
+    walk.hidden = a->shape.window > 0
+                      ? (int)(position(block_rows, 0) - a->shape.window)
+                      : -1;
     if (sequence < 0 || sequence >= a->keys_of.sequences)
         return walk;
     /* Count the tiles that the last row sees. */

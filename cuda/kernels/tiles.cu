@@ -15,7 +15,8 @@ enum { SLABS = 2, MOST_DIM = 128 }; /* at most */
  * holds tiles of keys or of values. */
 typedef struct {
     int dim, slabs, slots;
-    bool few; /* all warps have the same rows, and different keys */
+    bool few;    /* all warps have the same rows, and different keys */
+    bool window; /* a row may not see the first keys (chapter 16) */
 } block_shape;
 
 CP_INLINED int rows_of_tile(block_shape s) {
@@ -200,6 +201,19 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
                         if (n / 2 * 8 + n % 2 >= reach)
                             scores[m][n / 2][2 * half + n % 2] = -INFINITY;
                 }
+        if (s.window)
+            /* Mask what a window hides. */
+            CP_EACH(m, s.slabs)
+                CP_EACH(half, 2) {
+                    const int row = first_row + 16 * m + 8 * half + lane / 4;
+                    const int hidden =
+                        (int)keys_hidden(a, seen, position(block_rows, row)) -
+                        first_key - lane % 4 * 2;
+                    if (hidden > 0)
+                        CP_EACH(n, columns / 4)
+                            if (n / 2 * 8 + n % 2 < hidden)
+                                scores[m][n / 2][2 * half + n % 2] = -INFINITY;
+                }
         /* Turn scores into weights. */
         CP_EACH(m, s.slabs)
             CP_EACH(half, 2) {
@@ -276,18 +290,20 @@ CP_INLINED void attend_tile(const cp_device_attention *a, block_shape s,
         merge_splits(a, block_rows);
 }
 
-#define ATTEND_KERNEL(name, dim, slabs, slots, few)                            \
+#define ATTEND_KERNEL(name, dim, slabs, slots, few, window)                    \
     CP_KERNEL(name, cp_device_attention) {                                     \
         CP_DYNAMIC(memory);                                                    \
         CP_SHARED(block_notes, notes, [1]);                                    \
-        const block_shape s = {dim, slabs, slots, few};                        \
+        const block_shape s = {dim, slabs, slots, few, window};                \
         attend_tile(&a, s, memory, notes);                                     \
     }
 
-ATTEND_KERNEL(attend_prompt_64, 64, 2, 3, false)
-ATTEND_KERNEL(attend_prompt_128, 128, 2, 3, false)
-ATTEND_KERNEL(attend_token_64, 64, 1, 7, true)
-ATTEND_KERNEL(attend_token_128, 128, 1, 4, true)
+ATTEND_KERNEL(attend_prompt_64, 64, 2, 3, false, false)
+ATTEND_KERNEL(attend_prompt_128, 128, 2, 3, false, false)
+ATTEND_KERNEL(attend_window_64, 64, 2, 3, false, true)
+ATTEND_KERNEL(attend_window_128, 128, 2, 3, false, true)
+ATTEND_KERNEL(attend_token_64, 64, 1, 7, true, true)
+ATTEND_KERNEL(attend_token_128, 128, 1, 4, true, true)
 
 #define LAUNCH(name, rows, slots)                                              \
     CP_LAUNCH_GRID_SHARED(                                                     \
@@ -300,6 +316,9 @@ cudaError_t cp_attend_tiles(const cp_device_attention *call,
     if (call->kernel == CP_ATTEND_FEW)
         return dim == 64 ? LAUNCH(attend_token_64, 16, 7)
                          : LAUNCH(attend_token_128, 16, 4);
+    if (call->shape.window > 0)
+        return dim == 64 ? LAUNCH(attend_window_64, 128, 3)
+                         : LAUNCH(attend_window_128, 128, 3);
     return dim == 64 ? LAUNCH(attend_prompt_64, 128, 3)
                      : LAUNCH(attend_prompt_128, 128, 3);
 }

@@ -118,18 +118,25 @@ static void score(const tiles *w, int64_t row, int64_t reach) {
 void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
                    int64_t first, int64_t rows, cp_reach *reach) {
     const int64_t group = shape->query_heads / shape->kv_heads;
-    const bool diagonal = cp_span_relate(queries, keys) == CP_DIAGONAL;
-    reach->least = keys.count;
-    reach->most = 0;
+    const bool full =
+        cp_window_relate(queries, keys, shape->window) == CP_FULL;
+    reach->begin = reach->least = keys.count;
+    reach->full = reach->most = 0;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t q = cp_min((first + i) / group, queries.count - 1);
         const int64_t position = queries.start + q * queries.step;
-        const int64_t sees =
-            diagonal ? cp_span_before(keys, position + 1) : keys.count;
-        reach->of[i] = sees;
-        reach->least = cp_min(reach->least, sees);
-        reach->most = cp_max(reach->most, sees);
+        const cp_seen_keys seen =
+            full ? (cp_seen_keys){0, keys.count}
+                 : cp_window_seen(keys, position, shape->window);
+        reach->from[i] = seen.from;
+        reach->of[i] = seen.end;
+        reach->begin = cp_min(reach->begin, seen.from);
+        reach->full = cp_max(reach->full, seen.from);
+        reach->least = cp_min(reach->least, seen.end);
+        reach->most = cp_max(reach->most, seen.end);
     }
+    /* If there is no key that all see, there are none after full. */
+    reach->least = cp_max(reach->least, reach->full);
 }
 
 /* Adds the values of keys first to last - 1 to one row. */
@@ -145,13 +152,15 @@ static void add_values(const tiles *w, int64_t row, const float *weights,
 }
 
 static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
-    int64_t reach[PANEL];
-    cp_reach seen = {.of = reach};
+    int64_t from[PANEL], reach[PANEL];
+    cp_reach seen = {.from = from, .of = reach};
     cp_reach_find(w->shape, queries, keys, row, PANEL, &seen);
     const int64_t width = cp_ceil_divide(seen.most, STRIP) * STRIP;
     score(w, row, seen.most);
     for (int i = 0; i < PANEL && seen.most > 0; i++) {
         /* Weigh a row of the panel. */
+        for (int64_t j = 0; j < from[i]; j++)
+            w->scores[i * KEYS + j] = -INFINITY;
         const float rescale =
             cp_row_weigh(w->scores + i * KEYS, reach[i], width,
                          &w->largest[row + i], &w->total[row + i]);
@@ -161,10 +170,14 @@ static void attend_panel(tiles *w, cp_span queries, cp_span keys, int64_t row) {
     }
     /* Add the values that all rows see, then each row's own. */
     for (int64_t d = 0; d < w->wide; d += STRIP)
-        multiply(seen.least, w->scores, KEYS, w->values + d * KEYS,
+        multiply(seen.least - seen.full, w->scores + seen.full, KEYS,
+                 w->values + d * KEYS + seen.full * STRIP,
                  w->output + row * w->wide + d, w->wide);
-    for (int i = 0; i < PANEL; i++)
-        add_values(w, row + i, w->scores + i * KEYS, seen.least, reach[i]);
+    for (int i = 0; i < PANEL; i++) {
+        const float *weights = w->scores + i * KEYS;
+        add_values(w, row + i, weights, from[i], cp_min(seen.full, reach[i]));
+        add_values(w, row + i, weights, seen.least, reach[i]);
+    }
 }
 
 void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
@@ -192,7 +205,8 @@ static void attend_tile(const tile_call *c, tiles *w, cp_piece tile,
     gather_queries(w, tile, kv_head, rows, call->queries);
     for (int64_t t = 0; t < c->key_tiles.count; t++) {
         const cp_piece keys = c->key_tiles.items[t];
-        if (cp_span_relate(tile.span, keys.span) == CP_APART)
+        if (cp_window_relate(tile.span, keys.span, w->shape->window) ==
+            CP_APART)
             continue;
         pack(w, keys, kv_head, call);
         for (int64_t row = 0; row < rows; row += PANEL)

@@ -6,7 +6,7 @@
 #define CP_ATTEND_H
 
 #include "reference/attend/exp2.h"
-#include "tokens/span.h"
+#include "tokens/window.h"
 
 /* Merge a partial answer for one row of one head into a running one (partial.h
  * has it); remainder may be NULL. */
@@ -40,7 +40,7 @@ typedef struct {
  * With a latent, values is keys. key_row and value_row give the distance of
  * rows if these heads are some of more.
  * A key is visible to a query of the same sequence at its position or a
- * later one. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
+ * later one; with a window, if it is also among the last of these. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
  * logarithm. Only rows that the pieces name are read or written; a query
  * that sees no key gets output 0 and lse -inf. NaN in a query or in keys
  * and values that it sees gives NaN, elsewhere it has no effect. With merge
@@ -100,13 +100,14 @@ static inline float cp_query_scale(const cp_shape *shape) {
 int64_t cp_row_index(const cp_shape *shape, cp_piece queries, int64_t kv_head,
                      int64_t r);
 
-/* The number of keys of a tile that each row sees, the least and the most. */
+/* Row i sees keys from[i] to of[i] - 1 of a tile. All rows see those from full
+ * to least - 1, none any before begin or from most on. */
 typedef struct {
-    int64_t *of, least, most;
+    int64_t *from, *of, begin, full, least, most;
 } cp_reach;
 
 /* Find the reach of rows rows, beginning with row first of the queries. The
- * caller has set reach->of [rows]. The spans are not apart. */
+ * caller has set reach->from and of [rows]. The spans are not apart. */
 void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
                    int64_t first, int64_t rows, cp_reach *reach);
 

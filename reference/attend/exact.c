@@ -513,6 +513,8 @@ cp_status cp_attend_exact(const cp_attention *call) {
                  .cut = cut,
                  .work = work,
                  .join = raise_row}};
+    if (call->shape->window > 0)
+        return cp_refuse("windows have no exact order");
     if (micro->panel > CP_PANEL_WIDEST)
         return cp_refuse("panels of %ld rows have no exact order",
                          micro->panel);

@@ -50,12 +50,16 @@ static void count_rows(fast_call *c) {
 static void find_tiles(const fast_call *c, cp_span queries, int64_t longest,
                        cp_task *task) {
     const cp_pieces *keys = c->team.call->key_pieces;
+    const int64_t window = c->team.call->shape->window;
     int64_t at = 0;
     for (int64_t p = 0; p < keys->count; p++) {
         const cp_span span = keys->items[p].span;
         const int64_t end = at + cp_ceil_divide(span.count, longest);
-        if (cp_span_relate(queries, span) != CP_APART) {
-            task->first = task->last == 0 ? at : task->first;
+        if (cp_window_relate(queries, span, window) != CP_APART) {
+            const int64_t from =
+                cp_window_seen(span, queries.start, window).from;
+            task->first =
+                task->last == 0 ? at + from / longest : task->first;
             task->last = end;
         }
         at = end;
@@ -66,7 +70,8 @@ static double cost_of(const fast_call *c, cp_span queries) {
     const cp_pieces *keys = c->team.call->key_pieces;
     double pairs = 0.0;
     for (int64_t p = 0; p < keys->count; p++)
-        pairs += (double)cp_span_pairs(queries, keys->items[p].span);
+        pairs += (double)cp_window_pairs(queries, keys->items[p].span,
+                                         c->team.call->shape->window);
     return pairs;
 }
 
@@ -139,7 +144,8 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
         const cp_piece tile = tiles->items[n];
         const int64_t soon = n + 1 < t->last ? n + 1 : n + 1 + others;
         cp_team_progress(team);
-        if (cp_span_relate(t->queries.span, tile.span) != CP_APART)
+        if (cp_window_relate(t->queries.span, tile.span,
+                             call->shape->window) != CP_APART)
             cp_row_buffers_add(
                 &few_rows, t->queries, tile,
                 soon < tiles->count ? tiles->items[soon] : (cp_piece){0}, call);

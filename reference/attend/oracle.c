@@ -33,8 +33,9 @@ typedef struct {
     const float *key_rows, *value_rows;
 } key_table;
 
-static bool visible(oracle_token query, oracle_token key) {
-    return key.sequence == query.sequence && key.position <= query.position;
+static bool visible(oracle_token query, oracle_token key, int64_t window) {
+    return key.sequence == query.sequence && key.position <= query.position &&
+           (window == 0 || key.position > query.position - window);
 }
 
 static double attend_one(const key_table *table, oracle_token query,
@@ -46,7 +47,7 @@ static double attend_one(const key_table *table, oracle_token query,
     /* First pass: every visible score, and the largest. */
     double largest = -INFINITY;
     for (int64_t j = 0; j < table->count; j++) {
-        if (!visible(query, table->keys[j]))
+        if (!visible(query, table->keys[j], table->shape->window))
             continue;
         const float *k =
             table->key_rows + table->keys[j].row * width + kv_head * dim;
@@ -61,7 +62,7 @@ static double attend_one(const key_table *table, oracle_token query,
     for (int64_t d = 0; d < value_dim; d++)
         out[d] = 0.0;
     for (int64_t j = 0; j < table->count; j++) {
-        if (!visible(query, table->keys[j]))
+        if (!visible(query, table->keys[j], table->shape->window))
             continue;
         const int64_t at =
             table->keys[j].row * table->shape->kv_heads + kv_head;

@@ -212,25 +212,27 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
     return moved;
 }
 
-static void mask(const cp_panels *buffers, const cp_reach *reach) {
-    for (int64_t j = reach->least; j < reach->most; j++)
+static void mask(const cp_panels *buffers, const cp_reach *reach, int64_t first,
+                 int64_t last) {
+    for (int64_t j = first; j < last; j++)
         for (int64_t i = 0; i < buffers->micro->panel; i++)
-            if (j >= reach->of[i])
+            if (j < reach->from[i] || j >= reach->of[i])
                 buffers->scores[j * buffers->micro->panel_stride + i] =
                     -INFINITY;
 }
 
 static void add_seen(const cp_panels *buffers, const cp_reach *reach,
-                     const float *values, int64_t width, float *sums) {
+                     int64_t first, int64_t last, const float *values,
+                     int64_t width, float *sums) {
     const int64_t dim = cp_value_dim(buffers->shape),
                   panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
-    for (int64_t j = reach->least; j < reach->most; j++) {
+    for (int64_t j = first; j < last; j++) {
         const float *weights = buffers->scores + j * stride;
         const float *value = values + j * width;
         uint32_t seen[WIDEST];
         for (int64_t i = 0; i < panel; i++)
-            seen[i] = j < reach->of[i] ? UINT32_MAX : 0;
+            seen[i] = j >= reach->from[i] && j < reach->of[i] ? UINT32_MAX : 0;
         for (int64_t d = 0; d < dim; d++)
 #pragma omp simd
             for (int64_t i = 0; i < panel; i++)
@@ -241,14 +243,15 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
 
 /* Returns whether top has been raised to the largest scores. */
 static bool score_panel(const cp_panels *buffers, int64_t number,
-                        const cp_reach *reach, float *top) {
+                        const cp_reach *reach, int64_t start, float *top) {
     const cp_micro *micro = buffers->micro;
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
     const bool known =
-        micro->wide && reach->least == reach->most && reach->most % slice == 0;
-    for (int64_t j = 0; j < reach->most; j += slice) {
+        micro->wide && reach->full == start && reach->least == reach->most &&
+        reach->most % slice == 0;
+    for (int64_t j = start; j < reach->most; j += slice) {
         const float *keys =
             buffers->keys + j / slice * dim * micro->slice_stride;
         float *scores = buffers->scores + j * stride;
@@ -279,20 +282,26 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
     const int64_t slice = micro->slice, stride = micro->panel_stride;
     float *sums = buffers->sums + number * buffers->slices * slice * stride;
     float *level = buffers->level + number * stride;
+    const int64_t start = reach->begin / slice * slice;
     float rescale[WIDEST], top[WIDEST];
+    cp_panels seen = *buffers;
+    seen.scores += start * stride;
     memcpy(top, level, (size_t)stride * sizeof(float));
-    const bool known = score_panel(buffers, number, reach, top);
-    mask(buffers, reach);
-    if (cp_panels_weigh(buffers, reach->most, known ? top : NULL, level,
+    const bool known = score_panel(buffers, number, reach, start, top);
+    mask(buffers, reach, start, reach->full);
+    mask(buffers, reach, reach->least, reach->most);
+    if (cp_panels_weigh(&seen, reach->most - start, known ? top : NULL, level,
                         buffers->total + number * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */
-    for (int64_t s = 0; s < buffers->slices && reach->least > 0; s++)
-        cp_micro_multiply(
-            micro, slice, micro->panel, reach->least,
-            buffers->values + s * buffers->most * micro->slice_stride,
-            buffers->scores, true, sums + s * slice * stride, stride);
-    add_seen(buffers, reach, values, width, sums);
+    for (int64_t s = 0; s < buffers->slices && reach->least > reach->full; s++)
+        cp_micro_multiply(micro, slice, micro->panel, reach->least - reach->full,
+                          buffers->values + (s * buffers->most + reach->full) *
+                                                micro->slice_stride,
+                          buffers->scores + reach->full * stride, true,
+                          sums + s * slice * stride, stride);
+    add_seen(buffers, reach, start, reach->full, values, width, sums);
+    add_seen(buffers, reach, reach->least, reach->most, values, width, sums);
 }
 
 void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
@@ -310,14 +319,14 @@ void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
     const float *value =
         call->values + keys.row * value_row + kv_head * cp_value_step(shape);
     const int64_t panel = buffers->micro->panel;
-    int64_t each[WIDEST];
-    cp_reach reach = {.of = each};
-    if (cp_span_relate(queries.span, keys.span) == CP_APART)
+    int64_t from[WIDEST], each[WIDEST];
+    cp_reach reach = {.from = from, .of = each};
+    if (cp_window_relate(queries.span, keys.span, shape->window) == CP_APART)
         return;
     cp_panels_pack(buffers, keys.span.count, key, key_row, value, value_row);
     for (int64_t r = 0; r < rows; r += panel) {
         cp_reach_find(shape, queries.span, keys.span, r, panel, &reach);
-        if (reach.most > 0)
+        if (reach.most > reach.begin)
             attend_panel(buffers, r / panel, &reach, value, value_row);
     }
 }

@@ -175,11 +175,15 @@ static void score_keys(const cp_row_buffers *few_rows, int64_t count,
 }
 
 static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
-                      int64_t reach, int64_t most) {
+                      const cp_reach *reach) {
     const int64_t dim = cp_value_dim(few_rows->shape);
+    const int64_t r = row % few_rows->rows;
+    float *scores = few_rows->scores + row * CP_ROW_KEYS;
+    for (int64_t j = 0; j < reach->from[r]; j++)
+        scores[j] = -INFINITY;
     const float rescale =
-        cp_row_weigh(few_rows->scores + row * CP_ROW_KEYS, reach,
-                     cp_ceil_divide(most, CP_STRIP) * CP_STRIP,
+        cp_row_weigh(scores, reach->of[r],
+                     cp_ceil_divide(reach->most, CP_STRIP) * CP_STRIP,
                      &few_rows->level[row], &few_rows->total[row]);
     for (int64_t d = 0; rescale != 1.0f && d < dim; d++)
         few_rows->sums[row * dim + d] *= rescale;
@@ -198,19 +202,21 @@ add_keys(int keys, int64_t dim, int64_t width, const float *weights,
     }
 }
 
-static void add_values(const cp_row_buffers *few_rows, const int64_t *reach,
+static void add_values(const cp_row_buffers *few_rows, const cp_reach *reach,
                        int64_t h, int64_t j, const float *values, int64_t width,
                        const float *soon, int64_t part) {
     const int64_t dim = cp_value_dim(few_rows->shape);
     for (int64_t r = 0; r < few_rows->rows; r++) {
-        const int64_t row = h * few_rows->rows + r, left = reach[r] - j;
+        const int64_t row = h * few_rows->rows + r;
+        const int64_t first = cp_max(0, reach->from[r] - j);
+        const int64_t last = cp_min(EIGHT, reach->of[r] - j);
         fetch(soon, row * part, part);
         const float *weights = few_rows->scores + row * CP_ROW_KEYS + j;
         float *sums = few_rows->sums + row * dim;
-        if (left >= EIGHT)
+        if (last - first == EIGHT)
             add_keys(EIGHT, dim, width, weights, values, sums);
         else
-            for (int64_t k = 0; k < left; k++)
+            for (int64_t k = first; k < last; k++)
                 add_keys(1, dim, width, weights + k, values + k * width, sums);
     }
 }
@@ -221,19 +227,26 @@ void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
     const int64_t heads = few_rows->shape->kv_heads;
     const int64_t step = cp_value_step(few_rows->shape);
     const int64_t row = cp_value_row(call);
-    int64_t each[CP_FEW_ROWS];
-    cp_reach reach = {.of = each};
+    int64_t from[CP_FEW_ROWS], each[CP_FEW_ROWS];
+    cp_reach reach = {.from = from, .of = each};
+    /* The first query sees the earliest keys. */
+    keys = cp_piece_part(keys,
+                         cp_window_seen(keys.span, queries.span.start,
+                                        few_rows->shape->window)
+                             .from,
+                         keys.span.count);
     cp_reach_find(few_rows->shape, queries.span, keys.span, 0, few_rows->rows,
                   &reach);
     score_keys(few_rows, reach.most, keys, next, call);
     for (int64_t n = 0; n < heads * few_rows->rows; n++)
-        weigh_row(few_rows, n, each[n % few_rows->rows], reach.most);
+        weigh_row(few_rows, n, &reach);
     const int64_t part = EIGHT * row / (heads * few_rows->rows);
     for (int64_t j = 0; j < reach.most; j += EIGHT) {
         const float *value = call->values + (keys.row + j) * row;
         const float *soon =
             call->values + row_ahead(keys, next, j + EIGHT) * row;
         for (int64_t h = 0; h < heads; h++)
-            add_values(few_rows, each, h, j, value + h * step, row, soon, part);
+            add_values(few_rows, &reach, h, j, value + h * step, row, soon,
+                       part);
     }
 }

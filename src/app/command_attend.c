@@ -21,6 +21,7 @@ typedef struct {
     const char *cached;
     cp_counts lengths;
     int64_t value_dim; /* 0: as --v has */
+    int64_t window;    /* 0: all keys */
     cp_command_ring ring;
     /* Derived from the options. */
     int64_t top_k;  /* below 0: attention to all keys */
@@ -123,6 +124,7 @@ static cp_status attend_check(void *context) {
     CP_TRY(run->history != NULL ? pasts_read(run, "history", run->history)
                                 : pasts_read(run, "cached", run->cached));
     CP_TRY(cp_option_range("pages", run->pages, 0, INT32_MAX));
+    CP_TRY(cp_option_range("window", run->window, 0, INT32_MAX));
     return cp_command_ring_check(&run->ring);
 }
 
@@ -156,7 +158,8 @@ static cp_status shape_take(const attend_run *run, cp_shape *shape) {
     if (q[2] != k[2])
         return cp_refuse("%s has heads of dimension %ld, %s of %ld", run->q,
                          q[2], run->k, k[2]);
-    *shape = (cp_shape){q[1], k[1], q[2], run->value_dim, run->v == NULL};
+    *shape = (cp_shape){q[1],           k[1],           q[2],
+                        run->value_dim, run->v == NULL, run->window};
     if (!shape->latent)
         CP_TRY(values_take(run, shape));
     return cp_shape_check(shape);
@@ -531,6 +534,9 @@ int cp_command_attend(int count, char *const *arguments) {
         {"value-dim", CP_COUNT, &run.value_dim, "D",
          "without --v: the values are the first D numbers of each key (a "
          "latent); only keys are stored and sent"},
+        {"window", CP_COUNT, &run.window, "W",
+         "a sliding window: a query sees only the last W keys, its own "
+         "included (default 0: all keys)"},
         {"sinks", CP_INPUT, &run.sinks, "S.npy",
          "attention sinks: a score for each query head [heads], which takes "
          "its share of every softmax and adds nothing to the output"},

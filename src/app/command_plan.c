@@ -26,6 +26,7 @@ typedef struct {
     cp_command_sparse sparse;
     cp_wire wire;
     int64_t value_dim; /* values of a latent; 0: no latent */
+    int64_t window;    /* that a query sees; 0: all keys */
     int draw;          /* 0: nothing */
     int64_t buffers;   /* for ring blocks: the current one, and spares */
     const char *drop;  /* "RANK:NUMBER", or NULL */
@@ -70,6 +71,8 @@ static cp_status plan_check(void *context) {
         run->shape.latent = true;
         CP_TRY(cp_command_about(cp_shape_check(&run->shape), "--value-dim"));
     }
+    CP_TRY(cp_option_range("window", run->window, 0, INT32_MAX));
+    run->shape.window = run->window;
     if (run->states.count != 0 && run->states.count != 3)
         return cp_refuse("--state: expected three counts: heads, dimension of "
                          "keys, of values");
@@ -244,6 +247,9 @@ static void head_print(FILE *out, const plan_run *run) {
             "number\n",
             shape->query_heads, shape->kv_heads, cp_command_dims_of(shape).text,
             run->heads.count == 0 ? " (Llama 3 405B)" : "", run->element_bytes);
+    if (shape->window > 0)
+        fprintf(out, "a window: each query sees the last %s keys\n",
+                cp_group(shape->window).text);
 }
 
 static void move_print(FILE *out, const plan_run *run) {
@@ -418,8 +424,9 @@ static void sparse_proof_print(FILE *out, const plan_run *run, int64_t causal) {
 }
 
 static cp_status proof_print(FILE *out, const plan_run *run) {
-    const int64_t causal =
-        cp_indexer_chosen(&run->layout->all_queries.pieces, INT64_MAX);
+    const int64_t window = run->shape.window;
+    const int64_t causal = cp_indexer_chosen(&run->layout->all_queries.pieces,
+                                             window > 0 ? window : INT64_MAX);
     int64_t states = 0;
     if (run->move > 0)
         fprintf(out, "\nchecked: each token moves from its old slot to its new "
@@ -430,8 +437,8 @@ static cp_status proof_print(FILE *out, const plan_run *run) {
     else if (run->sparse.indexer.top_k > 0)
         sparse_proof_print(out, run, causal);
     else
-        fprintf(out, "\nchecked: each of %s causal pairs is scored once,\n",
-                cp_group(causal).text);
+        fprintf(out, "\nchecked: each of %s %s pairs is scored once,\n",
+                cp_group(causal).text, window > 0 ? "visible" : "causal");
     fprintf(out, "         every message meets its receive, no slot is touched "
                  "in flight,\n         and the plan ends\n");
     if (run->ranks > EXPLORED_RANKS)
@@ -494,6 +501,9 @@ int cp_command_plan(int count, char *const *arguments) {
         {"value-dim", CP_COUNT, &run.value_dim, "V",
          "values are the first V numbers of each key (a latent); only keys are "
          "sent"},
+        {"window", CP_COUNT, &run.window, "W",
+         "a query sees only the last W keys, its own included; pass-kv skips "
+         "hops that no query needs (default 0: all keys)"},
         {"bytes", CP_COUNT, &run.element_bytes, "4|2",
          "bytes of a number of queries, keys and values (default 4)"},
         CP_COMMAND_PLACEMENT_OPTION(run.placement),

@@ -33,7 +33,8 @@ static uint64_t plan_fingerprint(const cp_plan *plan) {
     const cp_shape *shape = &plan->shape;
     uint64_t sum = add(add(0, shape->query_heads), shape->kv_heads);
     sum = add(add(sum, shape->head_dim), cp_value_dim(shape));
-    sum = add(add(sum, shape->latent), plan->element_bytes);
+    sum = add(add(sum, shape->latent), shape->window);
+    sum = add(sum, plan->element_bytes);
     sum = add(sum, plan->wire);
     sum = cp_hash(sum, &layout->owners, sizeof(layout->owners));
     for (int s = 0; s < plan->slot_count; s++)

@@ -13,7 +13,7 @@ cp_plan_builder cp_plan_pass_kv, cp_plan_pass_q, cp_plan_all_gather,
     cp_plan_scatter_q, cp_plan_gather_o, cp_plan_tree, cp_plan_helix,
     cp_plan_state_gather, cp_plan_state_ring, cp_plan_state_steps,
     cp_plan_sparse_kv, cp_plan_sparse_q, cp_plan_sparse_gather,
-    cp_plan_sparse_decode;
+    cp_plan_sparse_decode, cp_plan_window;
 
 /* Build a plan for a layout, which must outlive it. options may be NULL: 4
  * bytes, 1 spare slot. Fails with CP_INVALID or CP_MEMORY; *out is then

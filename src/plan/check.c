@@ -10,6 +10,7 @@
 #include "plan/order.h"
 #include "tokens/layout_check.h"
 #include "tokens/migrate.h"
+#include "tokens/window.h"
 
 typedef struct {
     int32_t met;         /* a partial: the keys of a rank, a merge, ALL, NONE */
@@ -136,7 +137,7 @@ static cp_status accuse(const cp_plan *plan, cp_slot_kind kind, int k, int r,
     for (int64_t i = 0; i < queries->count; i++)
         for (int64_t j = 0; j < keys->count; j++) {
             const cp_span q = queries->items[i].span, s = keys->items[j].span;
-            if (cp_span_pairs(q, s) > 0)
+            if (cp_window_pairs(q, s, plan->shape.window) > 0)
                 return cp_fail(CP_BROKEN,
                                "query %ld of sequence %ld (rank %d) %s keys "
                                "%ld..%ld of rank %d",
@@ -487,7 +488,8 @@ static void fill_in(const proof *proof, int rank, int slot) {
 
 static int64_t pairs_between(const cp_plan *plan, int k, int r) {
     if (plan->migration == NULL)
-        return cp_block_pairs(cp_plan_queries(plan, k), &plan->layout->keys[r]);
+        return cp_block_pairs(cp_plan_queries(plan, k), &plan->layout->keys[r],
+                              plan->shape.window);
     return k == plan->layout->ranks
                ? 0
                : cp_transfer_of(plan->migration, r, k)->rows;

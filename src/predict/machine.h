@@ -117,6 +117,8 @@ cp_description cp_hardware_description(cp_hardware *hardware);
           "of a key beside the latent, which are kept as they are")            \
     FIELD(query_rank, COUNT, "numbers", "0",                                   \
           "of another latent, of which queries are made; 0: of the width")     \
+    FIELD(window, COUNT, "tokens", "0",                                        \
+          "of a sliding window, in all layers that attend; 0: none")           \
     FIELD(vocabulary, COUNT, "tokens", NULL, "different tokens")               \
     FIELD(positions, COUNT, "tokens", NULL, "that it was trained for")         \
     FIELD(parameters, COUNT, "numbers", NULL, "weights, as its makers count")  \

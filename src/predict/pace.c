@@ -17,7 +17,7 @@ static cp_status divide_latents(cp_pace *pace) {
     if (call->variant != CP_PASS_KV && call->variant != CP_ALL_GATHER)
         return CP_OK;
     CP_TRY(cp_load_of(call->sequences, call->new_tokens, call->cached_tokens,
-                      &load));
+                      call->model->window, &load));
     if (cp_latent_expands(call->model, call->ranks, &load)) {
         pace->pair = latent.pair;
         pace->expand = latent.expand;
@@ -95,7 +95,7 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
     for (int64_t p = 0; p < queries->count; p++) {
         const double rows = (double)queries->items[p].span.count;
         const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
-        const double pairs = (double)cp_block_pairs(&piece, keys);
+        const double pairs = (double)cp_block_pairs(&piece, keys, pace->shape.window);
         seconds += scoring(pace, pairs,
                            cp_surface_at(&pace->call->hardware->attention_by,
                                          rows, pairs / rows));
@@ -168,7 +168,7 @@ static double attend_prefill(const cp_pace *pace, const cp_block *queries,
     if (pace->call->hardware->attention_by.count > 0)
         return attend_pieces(pace, &queries->pieces, keys);
     return attend_block(pace, (double)queries->rows,
-                        (double)cp_block_pairs(queries, keys));
+                        (double)cp_block_pairs(queries, keys, pace->shape.window));
 }
 
 /* An indexer scores at the rate of attention, one dot product per head and
@@ -201,7 +201,7 @@ static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
     if (!pace->decode)
         return start + share * attend_prefill(pace, queries, keys);
     return start + share * attend_decode(pace, plan, op, queries,
-                                         (double)cp_block_pairs(queries, keys));
+                                         (double)cp_block_pairs(queries, keys, pace->shape.window));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,

@@ -215,7 +215,7 @@ cp_status cp_rule_least(const cp_rule *rule, const cp_setting *setting,
         const int64_t cached = context - fresh;
         cp_load load;
         cp_verdict verdict;
-        CP_TRY(cp_load_of(1, &fresh, &cached, &load));
+        CP_TRY(cp_load_of(1, &fresh, &cached, setting->shape.window, &load));
         CP_TRY(cp_rule_ask(rule, setting, &load, &verdict));
         if (verdict.variant == CP_PASS_KV)
             high = fresh;

@@ -103,7 +103,8 @@ static cp_status count_work(const simulation *s) {
     const cp_model_sizes *model = s->scenario->model;
     cp_forecast *forecast = s->forecast;
     cp_load load;
-    CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past, &load));
+    CP_TRY(cp_load_of(layout->sequences, layout->fresh, layout->past,
+                      s->pace.shape.window, &load));
     const double made = (double)(s->scenario->ranks * load.keys - load.fresh);
     forecast->pair = s->pace.pair * (double)s->scenario->tensor;
     forecast->made = 2 * s->pace.expand * (double)s->scenario->tensor;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tokens/shares.h"
+#include "tokens/window.h"
 
 static const cp_pieces *pieces_held(const cp_call *call, int rank,
                                     int64_t sequence) {
@@ -295,7 +296,8 @@ static void pad_queries(cp_layout *layout) {
         layout->queries[rank].rows = rows;
 }
 
-int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
+int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys,
+                       int64_t window) {
     const cp_pieces *query_pieces = &queries->pieces,
                     *key_pieces = &keys->pieces;
     int64_t pairs = 0, first = 0;
@@ -307,7 +309,7 @@ int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys) {
         for (int64_t j = first; j < key_pieces->count; j++) {
             if (key_pieces->items[j].span.sequence > span.sequence)
                 break;
-            pairs += cp_span_pairs(span, key_pieces->items[j].span);
+            pairs += cp_window_pairs(span, key_pieces->items[j].span, window);
         }
     }
     return pairs;

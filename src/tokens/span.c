@@ -28,6 +28,10 @@ cp_status cp_shape_check(const cp_shape *shape) {
     if (shape->latent && cp_value_dim(shape) > dim)
         return cp_refuse("values are the first %ld numbers of keys of %ld",
                          shape->value_dim, dim);
+    if (shape->window < 0 || shape->window > INT32_MAX)
+        return cp_refuse("a window of %ld tokens; there may be 0, which is "
+                         "none, to %d",
+                         shape->window, INT32_MAX);
     return CP_OK;
 }
 

@@ -35,6 +35,7 @@ typedef struct {
     int64_t query_heads, kv_heads, head_dim;
     int64_t value_dim; /* numbers of a value; 0: as many as of a key */
     bool latent;       /* a value is the first value_dim numbers of its key */
+    int64_t window;    /* the last keys that a query sees; 0: all (window.h) */
 } cp_shape;
 
 enum { CP_HEADS_MAX = 65536, CP_HEAD_DIM_MAX = 576 };
@@ -109,7 +110,8 @@ static inline int64_t cp_kept_width(const cp_shape *shape) {
 
 /* Fails with CP_INVALID unless every field is at least 1, kv_heads divides
  * query_heads, and there are at most CP_HEADS_MAX heads of CP_HEAD_DIM_MAX.
- * value_dim may be 0, and with a latent must not be more than head_dim. */
+ * value_dim may be 0, and with a latent must not be more than head_dim. A
+ * window is 0 or a position (cp_span). */
 cp_status cp_shape_check(const cp_shape *shape);
 
 #endif

@@ -25,8 +25,13 @@ cp_status cp_machine_check(const cp_machine *machine) {
     return CP_OK;
 }
 
+/* The pairs of that many tokens, causally. */
+static cp_wide pairs_before(cp_wide tokens) {
+    return tokens > 0 ? tokens * (tokens + 1) / 2 : 0;
+}
+
 cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
-                     const int64_t *cached, cp_load *load) {
+                     const int64_t *cached, int64_t window, cp_load *load) {
     *load = (cp_load){0};
     for (int64_t s = 0; s < sequences; s++) {
         const cp_wide now = fresh[s], past = cached == NULL ? 0 : cached[s];
@@ -42,6 +47,12 @@ cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
         load->fresh += now;
         load->keys += now + past;
         load->causal += now * past + now * (now + 1) / 2;
+        /* Take off those that a window hides. */
+        const cp_wide hidden = window > 0 ? now + past - window : 0;
+        if (hidden <= 0)
+            continue;
+        load->pairs -= now * hidden;
+        load->causal -= pairs_before(hidden) - pairs_before(hidden - now);
     }
     if (load->sequences == 0)
         return cp_refuse("no new tokens: nothing to choose");
@@ -143,7 +154,8 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     const int64_t *cached_tokens, cp_choice *choice) {
     cp_load load;
     cp_sides sizes, hiding;
-    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, &load));
+    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, shape->window,
+                      &load));
     CP_TRY(cp_machine_check(machine));
     CP_TRY(cp_shape_check(shape));
     CP_TRY(cp_sides_of_sizes(machine, shape, &load, &sizes));

@@ -10,7 +10,7 @@ cp_status cp_choose_sparse(const cp_indexer *indexer, const cp_shape *shape,
                            const int64_t *cached_tokens, cp_choice *choice) {
     cp_load load;
     int64_t longest = 0;
-    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, &load));
+    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, 0, &load));
     for (int64_t s = 0; s < sequences; s++)
         longest = cp_max(longest, cached_tokens[s] + new_tokens[s]);
     const cp_head_bytes head = cp_head_bytes_of(wire, shape, element_bytes);

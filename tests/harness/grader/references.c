@@ -228,7 +228,7 @@ static double pace_of(void *context, int rank, const cp_op *op) {
     if (op->kind == CP_OP_ATTEND)
         return paces->pair *
                (double)cp_block_pairs(&layout->queries[op->in.origin],
-                                      &layout->keys[op->keys.origin]);
+                                      &layout->keys[op->keys.origin], 0);
     if (!cp_op_talks(op))
         return 0;
     const int slot =

@@ -1,0 +1,233 @@
+/* Sliding windows: positions, kernels, rings and their proofs. */
+#include "expect.h"
+
+#include <math.h>
+
+#include "harness/rig.h"
+#include "plan/build.h"
+#include "plan/check.h"
+#include "problem.h"
+#include "reference/attend/fast.h"
+#include "tokens/window.h"
+
+/* Positions. */
+
+static cp_span any_span(uint64_t *state) {
+    const int64_t count = 1 + (int64_t)(harness_random(state) % 9);
+    return (cp_span){(int64_t)(harness_random(state) % 8 == 0),
+                     (int64_t)(harness_random(state) % 40), count,
+                     count == 1 ? 1 : 1 + (int64_t)(harness_random(state) % 5)};
+}
+
+LOOP(spans_see_what_their_positions_see, 0, 40) {
+    uint64_t state = 7 + (uint64_t)_i;
+    for (int n = 0; n < 500; n++) {
+        const cp_span q = any_span(&state), k = any_span(&state);
+        const int64_t window = (int64_t)(harness_random(&state) % 30);
+        int64_t pairs = 0;
+        for (int64_t i = 0; i < q.count; i++) {
+            const int64_t at = q.start + i * q.step;
+            const cp_seen_keys seen = cp_window_seen(k, at, window);
+            for (int64_t j = 0; j < k.count; j++) {
+                const int64_t key = k.start + j * k.step;
+                const bool sees =
+                    key <= at && (window == 0 || key > at - window);
+                pairs += sees && q.sequence == k.sequence;
+                hold(sees == (j >= seen.from && j < seen.end));
+            }
+        }
+        ck_assert_int_eq(cp_window_pairs(q, k, window), pairs);
+        ck_assert_int_eq(cp_window_relate(q, k, window),
+                         pairs == 0                   ? CP_APART
+                         : pairs == q.count * k.count ? CP_FULL
+                                                      : CP_DIAGONAL);
+    }
+}
+
+/* Kernels. */
+
+static cp_kernel kernel;
+
+static void run_kernel(problem *p) {
+    const cp_attention call = call_of(p, 2);
+    must(kernel(&call));
+}
+
+static const cp_shape shapes[] = {
+    {1, 1, 8}, {8, 2, 16}, {6, 1, 20, 12}, {4, 4, 64}, {2, 1, 24, 16, true}};
+
+/* Pieces of random steps over a few hundred positions. */
+static void add_pieces(cp_pieces *pieces, int64_t first, int64_t tokens,
+                       uint64_t *state) {
+    int64_t row = 0;
+    while (tokens > 0) {
+        const int64_t step = 1 + (int64_t)(harness_random(state) % 3);
+        const int64_t most = 1 + (int64_t)(harness_random(state) % 300);
+        const int64_t count = cp_min(tokens, most);
+        must(cp_pieces_append(
+            pieces,
+            (cp_piece){{0, first, count, count == 1 ? 1 : step}, row}));
+        first += count * step;
+        row += count;
+        tokens -= count;
+    }
+}
+
+static const int64_t windows[] = {1, 2, 7, 64, 129, 200, 511, 100000};
+
+static void compare(cp_kernel with, int n, int64_t queries) {
+    uint64_t state = 100 + (uint64_t)n;
+    problem *p = new_problem(shapes[n % COUNT_OF(shapes)]);
+    p->shape.window = windows[n / COUNT_OF(shapes)];
+    add_pieces(&p->key_pieces, 0, 700, &state);
+    add_pieces(&p->query_pieces,
+               (int64_t)(harness_random(&state) % 600), queries, &state);
+    prepare(p, 1.0f, harness_uniform, &state);
+    kernel = with;
+    check(p, run_kernel, 1.0);
+}
+
+LOOP(kernels_see_windows, 0, COUNT_OF(shapes) * COUNT_OF(windows)) {
+    compare(cp_attend, _i, 300);
+    compare(cp_attend_fast, _i, 300);
+    compare(cp_attend_fast, _i, 3);
+    compare(cp_attend_fast, _i, 1);
+}
+
+/* What lies behind a window may be anything. */
+LOOP(keys_behind_a_window_have_no_effect, 0, COUNT_OF(windows) - 1) {
+    enum { TOKENS = 900 };
+    uint64_t state = 3;
+    const int64_t window = windows[_i], last = TOKENS - 40;
+    problem *p = new_problem((cp_shape){4, 2, 32, .window = window});
+    must(cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, TOKENS, 1}, 0}));
+    must(cp_pieces_append(&p->query_pieces,
+                          (cp_piece){{0, last, 40, 1}, 0}));
+    prepare(p, 1.0f, harness_uniform, &state);
+    for (int64_t i = 0; i < (last - window + 1) * 64; i++)
+        p->keys[i] = p->values[i] = NAN;
+    for (int with = 0; with < 2; with++) {
+        kernel = with == 0 ? cp_attend : cp_attend_fast;
+        run_kernel(p);
+        for (int64_t i = 0; i < 40 * 4 * 32; i++)
+            hold(!isnan(p->output[i]));
+    }
+    /* One key further on, the first query sees it, and no other. */
+    for (int64_t i = 0; i < 64; i++)
+        p->values[(last - window + 1) * 64 + i] = NAN;
+    for (int with = 0; with < 2; with++) {
+        kernel = with == 0 ? cp_attend : cp_attend_fast;
+        run_kernel(p);
+        for (int64_t i = 0; i < 40 * 4 * 32; i++)
+            hold(isnan(p->output[i]) == (i < 4 * 32));
+    }
+}
+
+/* Rings. */
+
+static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER,
+                                      CP_ULYSSES};
+static const int ranks[] = {1, 2, 3, 5, 7};
+
+/* Two sequences, a prompt, steps, and a follow-up of which one has nothing. */
+LOOP(rings_see_windows, 0, COUNT_OF(ranks) * COUNT_OF(windows)) {
+    const int64_t prompt[] = {230, 61}, step[] = {1, 1}, more[] = {90, 0};
+    const int64_t window = windows[_i / COUNT_OF(ranks)];
+    const int n = ranks[_i % COUNT_OF(ranks)];
+    for (int v = 0; v < COUNT_OF(variants); v++) {
+        rig rig = {.shape = {2 * n, n, 16, .window = window},
+                   .ranks = n,
+                   .sequences = 2,
+                   .room = 400,
+                   .seed = 9,
+                   .disorder = 5,
+                   .spare = 1 + v % 2,
+                   .kernel = cp_attend_fast};
+        must(rig_open(&rig));
+        must(rig_call(&rig, prompt, variants[v]));
+        must(rig_call(&rig, step, CP_DECODE));
+        must(rig_call(&rig, step, CP_DECODE));
+        must(rig_call(&rig, more, variants[v]));
+        rig_close(&rig);
+    }
+}
+
+static cp_layout *lay_out(int n, int64_t tokens, cp_placement placement) {
+    const cp_call call = {.ranks = n,
+                          .sequences = 1,
+                          .new_tokens = &tokens,
+                          .room = tokens,
+                          .dealing.placement = placement};
+    cp_layout *layout;
+    must(cp_layout_new(&call, &layout));
+    return layout;
+}
+
+static int64_t exchanges_of(const cp_plan *plan, int rank) {
+    const cp_program *program = &plan->programs[rank];
+    int64_t count = 0;
+    for (int64_t n = 0; n < program->count; n++)
+        count += program->ops[n].kind == CP_OP_EXCHANGE;
+    return count;
+}
+
+/* Hops of the middle rank of 8, over 8,000 tokens. */
+static const struct {
+    int64_t window, hops;
+} skips[] = {
+    {1, 0}, {2, 2}, {501, 2}, {502, 4}, {8000, 7}, {0, 7},
+};
+
+LOOP(hops_that_no_query_needs_are_skipped, 0, COUNT_OF(skips)) {
+    cp_layout *layout = lay_out(8, 8000, CP_ZIGZAG);
+    const cp_shape shape = {2, 1, 4, .window = skips[_i].window};
+    cp_plan *plan;
+    cp_plan_report report;
+    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
+    must(cp_plan_check(plan, &report));
+    ck_assert_int_eq(exchanges_of(plan, 3), skips[_i].hops);
+    cp_plan_report_free(&report);
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+
+/* Without any one of its attends a plan is wrong. */
+TEST(no_attend_is_too_many) {
+    cp_layout *layout = lay_out(5, 500, CP_ZIGZAG);
+    const cp_shape shape = {2, 1, 4, .window = 60};
+    cp_plan *plan;
+    cp_plan_report report;
+    int attends = 0;
+    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
+    for (int k = 0; k < 5; k++)
+        for (int64_t n = 0; n < plan->programs[k].count; n++) {
+            cp_op *op = &plan->programs[k].ops[n];
+            const cp_op whole = *op;
+            if (op->kind != CP_OP_ATTEND || op->hop == 0)
+                continue;
+            /* Attend again to the keys of its own. */
+            attends++;
+            op->keys = cp_use_of(plan->cache, k);
+            ck_assert_int_eq(cp_plan_check(plan, &report), CP_BROKEN);
+            cp_plan_report_free(&report);
+            *op = whole;
+        }
+    ck_assert_int_eq(attends, 14); /* two chunks back */
+    cp_plan_free(plan);
+    cp_layout_free(layout);
+}
+
+TEST(what_windows_do_not_go_with_is_refused) {
+    const cp_shape shape = {2, 1, 4, .window = 7};
+    const cp_shape wrong = {2, 1, 4, .window = -1};
+    const cp_plan_options chosen = {
+        .element_bytes = 4, .spare = 1, .indexer = {1, 4, 3}};
+    cp_layout *layout = lay_out(2, 100, CP_ZIGZAG);
+    cp_plan *plan;
+    refuses_with(cp_plan_build(CP_PASS_Q, layout, &shape, &chosen, &plan),
+                 CP_INVALID,
+                 "a window of 7 tokens goes with neither chosen keys nor exact "
+                 "order");
+    refuses(cp_shape_check(&wrong), CP_INVALID, "a window of -1 tokens");
+    cp_layout_free(layout);
+}
