@@ -15,8 +15,8 @@ static double *pairs(const cp_layout *layout) {
     double *table = calloc((size_t)(ranks * ranks), sizeof(double));
     for (int k = 0; k < ranks; k++)
         for (int s = 0; s < ranks; s++)
-            table[k * ranks + s] =
-                (double)cp_block_pairs(&layout->queries[k], &layout->keys[s], 0);
+            table[k * ranks + s] = (double)cp_block_pairs(&layout->queries[k],
+                                                          &layout->keys[s], 0);
     return table;
 }
 

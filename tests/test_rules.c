@@ -406,6 +406,21 @@ TEST(bad_settings_name_the_field) {
                 CP_INVALID, because[n]);
 }
 
+TEST(a_window_counts_only_its_pairs) {
+    for (int64_t window = 1; window < 20; window++)
+        for (int64_t n = 0; n < 60; n++) {
+            const int64_t fresh = 1 + n / 6, cached = n % 6 * 2;
+            int64_t causal = 0;
+            cp_load load;
+            for (int64_t at = cached; at < cached + fresh; at++)
+                causal += cp_min(at + 1, window);
+            must(cp_load_of(1, &fresh, &cached, window, &load));
+            ck_assert_int_eq((int64_t)load.causal, causal);
+            ck_assert_int_eq((int64_t)load.pairs,
+                             fresh * cp_min(window, cached + fresh));
+        }
+}
+
 TEST(sums_that_do_not_fit_are_refused) {
     const int64_t five = 5, negative = -1, most = INT64_MAX;
     const int64_t many[3] = {most, most, most};

@@ -65,8 +65,7 @@ static void add_pieces(cp_pieces *pieces, int64_t first, int64_t tokens,
         const int64_t most = 1 + (int64_t)(harness_random(state) % 300);
         const int64_t count = cp_min(tokens, most);
         must(cp_pieces_append(
-            pieces,
-            (cp_piece){{0, first, count, count == 1 ? 1 : step}, row}));
+            pieces, (cp_piece){{0, first, count, count == 1 ? 1 : step}, row}));
         first += count * step;
         row += count;
         tokens -= count;
@@ -80,8 +79,8 @@ static void compare(cp_kernel with, int n, int64_t queries) {
     problem *p = new_problem(shapes[n % COUNT_OF(shapes)]);
     p->shape.window = windows[n / COUNT_OF(shapes)];
     add_pieces(&p->key_pieces, 0, 700, &state);
-    add_pieces(&p->query_pieces,
-               (int64_t)(harness_random(&state) % 600), queries, &state);
+    add_pieces(&p->query_pieces, (int64_t)(harness_random(&state) % 600),
+               queries, &state);
     prepare(p, 1.0f, harness_uniform, &state);
     kernel = with;
     check(p, run_kernel, 1.0);
@@ -101,8 +100,7 @@ LOOP(keys_behind_a_window_have_no_effect, 0, COUNT_OF(windows) - 1) {
     const int64_t window = windows[_i], last = TOKENS - 40;
     problem *p = new_problem((cp_shape){4, 2, 32, .window = window});
     must(cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, TOKENS, 1}, 0}));
-    must(cp_pieces_append(&p->query_pieces,
-                          (cp_piece){{0, last, 40, 1}, 0}));
+    must(cp_pieces_append(&p->query_pieces, (cp_piece){{0, last, 40, 1}, 0}));
     prepare(p, 1.0f, harness_uniform, &state);
     for (int64_t i = 0; i < (last - window + 1) * 64; i++)
         p->keys[i] = p->values[i] = NAN;
@@ -131,7 +129,7 @@ static const int ranks[] = {1, 2, 3, 5, 7};
 
 /* Two sequences, a prompt, steps, and a follow-up of which one has nothing. */
 LOOP(rings_see_windows, 0, COUNT_OF(ranks) * COUNT_OF(windows)) {
-    const int64_t prompt[] = {230, 61}, step[] = {1, 1}, more[] = {90, 0};
+    const int64_t prompt[] = {230, 61}, step[] = {1, 1}, next[] = {90, 0};
     const int64_t window = windows[_i / COUNT_OF(ranks)];
     const int n = ranks[_i % COUNT_OF(ranks)];
     for (int v = 0; v < COUNT_OF(variants); v++) {
@@ -147,7 +145,7 @@ LOOP(rings_see_windows, 0, COUNT_OF(ranks) * COUNT_OF(windows)) {
         must(rig_call(&rig, prompt, variants[v]));
         must(rig_call(&rig, step, CP_DECODE));
         must(rig_call(&rig, step, CP_DECODE));
-        must(rig_call(&rig, more, variants[v]));
+        must(rig_call(&rig, next, variants[v]));
         rig_close(&rig);
     }
 }
@@ -202,7 +200,7 @@ TEST(no_attend_is_too_many) {
     for (int k = 0; k < 5; k++)
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             cp_op *op = &plan->programs[k].ops[n];
-            const cp_op whole = *op;
+            const cp_op saved = *op;
             if (op->kind != CP_OP_ATTEND || op->hop == 0)
                 continue;
             /* Attend again to the keys of its own. */
@@ -210,7 +208,7 @@ TEST(no_attend_is_too_many) {
             op->keys = cp_use_of(plan->cache, k);
             ck_assert_int_eq(cp_plan_check(plan, &report), CP_BROKEN);
             cp_plan_report_free(&report);
-            *op = whole;
+            *op = saved;
         }
     ck_assert_int_eq(attends, 14); /* two chunks back */
     cp_plan_free(plan);

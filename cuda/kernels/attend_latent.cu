@@ -128,10 +128,8 @@ static __device__ void add_all(const cp_device_attention *a,
     while (next_keys(&walk, &keys)) {
         const int64_t at = position(block_rows, r);
         const int count = (int)keys_seen(keys.span, at);
-        const bool sees =
-            lane < count && lane >= keys_hidden(a, keys.span, at);
-        add_keys(a, widths, work, sees ? keys.row + lane : -1, count,
-                 row);
+        const bool sees = lane < count && lane >= keys_hidden(a, keys.span, at);
+        add_keys(a, widths, work, sees ? keys.row + lane : -1, count, row);
     }
 }
 

@@ -82,8 +82,8 @@ CP_KERNEL(attend, cp_device_attention) {
                 const int key = column + 8 * j;
                 weights[row + i][key] =
                     key >= hidden[row + i] && key < reach[row + i]
-                    ? scores[i][j] * scale
-                    : -INFINITY;
+                        ? scores[i][j] * scale
+                        : -INFINITY;
             }
         __syncthreads();
         const int shared = thread / 4, part = thread % 4;

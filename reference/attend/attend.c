@@ -118,8 +118,7 @@ static void score(const tiles *w, int64_t row, int64_t reach) {
 void cp_reach_find(const cp_shape *shape, cp_span queries, cp_span keys,
                    int64_t first, int64_t rows, cp_reach *reach) {
     const int64_t group = shape->query_heads / shape->kv_heads;
-    const bool full =
-        cp_window_relate(queries, keys, shape->window) == CP_FULL;
+    const bool full = cp_window_relate(queries, keys, shape->window) == CP_FULL;
     reach->begin = reach->least = keys.count;
     reach->full = reach->most = 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -198,6 +197,10 @@ void cp_row_finish(const cp_attention *call, int64_t at, const double *sums,
     call->lse[at] = lse;
 }
 
+static bool are_apart(const cp_shape *shape, cp_span queries, cp_span keys) {
+    return cp_window_relate(queries, keys, shape->window) == CP_APART;
+}
+
 static void attend_tile(const tile_call *c, tiles *w, cp_piece tile,
                         int64_t kv_head) {
     const cp_attention *call = c->call;
@@ -205,8 +208,7 @@ static void attend_tile(const tile_call *c, tiles *w, cp_piece tile,
     gather_queries(w, tile, kv_head, rows, call->queries);
     for (int64_t t = 0; t < c->key_tiles.count; t++) {
         const cp_piece keys = c->key_tiles.items[t];
-        if (cp_window_relate(tile.span, keys.span, w->shape->window) ==
-            CP_APART)
+        if (are_apart(w->shape, tile.span, keys.span))
             continue;
         pack(w, keys, kv_head, call);
         for (int64_t row = 0; row < rows; row += PANEL)

@@ -58,8 +58,7 @@ static void find_tiles(const fast_call *c, cp_span queries, int64_t longest,
         if (cp_window_relate(queries, span, window) != CP_APART) {
             const int64_t from =
                 cp_window_seen(span, queries.start, window).from;
-            task->first =
-                task->last == 0 ? at + from / longest : task->first;
+            task->first = task->last == 0 ? at + from / longest : task->first;
             task->last = end;
         }
         at = end;
@@ -144,8 +143,8 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
         const cp_piece tile = tiles->items[n];
         const int64_t soon = n + 1 < t->last ? n + 1 : n + 1 + others;
         cp_team_progress(team);
-        if (cp_window_relate(t->queries.span, tile.span,
-                             call->shape->window) != CP_APART)
+        if (cp_window_relate(t->queries.span, tile.span, call->shape->window) !=
+            CP_APART)
             cp_row_buffers_add(
                 &few_rows, t->queries, tile,
                 soon < tiles->count ? tiles->items[soon] : (cp_piece){0}, call);

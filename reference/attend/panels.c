@@ -248,9 +248,8 @@ static bool score_panel(const cp_panels *buffers, int64_t number,
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
-    const bool known =
-        micro->wide && reach->full == start && reach->least == reach->most &&
-        reach->most % slice == 0;
+    const bool known = micro->wide && reach->full == start &&
+                       reach->least == reach->most && reach->most % slice == 0;
     for (int64_t j = start; j < reach->most; j += slice) {
         const float *keys =
             buffers->keys + j / slice * dim * micro->slice_stride;
@@ -295,7 +294,8 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
         cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */
     for (int64_t s = 0; s < buffers->slices && reach->least > reach->full; s++)
-        cp_micro_multiply(micro, slice, micro->panel, reach->least - reach->full,
+        cp_micro_multiply(micro, slice, micro->panel,
+                          reach->least - reach->full,
                           buffers->values + (s * buffers->most + reach->full) *
                                                 micro->slice_stride,
                           buffers->scores + reach->full * stride, true,

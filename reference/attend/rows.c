@@ -181,10 +181,9 @@ static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
     float *scores = few_rows->scores + row * CP_ROW_KEYS;
     for (int64_t j = 0; j < reach->from[r]; j++)
         scores[j] = -INFINITY;
-    const float rescale =
-        cp_row_weigh(scores, reach->of[r],
-                     cp_ceil_divide(reach->most, CP_STRIP) * CP_STRIP,
-                     &few_rows->level[row], &few_rows->total[row]);
+    const float rescale = cp_row_weigh(
+        scores, reach->of[r], cp_ceil_divide(reach->most, CP_STRIP) * CP_STRIP,
+        &few_rows->level[row], &few_rows->total[row]);
     for (int64_t d = 0; rescale != 1.0f && d < dim; d++)
         few_rows->sums[row * dim + d] *= rescale;
 }
@@ -230,11 +229,11 @@ void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
     int64_t from[CP_FEW_ROWS], each[CP_FEW_ROWS];
     cp_reach reach = {.from = from, .of = each};
     /* The first query sees the earliest keys. */
-    keys = cp_piece_part(keys,
-                         cp_window_seen(keys.span, queries.span.start,
-                                        few_rows->shape->window)
-                             .from,
-                         keys.span.count);
+    keys = cp_piece_part(
+        keys,
+        cp_window_seen(keys.span, queries.span.start, few_rows->shape->window)
+            .from,
+        keys.span.count);
     cp_reach_find(few_rows->shape, queries.span, keys.span, 0, few_rows->rows,
                   &reach);
     score_keys(few_rows, reach.most, keys, next, call);

@@ -433,6 +433,10 @@ cp_status cp_command_call_check(cp_command_call *call) {
     scenario->dealing = call->placement.dealing;
     CP_TRY(cp_command_sparse_check(&call->sparse));
     scenario->indexer = call->sparse.indexer;
+    if (call->window >= 0) {
+        CP_TRY(cp_option_range("window", call->window, 0, INT32_MAX));
+        call->sizes.window = call->window;
+    }
     if (call->order != 0)
         CP_TRY(order_find(call));
     if (scenario->tensor < 0)

@@ -228,7 +228,8 @@ typedef struct {
     int64_t fresh, cached; /* sums over the whole batch */
     cp_hardware hardware;
     cp_model_sizes sizes;
-    cp_shape shape;       /* of a GPU */
+    int64_t window; /* instead of the model's; below 0: as the model has */
+    cp_shape shape; /* of a GPU */
     cp_scenario scenario; /* all but its variant */
     cp_command_placement placement;
     cp_command_sparse sparse;
@@ -239,7 +240,7 @@ typedef struct {
 #define CP_COMMAND_CALL                                                        \
     {                                                                          \
         .machine = "gtt", .model = "llama3-405b", .ranks = 4, .batch = 1,      \
-        .scenario.tensor = -1, .scenario.partial_bytes = -1,                   \
+        .scenario.tensor = -1, .scenario.partial_bytes = -1, .window = -1,     \
         .sparse = CP_COMMAND_SPARSE                                            \
     }
 
@@ -258,6 +259,9 @@ typedef struct {
         CP_COMMAND_PLACEMENT_OPTION((call).placement),                         \
         CP_COMMAND_WIRE_OPTION((call).scenario.wire),                          \
         CP_COMMAND_SPARSE_OPTIONS((call).sparse),                              \
+        {"window", CP_COUNT, &(call).window, "W",                              \
+         "a query sees only the last W keys, in all layers that attend "       \
+         "(default: as the model has; 0: all keys)"},                          \
         {"order", CP_ONE_OF, &(call).order, "given|best",                      \
          "order of the machine's devices in the ring: as numbered (default), " \
          "or by the speed of the links between them"},                         \

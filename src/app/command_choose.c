@@ -53,8 +53,7 @@ static cp_status choose_check(void *context) {
             "--all: %ld ranks of %ld GPUs; expected at most %d GPUs",
             call->ranks, scenario->tensor, CP_COMMAND_RANKS);
     CP_TRY(cp_load_of(scenario->sequences, scenario->new_tokens,
-                      scenario->cached_tokens, call->shape.window,
-                      &run->load));
+                      scenario->cached_tokens, call->shape.window, &run->load));
     run->setting =
         cp_setting_of(&call->hardware, &call->shape, call->sizes.cache_bytes,
                       scenario->ranks, run->speeds == SPEEDS_PEAK);

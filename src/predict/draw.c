@@ -30,13 +30,13 @@ static double length(void *context, int rank, const cp_op *op) {
         return d->pair / plan->slots[op->in.slot].parts *
                (double)cp_block_pairs(cp_plan_queries(plan, op->in.origin),
                                       &plan->layout->keys[op->keys.origin],
- plan->shape.window);
+                                      plan->shape.window);
     if (op->kind == CP_OP_SELECT)
         return d->pair * (double)(plan->indexer.heads * plan->indexer.dim) /
                (double)(2 * plan->shape.query_heads * plan->shape.head_dim) *
                (double)cp_block_pairs(&plan->layout->queries[op->in.origin],
                                       &plan->layout->keys[op->keys.origin],
- plan->shape.window);
+                                      plan->shape.window);
     if (!cp_op_talks(op))
         return 0;
     return cp_op_messages(plan, op) *
@@ -226,7 +226,7 @@ static void print_row(const drawing *d, const cp_bar *bar, FILE *out) {
     if (op->kind == CP_OP_ATTEND)
         pairs = cp_block_pairs(cp_plan_queries(plan, op->in.origin),
                                &plan->layout->keys[op->keys.origin],
- plan->shape.window);
+                               plan->shape.window);
     fprintf(out, "%d,%d,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%ld,%ld,%.6g,%.6g\n",
             bar->rank, (int)(op - plan->programs[bar->rank].ops),
             cp_op_name(op->kind), op->hop, op->in.slot, op->in.origin,

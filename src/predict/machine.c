@@ -52,10 +52,11 @@ static cp_status latent_check(const char *label, const cp_model_sizes *sizes) {
 cp_shape cp_model_sizes_shape(const cp_model_sizes *sizes) {
     const int64_t heads = sizes->query_heads, kv_heads = sizes->kv_heads;
     if (sizes->latent > 0)
-        return (cp_shape){heads,         kv_heads, sizes->latent + sizes->rotary,
-                          sizes->latent, true,     sizes->window};
-    return (cp_shape){heads,           kv_heads, sizes->head_dim,
-                      sizes->value_dim, false,    sizes->window};
+        return (cp_shape){
+            heads,         kv_heads, sizes->latent + sizes->rotary,
+            sizes->latent, true,     sizes->window};
+    return (cp_shape){heads, kv_heads,     sizes->head_dim, sizes->value_dim,
+                      false, sizes->window};
 }
 
 cp_status cp_model_sizes_read(const char *label, const char *text,

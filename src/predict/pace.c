@@ -95,7 +95,8 @@ static double attend_pieces(const cp_pace *pace, const cp_pieces *queries,
     for (int64_t p = 0; p < queries->count; p++) {
         const double rows = (double)queries->items[p].span.count;
         const cp_block piece = {.pieces = {&queries->items[p], 1, 1}};
-        const double pairs = (double)cp_block_pairs(&piece, keys, pace->shape.window);
+        const double pairs =
+            (double)cp_block_pairs(&piece, keys, pace->shape.window);
         seconds += scoring(pace, pairs,
                            cp_surface_at(&pace->call->hardware->attention_by,
                                          rows, pairs / rows));
@@ -126,7 +127,9 @@ static double attend_decode(const cp_pace *pace, const cp_plan *plan,
     const double tokens = (double)queries->tokens, rows = (double)queries->rows;
     const double seen = (double)count_sequences(layout, queries);
     const double all = (double)count_sequences(layout, &layout->all_queries);
-    const double keys = (double)layout->cache[op->keys.origin].tokens / all;
+    const double held = (double)layout->cache[op->keys.origin].tokens / all;
+    const double window = (double)pace->shape.window;
+    const double keys = window > 0 ? fmin(held, window) : held;
     const double read = tokens > 0 ? pairs * seen / tokens : 0;
     const double padding = hardware->decode_padding;
     const double padded =
@@ -167,8 +170,9 @@ static double attend_prefill(const cp_pace *pace, const cp_block *queries,
                              const cp_block *keys) {
     if (pace->call->hardware->attention_by.count > 0)
         return attend_pieces(pace, &queries->pieces, keys);
-    return attend_block(pace, (double)queries->rows,
-                        (double)cp_block_pairs(queries, keys, pace->shape.window));
+    return attend_block(
+        pace, (double)queries->rows,
+        (double)cp_block_pairs(queries, keys, pace->shape.window));
 }
 
 /* An indexer scores at the rate of attention, one dot product per head and
@@ -200,8 +204,10 @@ static double attend(const cp_pace *pace, const cp_plan *plan, int rank,
         start = 0;
     if (!pace->decode)
         return start + share * attend_prefill(pace, queries, keys);
-    return start + share * attend_decode(pace, plan, op, queries,
-                                         (double)cp_block_pairs(queries, keys, pace->shape.window));
+    return start +
+           share * attend_decode(pace, plan, op, queries,
+                                 (double)cp_block_pairs(queries, keys,
+                                                        pace->shape.window));
 }
 
 static double message(const cp_curve *curve, double latency, double rate,

@@ -154,8 +154,8 @@ cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
                     const int64_t *cached_tokens, cp_choice *choice) {
     cp_load load;
     cp_sides sizes, hiding;
-    CP_TRY(cp_load_of(sequences, new_tokens, cached_tokens, shape->window,
-                      &load));
+    CP_TRY(
+        cp_load_of(sequences, new_tokens, cached_tokens, shape->window, &load));
     CP_TRY(cp_machine_check(machine));
     CP_TRY(cp_shape_check(shape));
     CP_TRY(cp_sides_of_sizes(machine, shape, &load, &sizes));

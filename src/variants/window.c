@@ -3,9 +3,9 @@
 #include "plan/build.h"
 #include "tokens/window.h"
 
-/* Slots: the rank's own block; those that arrive, in turn. */
+/* Slots: the rank's packed block; those that arrive, in turn. */
 typedef struct {
-    int own, first, count;
+    int packed, first, count;
 } window_slots;
 
 /* Does a query of rank k see a key of rank r? */
@@ -28,7 +28,7 @@ static void exchange(cp_plan *plan, int k, int hop, int number,
                      window_slots slots) {
     const int ranks = plan->layout->ranks;
     const int to = (k + hop) % ranks, from = (k - hop + ranks) % ranks;
-    cp_emit_exchange(plan, k, hop, cp_use_of(slots.own, k),
+    cp_emit_exchange(plan, k, hop, cp_use_of(slots.packed, k),
                      sees(plan, to, k) ? to : CP_NO_RANK,
                      cp_use_of(slots.first + number % slots.count, from),
                      sees(plan, k, from) ? from : CP_NO_RANK);
@@ -41,15 +41,15 @@ static void program(cp_plan *plan, int k, window_slots slots, int scratch) {
     const cp_use added = cp_use_of(scratch, k);
     const cp_use cache = cp_use_of(plan->cache, k);
     int ahead = next_hop(plan, k, 0); /* of the next exchange to start */
-    int here = 0, started = 0;        /* numbers of exchanges */
+    int current = 0, started = 0;     /* numbers of exchanges */
     if (ahead < ranks)
-        cp_emit(plan, k, 0, CP_OP_PACK, cache, cp_use_of(slots.own, k));
-    for (int hop = 0; hop < ranks; hop = next_hop(plan, k, hop), here++) {
+        cp_emit(plan, k, 0, CP_OP_PACK, cache, cp_use_of(slots.packed, k));
+    for (int hop = 0; hop < ranks; hop = next_hop(plan, k, hop), current++) {
         const int from = (k - hop + ranks) % ranks;
         if (hop > 0)
             cp_emit_wait(plan, k, hop);
         /* Start every exchange that has a free buffer. */
-        for (; ahead < ranks && started < here + slots.count - 1;
+        for (; ahead < ranks && started < current + slots.count - 1;
              ahead = next_hop(plan, k, ahead))
             exchange(plan, k, ahead, ++started, slots);
         /* Attend to the block that is here, and merge. */
@@ -57,7 +57,7 @@ static void program(cp_plan *plan, int k, window_slots slots, int scratch) {
             cp_emit_attend(plan, k, hop, queries, cache, result);
         } else if (sees(plan, k, from)) {
             cp_emit_attend(plan, k, hop, queries,
-                           cp_use_of(slots.first + here % slots.count, from),
+                           cp_use_of(slots.first + current % slots.count, from),
                            added);
             cp_emit(plan, k, hop, CP_OP_MERGE, added, result);
         }
@@ -66,7 +66,7 @@ static void program(cp_plan *plan, int k, window_slots slots, int scratch) {
 
 void cp_plan_window(cp_plan *plan) {
     const window_slots slots = {
-        .own = cp_plan_add_slots(plan, CP_SLOT_KEYS, 1),
+        .packed = cp_plan_add_slots(plan, CP_SLOT_KEYS, 1),
         .first = cp_plan_add_slots(plan, CP_SLOT_KEYS, 1 + plan->spare),
         .count = 1 + plan->spare};
     const int scratch = cp_plan_add_slots(plan, CP_SLOT_PARTIAL, 1);
