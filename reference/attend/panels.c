@@ -212,9 +212,19 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
     return moved;
 }
 
-static void mask(const cp_panels *buffers, const cp_reach *reach, int64_t first,
-                 int64_t last) {
-    for (int64_t j = first; j < last; j++)
+/* The first key of the first slice in which a row sees any. */
+static int64_t first_scored(const cp_panels *buffers, const cp_reach *reach) {
+    return reach->begin / buffers->micro->slice * buffers->micro->slice;
+}
+
+/* Key j, or the next one that not all rows see. */
+static int64_t next_mixed(const cp_reach *reach, int64_t j) {
+    return j < reach->full || j >= reach->least ? j : reach->least;
+}
+
+static void mask(const cp_panels *buffers, const cp_reach *reach) {
+    for (int64_t j = next_mixed(reach, first_scored(buffers, reach));
+         j < reach->most; j = next_mixed(reach, j + 1))
         for (int64_t i = 0; i < buffers->micro->panel; i++)
             if (j < reach->from[i] || j >= reach->of[i])
                 buffers->scores[j * buffers->micro->panel_stride + i] =
@@ -222,12 +232,12 @@ static void mask(const cp_panels *buffers, const cp_reach *reach, int64_t first,
 }
 
 static void add_seen(const cp_panels *buffers, const cp_reach *reach,
-                     int64_t first, int64_t last, const float *values,
-                     int64_t width, float *sums) {
+                     const float *values, int64_t width, float *sums) {
     const int64_t dim = cp_value_dim(buffers->shape),
                   panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
-    for (int64_t j = first; j < last; j++) {
+    for (int64_t j = next_mixed(reach, reach->begin); j < reach->most;
+         j = next_mixed(reach, j + 1)) {
         const float *weights = buffers->scores + j * stride;
         const float *value = values + j * width;
         uint32_t seen[WIDEST];
@@ -243,11 +253,12 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
 
 /* Returns whether top has been raised to the largest scores. */
 static bool score_panel(const cp_panels *buffers, int64_t number,
-                        const cp_reach *reach, int64_t start, float *top) {
+                        const cp_reach *reach, float *top) {
     const cp_micro *micro = buffers->micro;
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
+    const int64_t start = first_scored(buffers, reach);
     const bool known = micro->wide && reach->full == start &&
                        reach->least == reach->most && reach->most % slice == 0;
     for (int64_t j = start; j < reach->most; j += slice) {
@@ -262,6 +273,27 @@ static bool score_panel(const cp_panels *buffers, int64_t number,
                               false, scores, stride);
     }
     return known;
+}
+
+static int64_t seen_by_all(const cp_reach *reach) {
+    return reach->least - reach->full;
+}
+
+/* Slice s of the packed values, from that key on. */
+static const float *values_from(const cp_panels *buffers, int64_t s,
+                                int64_t key) {
+    return buffers->values +
+           (s * buffers->most + key) * buffers->micro->slice_stride;
+}
+
+static bool weigh_scores(const cp_panels *buffers, const cp_reach *reach,
+                         const float *top, float *level, float *total,
+                         float *rescale) {
+    const int64_t start = first_scored(buffers, reach);
+    cp_panels scored = *buffers;
+    scored.scores += start * buffers->micro->panel_stride;
+    return cp_panels_weigh(&scored, reach->most - start, top, level, total,
+                           rescale);
 }
 
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
@@ -281,27 +313,20 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
     const int64_t slice = micro->slice, stride = micro->panel_stride;
     float *sums = buffers->sums + number * buffers->slices * slice * stride;
     float *level = buffers->level + number * stride;
-    const int64_t start = reach->begin / slice * slice;
     float rescale[WIDEST], top[WIDEST];
-    cp_panels seen = *buffers;
-    seen.scores += start * stride;
     memcpy(top, level, (size_t)stride * sizeof(float));
-    const bool known = score_panel(buffers, number, reach, start, top);
-    mask(buffers, reach, start, reach->full);
-    mask(buffers, reach, reach->least, reach->most);
-    if (cp_panels_weigh(&seen, reach->most - start, known ? top : NULL, level,
-                        buffers->total + number * stride, rescale))
+    const bool known = score_panel(buffers, number, reach, top);
+    mask(buffers, reach);
+    if (weigh_scores(buffers, reach, known ? top : NULL, level,
+                     buffers->total + number * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
     /* Add the values that all rows see. */
-    for (int64_t s = 0; s < buffers->slices && reach->least > reach->full; s++)
-        cp_micro_multiply(micro, slice, micro->panel,
-                          reach->least - reach->full,
-                          buffers->values + (s * buffers->most + reach->full) *
-                                                micro->slice_stride,
+    for (int64_t s = 0; s < buffers->slices && seen_by_all(reach) > 0; s++)
+        cp_micro_multiply(micro, slice, micro->panel, seen_by_all(reach),
+                          values_from(buffers, s, reach->full),
                           buffers->scores + reach->full * stride, true,
                           sums + s * slice * stride, stride);
-    add_seen(buffers, reach, start, reach->full, values, width, sums);
-    add_seen(buffers, reach, reach->least, reach->most, values, width, sums);
+    add_seen(buffers, reach, values, width, sums);
 }
 
 void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,

@@ -174,16 +174,29 @@ static void score_keys(const cp_row_buffers *few_rows, int64_t count,
     }
 }
 
-static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
-                      const cp_reach *reach) {
-    const int64_t dim = cp_value_dim(few_rows->shape);
+static float weigh_scores(const cp_row_buffers *few_rows, int64_t row,
+                          const cp_reach *reach) {
     const int64_t r = row % few_rows->rows;
     float *scores = few_rows->scores + row * CP_ROW_KEYS;
     for (int64_t j = 0; j < reach->from[r]; j++)
         scores[j] = -INFINITY;
-    const float rescale = cp_row_weigh(
-        scores, reach->of[r], cp_ceil_divide(reach->most, CP_STRIP) * CP_STRIP,
-        &few_rows->level[row], &few_rows->total[row]);
+    return cp_row_weigh(scores, reach->of[r],
+                        cp_ceil_divide(reach->most, CP_STRIP) * CP_STRIP,
+                        &few_rows->level[row], &few_rows->total[row]);
+}
+
+/* From the first key that any query sees: the first one sees the earliest. */
+static cp_piece visible_part(const cp_row_buffers *few_rows, cp_piece queries,
+                             cp_piece keys) {
+    const cp_seen_keys seen =
+        cp_window_seen(keys.span, queries.span.start, few_rows->shape->window);
+    return cp_piece_part(keys, seen.from, keys.span.count);
+}
+
+static void weigh_row(const cp_row_buffers *few_rows, int64_t row,
+                      const cp_reach *reach) {
+    const int64_t dim = cp_value_dim(few_rows->shape);
+    const float rescale = weigh_scores(few_rows, row, reach);
     for (int64_t d = 0; rescale != 1.0f && d < dim; d++)
         few_rows->sums[row * dim + d] *= rescale;
 }
@@ -228,12 +241,7 @@ void cp_row_buffers_add(const cp_row_buffers *few_rows, cp_piece queries,
     const int64_t row = cp_value_row(call);
     int64_t from[CP_FEW_ROWS], each[CP_FEW_ROWS];
     cp_reach reach = {.from = from, .of = each};
-    /* The first query sees the earliest keys. */
-    keys = cp_piece_part(
-        keys,
-        cp_window_seen(keys.span, queries.span.start, few_rows->shape->window)
-            .from,
-        keys.span.count);
+    keys = visible_part(few_rows, queries, keys);
     cp_reach_find(few_rows->shape, queries.span, keys.span, 0, few_rows->rows,
                   &reach);
     score_keys(few_rows, reach.most, keys, next, call);
