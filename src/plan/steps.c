@@ -460,6 +460,7 @@ static bool same_step(const cp_step *a, const cp_step *b) {
            a->shape.kv_heads == b->shape.kv_heads &&
            a->shape.head_dim == b->shape.head_dim &&
            a->shape.value_dim == b->shape.value_dim &&
+           a->shape.window == b->shape.window &&
            a->shape.latent == b->shape.latent &&
            memcmp(a->in, b->in, sizeof(a->in)) == 0 &&
            memcmp(a->out, b->out, sizeof(a->out)) == 0;

@@ -242,6 +242,7 @@ cp_status cp_foresee(const void *knows, const cp_shape *shape,
                                  .kv_heads = shape->kv_heads,
                                  .head_dim = shape->head_dim,
                                  .value_dim = cp_value_dim(shape),
+                                 .window = shape->window,
                                  .latent = latent,
                                  .rotary =
                                      latent > 0 ? shape->head_dim - latent : 0,
