@@ -93,32 +93,32 @@ LOOP(kernels_see_windows, 0, COUNT_OF(shapes) * COUNT_OF(windows)) {
     compare(cp_attend_fast, _i, 1);
 }
 
-/* What lies behind a window may be anything. */
-LOOP(keys_behind_a_window_have_no_effect, 0, COUNT_OF(windows) - 1) {
-    enum { TOKENS = 900 };
+/* What lies behind a window may be anything; also for few rows. */
+static void poison_the_past(int64_t window, int64_t fresh) {
+    enum { TOKENS = 900, WIDTH = 2 * 32, ROW = 4 * 32 };
     uint64_t state = 3;
-    const int64_t window = windows[_i], last = TOKENS - 40;
+    const int64_t first = TOKENS - fresh, seen = first - window + 1;
     problem *p = new_problem((cp_shape){4, 2, 32, .window = window});
     must(cp_pieces_append(&p->key_pieces, (cp_piece){{0, 0, TOKENS, 1}, 0}));
-    must(cp_pieces_append(&p->query_pieces, (cp_piece){{0, last, 40, 1}, 0}));
+    must(cp_pieces_append(&p->query_pieces,
+                          (cp_piece){{0, first, fresh, 1}, 0}));
     prepare(p, 1.0f, harness_uniform, &state);
-    for (int64_t i = 0; i < (last - window + 1) * 64; i++)
-        p->keys[i] = p->values[i] = NAN;
-    for (int with = 0; with < 2; with++) {
-        kernel = with == 0 ? cp_attend : cp_attend_fast;
-        run_kernel(p);
-        for (int64_t i = 0; i < 40 * 4 * 32; i++)
-            hold(!isnan(p->output[i]));
+    /* Keys that no query sees; then, one by one, keys that fewer see. */
+    for (int64_t spoilt = 0; spoilt < cp_min(fresh, 3); spoilt++) {
+        for (int64_t i = 0; i < (seen + spoilt) * WIDTH; i++)
+            p->keys[i] = p->values[i] = NAN;
+        for (int with = 0; with < 2; with++) {
+            kernel = with == 0 ? cp_attend : cp_attend_fast;
+            run_kernel(p);
+            for (int64_t i = 0; i < fresh * ROW; i++)
+                hold(isnan(p->output[i]) == (i < spoilt * ROW));
+        }
     }
-    /* One key further on, the first query sees it, and no other. */
-    for (int64_t i = 0; i < 64; i++)
-        p->values[(last - window + 1) * 64 + i] = NAN;
-    for (int with = 0; with < 2; with++) {
-        kernel = with == 0 ? cp_attend : cp_attend_fast;
-        run_kernel(p);
-        for (int64_t i = 0; i < 40 * 4 * 32; i++)
-            hold(isnan(p->output[i]) == (i < 4 * 32));
-    }
+}
+
+LOOP(keys_behind_a_window_have_no_effect, 0, COUNT_OF(windows) - 1) {
+    poison_the_past(windows[_i], 40);
+    poison_the_past(windows[_i], 3);
 }
 
 /* Rings. */
