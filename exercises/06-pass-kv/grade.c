@@ -124,7 +124,7 @@ static int64_t bytes_of(const scene *scene, int origin) {
 static double pairs_of(const scene *scene, int rank, int origin) {
     const cp_block queries = {scene->queried[rank], 0, 0};
     const cp_block keys = {scene->cached[origin], 0, 0};
-    return (double)cp_block_pairs(&queries, &keys);
+    return (double)cp_block_pairs(&queries, &keys, 0);
 }
 
 cp_status attend_block(cp_comm *comm, const ring_call *call, int origin,

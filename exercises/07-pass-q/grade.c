@@ -35,7 +35,7 @@ static bool is_partial(const cp_plan *plan, const cp_op *op) {
 static double pairs_of(const cp_plan *plan, const cp_op *op) {
     const cp_layout *layout = plan->layout;
     return (double)cp_block_pairs(&layout->queries[op->in.origin],
-                                  &layout->keys[op->keys.origin]);
+                                  &layout->keys[op->keys.origin], 0);
 }
 
 static double seconds_of(void *context, int rank, const cp_op *op) {

@@ -50,7 +50,7 @@ static double pace_of(void *context, int rank, const cp_op *op) {
                ? 1
                : paces->pair *
                      (double)cp_block_pairs(&layout->queries[query_rank],
-                                            &layout->keys[origin]);
+                                            &layout->keys[origin], 0);
 }
 
 /* The drawing: three lines for a rank, what it attends to, what comes from the
