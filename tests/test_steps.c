@@ -267,17 +267,19 @@ LOOP(steps_of_one_kind_are_alike, 2, 5) {
         cp_shape shape;
         cp_plan_options options;
         bool alike;
-    } cases[] = {{{12, 2, 8}, {.element_bytes = 4, .spare = 1}, true},
-                 {{12, 2, 8}, {.element_bytes = 2, .spare = 1}, false},
-                 {{12, 2, 9}, {.element_bytes = 4, .spare = 1}, false},
-                 {{12, 2, 8, 7}, {.element_bytes = 4, .spare = 1}, false},
-                 {{12, 4, 8}, {.element_bytes = 4, .spare = 1}, false},
-                 {{12, 2, 8},
-                  {.element_bytes = 4, .spare = 1, .wire = CP_WIRE_FP8},
-                  false},
-                 {{12, 2, 8},
-                  {.element_bytes = 4, .spare = 1, .indexer = {2, 8, 5}},
-                  false}};
+    } cases[] = {
+        {{12, 2, 8}, {.element_bytes = 4, .spare = 1}, true},
+        {{12, 2, 8}, {.element_bytes = 2, .spare = 1}, false},
+        {{12, 2, 9}, {.element_bytes = 4, .spare = 1}, false},
+        {{12, 2, 8, 7}, {.element_bytes = 4, .spare = 1}, false},
+        {{12, 4, 8}, {.element_bytes = 4, .spare = 1}, false},
+        {{12, 2, 8, .window = 7}, {.element_bytes = 4, .spare = 1}, false},
+        {{12, 2, 8},
+         {.element_bytes = 4, .spare = 1, .wire = CP_WIRE_FP8},
+         false},
+        {{12, 2, 8},
+         {.element_bytes = 4, .spare = 1, .indexer = {2, 8, 5}},
+         false}};
     const int64_t first[] = {130, 60}, step[] = {1, 1};
     cp_cache *cache;
     cp_layout *layouts[2];
