@@ -39,10 +39,10 @@ typedef struct {
  *   output   [rows][query_heads][value_dim]
  * With a latent, values is keys. key_row and value_row give the distance of
  * rows if these heads are some of more.
- * A key is visible to a query of the same sequence at its position or a
- * later one; with a window, if it is also among the last of these. Scores are scaled by 1 / sqrt(head_dim); lse is a natural
- * logarithm. Only rows that the pieces name are read or written; a query
- * that sees no key gets output 0 and lse -inf. NaN in a query or in keys
+ * A key is visible to a query of the same sequence at its position or a later
+ * one, within a window. Scores are scaled by 1 / sqrt(head_dim); lse is a
+ * natural logarithm. Only rows that the pieces name are read or written; a
+ * query that sees no key gets output 0 and lse -inf. NaN in a query or in keys
  * and values that it sees gives NaN, elsewhere it has no effect. With merge
  * the partial is merged into the one that output and lse hold, with the same
  * bits as merging it afterwards. threads OpenMP threads share the work; the

@@ -60,8 +60,8 @@ cp_status cp_layout_new(const cp_call *call, cp_layout **out);
 
 void cp_layout_free(cp_layout *layout);
 
-/* The number of (query, key) pairs of two blocks that causality and a window (0:
- * none) allow, in closed form: the work of an attention between them, per
+/* The number of (query, key) pairs of two blocks that causality and a window
+ * (or 0) allow, in closed form: the work of an attention between them, per
  * head. */
 int64_t cp_block_pairs(const cp_block *queries, const cp_block *keys,
                        int64_t window);

@@ -33,8 +33,8 @@ typedef struct {
 } cp_load;
 
 /* Fails with CP_INVALID if a count is negative, if no sequence has new tokens,
- * or if a sum does not fit. cached may be NULL: none. With a window (not 0) only
- * the pairs in it count. */
+ * or if a sum does not fit. cached may be NULL: none. With a window, not 0,
+ * only the pairs in it count. */
 cp_status cp_load_of(int64_t sequences, const int64_t *fresh,
                      const int64_t *cached, int64_t window, cp_load *load);
 
