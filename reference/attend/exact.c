@@ -116,7 +116,8 @@ typedef struct {
 static exact_workspace lay_out(const cp_team *team, const cp_task *t,
                                cp_workspace *space) {
     const cp_shape *shape = team->call->shape;
-    exact_workspace b = {.buffers = cp_panels_lay_out(shape, t->rows, space),
+    exact_workspace b = {.buffers = cp_panels_lay_out(&cp_panels_fp32, shape,
+                                                   t->rows, space),
                          .dim = cp_value_dim(shape),
                          .levels = 1};
     while (1 << (b.levels - 1) < t->last - t->first)
@@ -498,7 +499,7 @@ static void size_tasks(exact_call *c) {
     const int64_t rows = cp_pieces_tokens(team->call->query_pieces) *
                          team->call->shape->query_heads;
     const int64_t expected = team->call->threads > 1 ? TASKS : 1;
-    cp_team_size(team, rows, MOST_ROWS);
+    cp_team_size(team, rows, MOST_ROWS, cp_micro_get()->panel);
     for (c->cuts = 1; c->cuts < CP_LEAVES && cp_team_count(team) < expected;)
         c->cuts *= 2;
 }

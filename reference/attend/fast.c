@@ -20,6 +20,7 @@ enum {
 
 typedef struct {
     cp_team team;
+    const cp_panel_format *format;
     cp_pieces wide, narrow; /* tiles of keys for many rows and for few */
     int64_t few;            /* pieces of few rows */
     int64_t many;           /* rows that are many, over all key heads */
@@ -44,7 +45,7 @@ static void count_rows(fast_call *c) {
         else
             c->many += span.count * call->shape->query_heads;
     }
-    cp_team_size(&c->team, c->many, MOST_ROWS);
+    cp_team_size(&c->team, c->many, MOST_ROWS, c->format->micro()->panel);
 }
 
 static void find_tiles(const fast_call *c, cp_span queries, int64_t longest,
@@ -111,8 +112,10 @@ static void hand_over(const cp_team *team, const cp_task *t, int64_t r,
 static void do_many(const cp_team *team, const cp_task *t,
                     cp_workspace *space) {
     const cp_attention *call = team->call;
-    const cp_pieces *tiles = &((const fast_call *)team)->wide;
-    const cp_panels buffers = cp_panels_lay_out(call->shape, t->rows, space);
+    const fast_call *c = (const fast_call *)team;
+    const cp_pieces *tiles = &c->wide;
+    const cp_panels buffers =
+        cp_panels_lay_out(c->format, call->shape, t->rows, space);
     float level, total;
     if (space->memory == NULL)
         return;
@@ -177,17 +180,14 @@ static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
     cp_row_finish(team->call, cp_team_index(team, t, r), sums, level, total);
 }
 
-cp_status cp_attend_fast(const cp_attention *call) {
+static cp_status attend(const cp_attention *call,
+                        const cp_panel_format *format) {
     fast_call c = {.team = {.call = call,
                             .row = 2 + cp_value_dim(call->shape),
                             .cut = cut,
                             .work = work,
-                            .join = add_shares}};
-    CP_TRY(cp_attention_check(call));
-    if (call->leaves != 0)
-        return cp_attend_exact(call);
-    if (cp_micro_get()->panel > CP_PANEL_WIDEST)
-        return cp_attend(call);
+                            .join = add_shares},
+                   .format = format};
     c.team.group = call->shape->query_heads / call->shape->kv_heads;
     count_rows(&c);
     cp_status status = cp_pieces_cut(call->key_pieces, CP_PANEL_KEYS, &c.wide);
@@ -198,4 +198,20 @@ cp_status cp_attend_fast(const cp_attention *call) {
     cp_pieces_free(&c.wide);
     cp_pieces_free(&c.narrow);
     return status;
+}
+
+cp_status cp_attend_fast(const cp_attention *call) {
+    CP_TRY(cp_attention_check(call));
+    if (call->leaves != 0)
+        return cp_attend_exact(call);
+    if (cp_micro_get()->panel > CP_PANEL_WIDEST)
+        return cp_attend(call);
+    return attend(call, &cp_panels_fp32);
+}
+
+cp_status cp_attend_bf16(const cp_attention *call) {
+    CP_TRY(cp_attention_check(call));
+    if (call->leaves != 0)
+        return cp_refuse("exact order adds in fp32, not in bf16");
+    return attend(call, &cp_panels_bf16);
 }

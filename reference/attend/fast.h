@@ -10,4 +10,8 @@
  * and for few rows a small fraction of the keys that they read. */
 cp_status cp_attend_fast(const cp_attention *call);
 
+/* Another, which multiplies many rows in bf16: queries, keys, weights and values
+ * are rounded, and sums are fp32. Not in exact order. */
+cp_status cp_attend_bf16(const cp_attention *call);
+
 #endif

@@ -20,16 +20,18 @@ static int64_t round_up(int64_t count, int64_t unit) {
     return cp_ceil_divide(count, unit) * unit;
 }
 
-cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
+cp_panels cp_panels_lay_out(const cp_panel_format *format,
+                            const cp_shape *shape, int64_t rows,
                             cp_workspace *space) {
-    const cp_micro *micro = cp_micro_get();
-    const int64_t dim = shape->head_dim;
+    const cp_micro *micro = format->micro();
+    const int64_t dim = round_up(shape->head_dim, format->step);
     const int64_t slices = cp_ceil_divide(cp_value_dim(shape), micro->slice);
     const int64_t most = round_up(CP_PANEL_KEYS, micro->slice);
     const int64_t keys = most / micro->slice * micro->slice_stride;
     const int64_t lines =
         cp_ceil_divide(rows, micro->panel) * micro->panel_stride;
     return (cp_panels){
+        .format = format,
         .shape = shape,
         .micro = micro,
         .slices = slices,
@@ -42,11 +44,13 @@ cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
         .level = cp_workspace_take(space, lines),
         .total = cp_workspace_take(space, lines),
         .scores = cp_workspace_take(space, most * micro->panel_stride),
+        .weights = cp_workspace_take(
+            space, format->step > 1 ? most * micro->panel_stride / 2 : 0),
     };
 }
 
-void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
-                     int64_t kv_head, int64_t rows, const float *tensor) {
+static void pack_queries(const cp_panels *buffers, cp_piece queries,
+                         int64_t kv_head, int64_t rows, const float *tensor) {
     const int64_t dim = buffers->shape->head_dim, panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
     const int64_t panels = cp_ceil_divide(rows, panel);
@@ -68,6 +72,13 @@ void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
         for (int64_t d = 0; d < dim; d++)
             to[d * stride] = r < rows ? tensor[at + d] * scale : 0.0f;
     }
+}
+
+void cp_panels_begin(const cp_panels *buffers, cp_piece queries,
+                     int64_t kv_head, int64_t rows, const float *tensor) {
+    const int64_t stride = buffers->micro->panel_stride;
+    const int64_t panels = cp_ceil_divide(rows, buffers->micro->panel);
+    buffers->format->begin(buffers, queries, kv_head, rows, tensor);
     /* No key has been seen. */
     const int64_t lines = buffers->slices * buffers->micro->slice;
     memset(buffers->sums, 0, (size_t)(panels * lines * stride) * sizeof(float));
@@ -212,8 +223,7 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
     return moved;
 }
 
-/* The first key of the first slice in which a row sees any. */
-static int64_t first_scored(const cp_panels *buffers, const cp_reach *reach) {
+int64_t cp_panels_first(const cp_panels *buffers, const cp_reach *reach) {
     return reach->begin / buffers->micro->slice * buffers->micro->slice;
 }
 
@@ -223,7 +233,7 @@ static int64_t next_mixed(const cp_reach *reach, int64_t j) {
 }
 
 static void mask(const cp_panels *buffers, const cp_reach *reach) {
-    for (int64_t j = next_mixed(reach, first_scored(buffers, reach));
+    for (int64_t j = next_mixed(reach, cp_panels_first(buffers, reach));
          j < reach->most; j = next_mixed(reach, j + 1))
         for (int64_t i = 0; i < buffers->micro->panel; i++)
             if (j < reach->from[i] || j >= reach->of[i])
@@ -231,8 +241,8 @@ static void mask(const cp_panels *buffers, const cp_reach *reach) {
                     -INFINITY;
 }
 
-static void add_seen(const cp_panels *buffers, const cp_reach *reach,
-                     const float *values, int64_t width, float *sums) {
+void cp_panels_add_seen(const cp_panels *buffers, const cp_reach *reach,
+                        const float *values, int64_t width, float *sums) {
     const int64_t dim = cp_value_dim(buffers->shape),
                   panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
@@ -251,14 +261,13 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
     }
 }
 
-/* Returns whether top has been raised to the largest scores. */
 static bool score_panel(const cp_panels *buffers, int64_t number,
                         const cp_reach *reach, float *top) {
     const cp_micro *micro = buffers->micro;
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
-    const int64_t start = first_scored(buffers, reach);
+    const int64_t start = cp_panels_first(buffers, reach);
     const bool known = micro->wide && reach->full == start &&
                        reach->least == reach->most && reach->most % slice == 0;
     for (int64_t j = start; j < reach->most; j += slice) {
@@ -286,15 +295,43 @@ static const float *values_from(const cp_panels *buffers, int64_t s,
            (s * buffers->most + key) * buffers->micro->slice_stride;
 }
 
+static void add_values(const cp_panels *buffers, const cp_reach *reach,
+                       const float *values, int64_t width, float *sums) {
+    const cp_micro *micro = buffers->micro;
+    const int64_t slice = micro->slice, stride = micro->panel_stride;
+    /* Add the values that all rows see. */
+    for (int64_t s = 0; s < buffers->slices && seen_by_all(reach) > 0; s++)
+        cp_micro_multiply(micro, slice, micro->panel, seen_by_all(reach),
+                          values_from(buffers, s, reach->full),
+                          buffers->scores + reach->full * stride, true,
+                          sums + s * slice * stride, stride);
+    cp_panels_add_seen(buffers, reach, values, width, sums);
+}
+
+static void pack_tile(const cp_panels *buffers, int64_t count,
+                      const float *keys, int64_t key_row, const float *values,
+                      int64_t value_row) {
+    pack_keys(buffers, count, keys, key_row);
+    pack_values(buffers, count, values, value_row);
+}
+
 static bool weigh_scores(const cp_panels *buffers, const cp_reach *reach,
                          const float *top, float *level, float *total,
                          float *rescale) {
-    const int64_t start = first_scored(buffers, reach);
+    const int64_t start = cp_panels_first(buffers, reach);
     cp_panels scored = *buffers;
     scored.scores += start * buffers->micro->panel_stride;
     return cp_panels_weigh(&scored, reach->most - start, top, level, total,
                            rescale);
 }
+
+const cp_panel_format cp_panels_fp32 = {.micro = cp_micro_get,
+                                        .step = 1,
+                                        .begin = pack_queries,
+                                        .pack = pack_tile,
+                                        .score = score_panel,
+                                        .weigh = weigh_scores,
+                                        .add = add_values};
 
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
                      float *sums) {
@@ -310,29 +347,23 @@ static void attend_panel(const cp_panels *buffers, int64_t number,
                          const cp_reach *reach, const float *values,
                          int64_t width) {
     const cp_micro *micro = buffers->micro;
-    const int64_t slice = micro->slice, stride = micro->panel_stride;
-    float *sums = buffers->sums + number * buffers->slices * slice * stride;
+    const int64_t lines = buffers->slices * micro->slice;
+    const int64_t stride = micro->panel_stride;
+    float *sums = buffers->sums + number * lines * stride;
     float *level = buffers->level + number * stride;
     float rescale[WIDEST], top[WIDEST];
     memcpy(top, level, (size_t)stride * sizeof(float));
-    const bool known = score_panel(buffers, number, reach, top);
+    const bool known = buffers->format->score(buffers, number, reach, top);
     mask(buffers, reach);
-    if (weigh_scores(buffers, reach, known ? top : NULL, level,
-                     buffers->total + number * stride, rescale))
+    if (buffers->format->weigh(buffers, reach, known ? top : NULL, level,
+                               buffers->total + number * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
-    /* Add the values that all rows see. */
-    for (int64_t s = 0; s < buffers->slices && seen_by_all(reach) > 0; s++)
-        cp_micro_multiply(micro, slice, micro->panel, seen_by_all(reach),
-                          values_from(buffers, s, reach->full),
-                          buffers->scores + reach->full * stride, true,
-                          sums + s * slice * stride, stride);
-    add_seen(buffers, reach, values, width, sums);
+    buffers->format->add(buffers, reach, values, width, sums);
 }
 
 void cp_panels_pack(const cp_panels *buffers, int64_t count, const float *keys,
                     int64_t key_row, const float *values, int64_t value_row) {
-    pack_keys(buffers, count, keys, key_row);
-    pack_values(buffers, count, values, value_row);
+    buffers->format->pack(buffers, count, keys, key_row, values, value_row);
 }
 
 void cp_panels_add(const cp_panels *buffers, cp_piece queries, cp_piece keys,
@@ -367,6 +398,8 @@ void cp_panels_end(const cp_panels *buffers, int64_t rows) {
     const int64_t dim = cp_value_dim(buffers->shape);
     const int64_t stride = buffers->micro->panel_stride;
     const int64_t turned = buffers->micro->wide ? dim - dim % 16 : 0;
+    if (buffers->format->end != NULL)
+        buffers->format->end();
     for (int64_t r = 0; r < rows && turned > 0; r += 16)
         for (int64_t d = 0; d < turned; d += 16) {
             const float *from[16];

@@ -9,6 +9,7 @@
 
 /* The arrays in one thread's workspace; each begins on a cache line. */
 typedef struct {
+    const struct cp_panel_format *format; /* fp32 in all that follows */
     const cp_shape *shape;
     const cp_micro *micro;
     int64_t slices; /* of a value */
@@ -21,6 +22,7 @@ typedef struct {
     float *level;   /* [panel of rows][panel_stride], base 2 */
     float *total;   /* [panel of rows][panel_stride] */
     float *scores;  /* [most][panel_stride] */
+    float *weights; /* scores in another format, or NULL */
 } cp_panels;
 
 enum {
@@ -28,8 +30,34 @@ enum {
     CP_PANEL_WIDEST = 64, /* rows of a panel; x86's widest has 32 */
 };
 
+/* How operands are packed and multiplied. */
+typedef struct cp_panel_format {
+    const cp_micro *(*micro)(void);
+    int64_t step; /* head_dim is padded to whole steps */
+    /* Pack queries, as cp_panels_begin gets them; and a tile of keys and values,
+     * as cp_panels_pack. */
+    void (*begin)(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
+                  int64_t rows, const float *tensor);
+    void (*pack)(const cp_panels *buffers, int64_t count, const float *keys,
+                 int64_t key_row, const float *values, int64_t value_row);
+    /* Score a panel. Returns whether top has been raised to the largest. */
+    bool (*score)(const cp_panels *buffers, int64_t number,
+                  const cp_reach *reach, float *top);
+    /* Turn scores into weights, as cp_panels_weigh does. */
+    bool (*weigh)(const cp_panels *buffers, const cp_reach *reach,
+                  const float *top, float *level, float *total,
+                  float *rescale);
+    /* Add weighed values to the sums. */
+    void (*add)(const cp_panels *buffers, const cp_reach *reach,
+                const float *values, int64_t width, float *sums);
+    void (*end)(void); /* a thread has multiplied; or NULL */
+} cp_panel_format;
+
+extern const cp_panel_format cp_panels_fp32, cp_panels_bf16;
+
 /* Lay out arrays for rows rows, in memory from space. */
-cp_panels cp_panels_lay_out(const cp_shape *shape, int64_t rows,
+cp_panels cp_panels_lay_out(const cp_panel_format *format,
+                            const cp_shape *shape, int64_t rows,
                             cp_workspace *space);
 
 /* Begin with the rows of queries under one key head; tensor as in
@@ -62,5 +90,11 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
                      float *level, float *total, float *rescale);
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
                      float *sums);
+
+/* For formats: the first key of the first slice in which a row sees any; and add
+ * weights times values that not all rows see, before full and from least on. */
+int64_t cp_panels_first(const cp_panels *buffers, const cp_reach *reach);
+void cp_panels_add_seen(const cp_panels *buffers, const cp_reach *reach,
+                        const float *values, int64_t width, float *sums);
 
 #endif

@@ -10,10 +10,9 @@
 
 enum { LEAST_ROWS = 256 }; /* of a task of many, if there are that many */
 
-void cp_team_size(cp_team *team, int64_t rows, int64_t most) {
+void cp_team_size(cp_team *team, int64_t rows, int64_t most, int64_t panel) {
     const int64_t share = rows / (4 * (int64_t)team->call->threads);
     const int64_t rows_per_task = cp_max(LEAST_ROWS, cp_min(most, share));
-    const int64_t panel = cp_micro_get()->panel;
     team->queries = cp_max(1, rows_per_task / team->group / panel) * panel;
 }
 

@@ -48,7 +48,7 @@ void cp_team_add(cp_team *team, cp_task task);
 
 /* Size tasks in whole panels, at most most rows each, so that each thread has
  * four tasks if there are enough rows. */
-void cp_team_size(cp_team *team, int64_t rows, int64_t most);
+void cp_team_size(cp_team *team, int64_t rows, int64_t most, int64_t panel);
 bool cp_team_is_few(const cp_team *team, cp_span queries);
 
 /* Do all tasks, then join what was cut. Fails with CP_MEMORY before any. */

@@ -141,6 +141,10 @@ static void norm(cp_rows *rows, cp_weight weight) {
     at->input = at->normed;
 }
 
+static cp_linear *linear_of(const state *s) {
+    return s->engine->runner->bf16 ? cp_linear_bf16 : cp_linear_rows;
+}
+
 static void multiply(cp_rows *rows, cp_weight first, int count) {
     const workspace *at = (workspace *)rows;
     const cp_llama_tensor *tensors =
@@ -149,8 +153,8 @@ static void multiply(cp_rows *rows, cp_weight first, int count) {
     for (int n = 0; n < count; n++)
         products[n] =
             (cp_product){&tensors[n].matrix, false, at->made[(int)first + n]};
-    cp_linear_rows(rows->count, tensors->matrix.in, at->input, products, count,
-                   at->threads, at->scratch);
+    linear_of(state_of(rows))(rows->count, tensors->matrix.in, at->input,
+                              products, count, at->threads, at->scratch);
 }
 
 static void add(cp_rows *rows, cp_weight weight) {
@@ -159,8 +163,8 @@ static void add(cp_rows *rows, cp_weight weight) {
     const cp_matrix *matrix = &tensor_of(s, weight, rows->layer)->matrix;
     const cp_product onto_x = {matrix, true,
                                s->x + rows->first * s->facts->width};
-    cp_linear_rows(rows->count, matrix->in, at->input, &onto_x, 1, at->threads,
-                   at->scratch);
+    linear_of(s)(rows->count, matrix->in, at->input, &onto_x, 1, at->threads,
+                 at->scratch);
 }
 
 static void gate(cp_rows *rows) {
@@ -379,7 +383,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
                .count = engine->call->layout->queries[comm->rank].tokens,
                .tracing = {engine->trace, engine->began, comm->rank, 0}};
     const cp_walk_options walking = {
-        .kernel = cp_attend_fast,
+        .kernel = engine->runner->bf16 ? cp_attend_bf16 : cp_attend_fast,
         .threads = engine->helpers,
         .observe = engine->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing};

@@ -15,9 +15,13 @@ typedef struct {
 
 /* Multiply x [rows][in] by count matrices, all with this in.
  *   scratch   cp_linear_scratch(rows, in, threads) floats */
-void cp_linear_rows(int64_t rows, int64_t in, const float *x,
-                    const cp_product *products, int count, int threads,
-                    float *scratch);
+typedef void cp_linear(int64_t rows, int64_t in, const float *x,
+                       const cp_product *products, int count, int threads,
+                       float *scratch);
+cp_linear cp_linear_rows;
+
+/* The same with many rows rounded to bf16, as are weights; sums are fp32. */
+cp_linear cp_linear_bf16;
 
 /* Floats of scratch that such a call needs; enough also for fewer rows or a
  * smaller in. -1 if the number overflows. */

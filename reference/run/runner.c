@@ -12,8 +12,12 @@ static cp_status run_threads(int ranks, cp_rank_main function, void *context) {
     return cp_threads_run(&threads, function, context);
 }
 
-const cp_runner cp_runner_threads = {run_threads, &cp_machine_threads,
-                                     CP_NO_RANK, 0, NULL};
+const cp_runner cp_runner_threads = {
+    .run = run_threads, .machine = &cp_machine_threads, .only = CP_NO_RANK};
+const cp_runner cp_runner_threads_bf16 = {.run = run_threads,
+                                          .machine = &cp_machine_threads,
+                                          .only = CP_NO_RANK,
+                                          .bf16 = true};
 
 int cp_runner_cores(const cp_runner *runner, int cores, int ranks) {
     const int host_cores = cp_host_cores();

@@ -123,8 +123,12 @@ static cp_status join(int count, char *const *arguments) {
     options.timeout = timeout_of(count, arguments);
     options.repairs = survives();
     CP_TRY(cp_mpi_open(&options, &world));
-    processes = (cp_runner){run_processes, &cp_machine_processes, world->rank,
-                            cp_mpi_local(world), &group};
+    processes = (cp_runner){.run = run_processes,
+                            .machine = &cp_machine_processes,
+                            .only = world->rank,
+                            .local = cp_mpi_local(world),
+                            .group = &group,
+                            .bf16 = processes.bf16};
     group = (cp_process_group){.rank = world->rank,
                                .ranks = world->ranks,
                                .broadcast = broadcast,
@@ -139,9 +143,16 @@ static cp_status join(int count, char *const *arguments) {
     return cp_agree_on_arguments(count, arguments);
 }
 
+static cp_status join_bf16(int count, char *const *arguments) {
+    processes.bf16 = true;
+    return join(count, arguments);
+}
+
 static const cp_runner *runner_for(int ranks) {
     const bool apart = ranks > 1 && ranks == world->ranks;
-    return apart ? &processes : &cp_runner_threads;
+    return apart           ? &processes
+           : processes.bf16 ? &cp_runner_threads_bf16
+                            : &cp_runner_threads;
 }
 
 static cp_status engine_new(const cp_model *model,
@@ -156,14 +167,18 @@ static cp_status attend(cp_attend_job *job) {
 
 const cp_runner *const cp_runner_mpi = &processes;
 
-const cp_backend cp_backend_mpi = {
-    .name = "mpi",
-    .kernels = "fp32, OpenMP and BLIS",
-    .communicator = "processes, over MPI",
-    .machine = &cp_machine_processes,
-    .join = join,
-    .attend = attend,
-    .model_open = cp_llama_open,
-    .model_close = cp_llama_close,
-    .engine_new = engine_new,
-};
+#define BACKEND(suffix, shown, words)                                          \
+    const cp_backend cp_backend_mpi##suffix = {                                \
+        .name = shown,                                                         \
+        .kernels = words ", OpenMP and BLIS",                                  \
+        .communicator = "processes, over MPI",                                 \
+        .machine = &cp_machine_processes,                                      \
+        .join = join##suffix,                                                  \
+        .attend = attend,                                                      \
+        .model_open = cp_llama_open,                                           \
+        .model_close = cp_llama_close,                                         \
+        .engine_new = engine_new,                                              \
+    };
+
+BACKEND(, "mpi", "fp32")
+BACKEND(_bf16, "mpi-bf16", "bf16 where rows are many")

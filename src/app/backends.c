@@ -8,8 +8,10 @@
 
 const cp_backend *const cp_backends[] = {
     &cp_backend_threads,
+    &cp_backend_threads_bf16,
 #ifdef CP_HAVE_MPI
     &cp_backend_mpi,
+    &cp_backend_mpi_bf16,
 #endif
 #ifdef CP_HAVE_CUDA
     &cp_backend_cuda,
@@ -28,9 +30,11 @@ const cp_backend *cp_backend_find(const char *name) {
 
 const cp_runner *cp_meter_cores(const cp_backend *backend) {
 #ifdef CP_HAVE_MPI
-    if (backend == &cp_backend_mpi)
+    if (backend == &cp_backend_mpi || backend == &cp_backend_mpi_bf16)
         return cp_runner_mpi;
 #endif
+    if (backend == &cp_backend_threads_bf16)
+        return &cp_runner_threads_bf16;
     return backend == &cp_backend_threads ? &cp_runner_threads : NULL;
 }
 

@@ -160,8 +160,9 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
         group->ranks, *ranks * tensor);
 }
 
-static const char *const backend_names[] = {"threads", "mpi", "cuda",
-                                            "cuda-fp32", "cuda-fp8"};
+static const char *const backend_names[] = {
+    "threads", "threads-bf16", "mpi",     "mpi-bf16",
+    "cuda",    "cuda-fp32",    "cuda-fp8"};
 enum { BACKEND_NAMES = sizeof(backend_names) / sizeof(backend_names[0]) };
 
 cp_status cp_command_backend(int choice, double timeout,
@@ -275,6 +276,9 @@ static cp_status exact_check(cp_command_ring *ring) {
     if (ring->tensor > 1)
         return cp_refuse("--exact-order and --tensor exclude each other: NCCL "
                          "sums in its own order");
+    if (strstr(backend_names[ring->on], "-bf16") != NULL)
+        return cp_refuse("--exact-order adds in fp32: --on %s rounds to bf16",
+                         backend_names[ring->on]);
     if (strncmp(backend_names[ring->on], "cuda", 4) != 0 &&
         !cp_command_in_order())
         return cp_refuse(

@@ -129,10 +129,11 @@ struct cp_backend {
 /* The backends that this program was built with; the last is NULL. */
 extern const cp_backend *const cp_backends[];
 
-/* Ranks as threads; as processes, if built with MPI; and on GPUs, with weights
- * in bf16, fp32 or FP8, if built with CUDA. */
-extern const cp_backend cp_backend_threads, cp_backend_mpi, cp_backend_cuda,
-    cp_backend_cuda_fp32, cp_backend_cuda_fp8;
+/* Ranks as threads; as processes, if built with MPI; both also with products in
+ * bf16; and on GPUs, with weights in bf16, fp32 or FP8, if built with CUDA. */
+extern const cp_backend cp_backend_threads, cp_backend_threads_bf16,
+    cp_backend_mpi, cp_backend_mpi_bf16, cp_backend_cuda, cp_backend_cuda_fp32,
+    cp_backend_cuda_fp8;
 
 /* The backend of that name; NULL if there is none. */
 const cp_backend *cp_backend_find(const char *name);
