@@ -1,11 +1,12 @@
 /* Conversations with a model, all at the same turn: a question to each, and its
- * answer. Not the command itself. */
+ * answer; or a single one, typed, saved and loaded. Not the command itself. */
 #ifndef CP_CHAT_H
 #define CP_CHAT_H
 
 #include <signal.h>
 
 #include "app/command.h"
+#include "app/cost.h"
 #include "app/transcript.h"
 #include "model/template.h"
 
@@ -23,47 +24,26 @@ typedef struct {
         shared_prefix; /* length of the prefix to be taken over from sequence 0
                        when that has read it; 0: none */
     int64_t left;      /* tokens that the answer may still get */
-    cp_mood mood;      /* of what comes next */
     bool ended;        /* tokens includes its end: nothing more is drawn */
     double last_token_time; /* when its last token came */
     cp_sampler sampler;
     cp_ids answer;
 } cp_conversation;
 
-/* Why an answer was cut short. */
-enum { CP_CUT_BY_MOST, CP_CUT_BY_ROOM, CP_CUT_BY_USER, CP_CUTS };
-
-/* What a turn cost. */
-typedef struct {
-    cp_turn_report prefill; /* all reading calls; its arrays are in figures */
-    int64_t *figures;       /* [4][ranks] queries, keys, bytes, pairs; owned */
-    int64_t pieces;         /* reading calls */
-    int64_t shared; /* tokens taken over from sequence 0 instead of read */
-    char *drawing;  /* the last plan, a page, if chat->interruptible; owned */
-    double first_seconds;  /* until the first token of any answer */
-    double last_seconds;   /* until the first token of every answer */
-    double stall;          /* the longest between two tokens of an answer */
-    double decode_seconds; /* of all decode steps */
-    int64_t steps;         /* decode steps */
-    int64_t decode_bytes;  /* of the busiest rank, in the last step */
-    int64_t decode_hops;
-    int64_t tokens;          /* in the answers */
-    int64_t drafted, stayed; /* tokens guessed, and how many were right */
-    int64_t cuts[CP_CUTS];   /* answers that were cut short, by why */
-    int64_t waited; /* conversations that waited until rows were free */
-} cp_cost;
-
 typedef struct {
     /* The caller fills these in. */
     int64_t sequences;
-    int64_t most;       /* tokens of an answer */
-    int64_t draft;      /* tokens guessed for each step; or 0 */
-    int64_t budget;     /* tokens of a reading call; 0: any number */
+    int64_t most;           /* tokens of an answer */
+    int64_t draft;          /* tokens guessed for each step; or 0 */
+    int64_t budget;         /* tokens of a reading call; 0: any number */
+    int64_t capacity, rows; /* as the options of a session */
+    cp_command_ring ring;   /* its ranks and variant can change */
     cp_sampler sampler; /* the first sequence's; the others derive their own */
     bool live;          /* the answer is shown as it arrives */
     bool hides;         /* thoughts, <think> to </think>, are not shown */
-    bool interruptible; /* an interrupt ends the answer, not the program */
-    volatile sig_atomic_t *stop;
+    volatile sig_atomic_t *stop;       /* an interrupt sets it */
+    volatile sig_atomic_t *interrupts; /* since a question: how many */
+    const char *file, *trace;          /* a document, an output; or NULL */
     cp_screen screen;
     cp_progress progress;
     cp_opened opened;     /* the caller sets its path */
@@ -76,10 +56,19 @@ typedef struct {
     cp_conversation *conversations; /* [sequences] */
     cp_cost cost;
     cp_transcript transcript;
+    bool interruptible; /* an interrupt ends the answer, not the program */
     int64_t open;  /* the first `open` conversations do not wait for rows */
-    double start;  /* when the turn began */
     bool stopping; /* the user has stopped this answer */
+    cp_mood mood;  /* of what comes next in the answer that is shown */
 } cp_chat;
+
+/* Make room for the answers, and open the first session. Fails with CP_MEMORY,
+ * and as cp_session_open does. */
+cp_status cp_chat_open(cp_chat *chat);
+
+/* Replace the session by an empty one over this many ranks, with each prefill
+ * by that variant. Fails as cp_session_open does; then there is none. */
+cp_status cp_chat_session(cp_chat *chat, int64_t ranks, cp_variant variant);
 
 /* Ask each sequence s questions[s], and let it answer; cost says what that
  * took. If too few rows are free for all sequences, some wait until others have
@@ -87,8 +76,26 @@ typedef struct {
  * room for an answer. After a failure the conversations are as they were. */
 cp_status cp_chat_ask(cp_chat *chat, const char *const *questions);
 
-/* Lay the figures out for this many ranks. */
-void cp_cost_point(cp_cost *cost, int ranks);
+/* Show an answer from that token on; its line has not ended then. */
+void cp_answer_show(cp_chat *chat, const cp_conversation *conversation,
+                    int64_t from);
+
+/* Converse line by line: read questions, and commands such as /plan, from
+ * standard input to its end, and print what each asks for, or on stderr why it
+ * failed. With prompts, both are a terminal; otherwise fails, in the end, as
+ * the first question that failed. */
+cp_status cp_chat_converse(cp_chat *chat, bool prompts);
+
+/* Save the one conversation to a file, or load a file into it and the session,
+ * which must be empty; print its size. These fail as
+ * cp_saved_conversation_write and cp_saved_conversation_load do, and where the
+ * file is another of the chat; nothing has changed then, and the session is
+ * still empty. */
+cp_status cp_chat_save(cp_chat *chat, const char *path);
+cp_status cp_chat_load(cp_chat *chat, const char *path);
+
+/* Free all that was opened, including the session and the document. */
+void cp_chat_close(cp_chat *chat);
 
 /* Mark this state: cp_chat_recover goes back to it after a failure. */
 void cp_chat_mark(cp_chat *chat);
@@ -99,28 +106,9 @@ void cp_chat_mark(cp_chat *chat);
  * otherwise *status says why it cannot. */
 bool cp_chat_recover(cp_chat *chat, cp_status *status);
 
-/* Make room for the answers. Fails with CP_MEMORY. */
-cp_status cp_chat_open(cp_chat *chat);
-
-/* Clear the conversations; the document goes before the next questions again.
- * Fails as cp_session_truncate does. */
-cp_status cp_chat_clear(cp_chat *chat);
-
-/* Save the conversations to a file; or load a file into the session, which must
- * be empty, and the conversations. *tokens becomes the number of tokens loaded.
- * These fail as cp_saved_conversation_write and cp_saved_conversation_read do;
- * nothing has changed then, and the session is still empty. */
-cp_status cp_chat_save(cp_chat *chat, const char *path, int64_t *bytes);
-cp_status cp_chat_load(cp_chat *chat, const char *path, int64_t *tokens);
-
-/* Show the answer of a sequence. */
-void cp_chat_show(cp_chat *chat, int64_t sequence);
-
-/* Print what the turn cost, as a page or in a line. */
-void cp_chat_cost_page(const cp_chat *chat);
-void cp_chat_cost_line(cp_chat *chat, bool terminal);
-
-/* Free all that was opened, including the session and the document. */
-void cp_chat_close(cp_chat *chat);
+/* Append a question's tokens to a sequence, after what the template keeps of
+ * the answer before it. */
+cp_status cp_question_add(cp_chat *chat, const char *question,
+                          int64_t sequence);
 
 #endif

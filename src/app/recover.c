@@ -20,18 +20,6 @@ static cp_status take_back(const cp_chat *chat) {
     return CP_OK;
 }
 
-/* Drop the lost rank from the figures of the turn so far. */
-static void figures_drop(cp_cost *cost, int lost) {
-    const int ranks = cost->prefill.ranks;
-    int64_t *to = cost->figures;
-    if (to == NULL)
-        return;
-    for (int n = 0; n < 4 * ranks; n++)
-        if (n % ranks != lost)
-            *to++ = cost->figures[n];
-    cp_cost_point(cost, ranks - 1);
-}
-
 static const char *with_it(int lost) {
     return lost == 0 ? ", and standard input with it" : "";
 }
@@ -40,13 +28,13 @@ static const char *with_it(int lost) {
 static cp_status drop_lost_ranks(cp_chat *chat, int *lost) {
     char line[200];
     for (int next; cp_process_group_own()->shrink(&next); *lost = next) {
-        figures_drop(&chat->cost, *lost);
+        cp_cost_drop_rank(&chat->cost, *lost);
         CP_TRY(cp_session_lose(chat->session, *lost));
         snprintf(line, sizeof(line), "rank %d is lost%s", *lost,
                  with_it(*lost));
         cp_complain(line);
     }
-    figures_drop(&chat->cost, *lost);
+    cp_cost_drop_rank(&chat->cost, *lost);
     return CP_OK;
 }
 
