@@ -3,7 +3,7 @@
 # ends, in sp from the page's foot, between them "of FILE:LINE" and "line PAGE"
 # for each line; "picture PAGE" and "formula PAGE"; "white PAGE PERCENT" and "end
 # PAGE" of a chapter; "page TOP FOOT", of the text block. -v pages=N of the book.
-# More than 420 pages, a chunk over 25 lines, a block of prose under ten words
+# More than 400 pages, a chunk over 25 lines, a block of prose under ten words
 # before one, fewer than four lines of a chunk on either side of a page's end and
 # a picture between its halves are errors.
 $1 == "long" || $1 == "short" {
@@ -40,7 +40,7 @@ END {
     printf "build/long-ring.pdf: %d pages, %d of them code; without picture, table or formula %d at most, to page %d\n",
         pages, code, longest, where
     if (empty) print "more than a third white:" empty
-    exit bad || pages > 420
+    exit bad || pages > 400
 }
 
 function wrong(what) {
