@@ -145,7 +145,7 @@ const repeated = now => now.batch !== "1" ? ["--batch", now.batch] : [];
 
 // The command lines of a state.
 function plan(now, variant, ...more) {
-  const [heads, bytes] = MODELS[now.model], words = ["plan", "--ranks", now.ranks, "--new", times(now.new, now.batch)];
+  const [heads, own] = MODELS[now.model], bytes = now.bytes === "model" ? own : now.bytes, words = ["plan", "--ranks", now.ranks, "--new", times(now.new, now.batch)];
   if (now.cached !== "0")
     words.push("--cached", times(now.cached, now.batch));
   words.push("--variant", variant, "--heads", heads, "--bytes", String(bytes));
