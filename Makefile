@@ -325,7 +325,7 @@ explorer: $(B)/site/explorer.html ## only the plan explorer of these pages: buil
 $(B)/site/explorer.html: $(B)/built-in.c $(wildcard book/explorer/* src/*/*.[ch])
 	@$(call install,$(FOR_EXPLORER))
 	@echo "  page $@"; book/explorer/build $< $@
-check-site: $(PROGRAM) ## open the pages of build/site in headless Chromium: links, weight, width, console; the explorer's figures
+check-site: $(PROGRAM) ## open the pages of build/site in headless Chromium: links, search, weight, width, console; the explorer's figures
 	@$(call install,$(FOR_CHECK_SITE))
 	@tests/harness/check-site $(B)/site
 	@tests/harness/check-explorer $(B)/site/explorer.html $(PROGRAM)

@@ -263,6 +263,14 @@ class Page:
             return token(f'<a href="{page[1]}"><code>{page[1]}</code></a>'), at
         return "\\texttt{" + inner.replace("--", "-{}-") + "}", at
 
+    def do_explore(self, text, at):
+        situation, at = braced(text, at)
+        words, at = self.argument(text, at)
+        if not (OUT / "explorer.html").exists():
+            return words, at
+        link = f'<a class="explore" title="in the plan explorer" href="explorer.html#{escape(situation)}">'
+        return ("" if words else " ") + token(link) + (words or "in the explorer") + token("</a>"), at
+
     def do_label(self, text, at):
         key, at = braced(text, at)
         labels[key] = self.here

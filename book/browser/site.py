@@ -7,11 +7,14 @@ from pathlib import Path
 from chunks import File, names, roots
 from pictures import Picture, typeset
 from prose import OUT, WORK, Page, block, braced, pictures, plain, settle, subjects, token
+from search import WITHOUT, mark_passages, write_index
 
 SECOND = ["13-layers"]  # a chapter of a hundred pages goes on here, on a second page
 # The glossary names pages, which a browser does not have.
 BOOK = re.sub(r"(?s)% paper only.*?% end of paper only\n", "", Path("book/book.tex").read_text())
 EXPLORER = '<p class="explorer"><a href="explorer.html">The plan explorer</a></p>' if (OUT / "explorer.html").exists() else ""
+SEARCH = """<form class="search" role="search" autocomplete="off"><input type="search" aria-label="Search the book"
+aria-controls="found" aria-keyshortcuts="/" placeholder="Search  /"><div><p role="status"></p><ol id="found"></ol></div></form>"""
 pages = []
 
 
@@ -32,7 +35,8 @@ def pandoc(page):
 def finish(page):
     text = settle(page.html)
     text = re.sub(r"<(summary|h[123]|t[dh])([^>]*)>((?:<span class=\"number\">[^<]*</span>)?)\s*<p>(.*?)</p>\s*</\1>", r"<\1\2>\3\4</\1>", text, flags=re.S)
-    page.html = re.sub(r"\n+(</?t[drh])", r"\1", text)
+    text = re.sub(r"\n+(</?t[drh])", r"\1", text)
+    page.html = text if page.name in WITHOUT else mark_passages(text)
     page.title = re.search(r'<h1 id="top">(?:<span.*?</span>)?(.*?)</h1>', text, re.S)[1].strip()
     page.sections = re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text, re.S)
 
@@ -59,12 +63,12 @@ def write(page):
     (OUT / page.name).write_text(f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{re.sub("<.*?>", "", page.title)} · The Long Ring</title><link rel="stylesheet" href="site.css"></head>
-<body{" class=part" if page.part else ""}><input type="checkbox" id="menu"><label for="menu">Contents</label>
+<body{" class=part" if page.part else ""}><input type="checkbox" id="menu"><div class="bar"><label for="menu">Contents</label>{SEARCH}</div>
 <nav class="side"><a class="book" href="index.html">The Long Ring</a>{contents(page)}{EXPLORER}</nav>
 {glyphs}<main data-files="{' '.join(file.name for file in page.files)}">{page.html}<nav class="turn">{turn}</nav></main>
 <script>(window.onhashchange = () => {{
     for (let e = document.getElementById(location.hash.slice(1)); e; e = e.parentElement) if (e.tagName == "DETAILS") e.open = true
-}})()</script></body></html>
+}})()</script><script src="search.js"></script></body></html>
 """)
 
 
@@ -166,6 +170,7 @@ def main():
                   f'<h2>Contents</h2>{contents(front, True)}' + front.html)
     for page in pages:
         write(page)
+    write_index(pages, OUT / "search-index.js")
     print(f"build/site/index.html: {len(pages)} pages, {len(pictures)} pictures")
 
 

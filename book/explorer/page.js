@@ -143,9 +143,13 @@ const times = (text, count) => Array(+count).fill(text).join(",");
 
 const repeated = now => now.batch !== "1" ? ["--batch", now.batch] : [];
 
+// A state in a line: four of its fields, and what else is unusual.
+const called = now => `${now.ranks} ranks, ${now.new} new tokens, ${now.cached} cached, ${now.variant}${Object.keys(usual).filter(name =>
+  !["ranks", "new", "cached", "variant"].includes(name) && now[name] !== usual[name]).map(name => `, ${name} ${now[name]}`).join("")}`;
+
 // The command lines of a state.
 function plan(now, variant, ...more) {
-  const [heads, bytes] = MODELS[now.model], words = ["plan", "--ranks", now.ranks, "--new", times(now.new, now.batch)];
+  const [heads, own] = MODELS[now.model], bytes = now.bytes === "model" ? own : now.bytes, words = ["plan", "--ranks", now.ranks, "--new", times(now.new, now.batch)];
   if (now.cached !== "0")
     words.push("--cached", times(now.cached, now.batch));
   words.push("--variant", variant, "--heads", heads, "--bytes", String(bytes));
@@ -265,6 +269,18 @@ function program() {
       <td>${op.pairs ? group(op.pairs) : ""}</td><td>${op.bytes ? group(op.bytes) : ""}</td></tr>`;
   });
   $("operations").innerHTML = rows(["number", "hop", "Operation", "Reads slot, of rank", "Writes slot, of rank", "pairs", "bytes"], lines);
+}
+
+// What a file says of each rank, added up.
+function facts() {
+  const { programs, strokes, holds } = drawn, most = (ops, of) => ops.reduce((all, op) => Math.max(all, of(op)), 0);
+  const sum = (ops, of) => ops.reduce((all, op) => all + of(op), 0), length = ops => sum(ops, op => op.end - op.start);
+  const columns = holds ? { spans: ops => ops.length, positions: length, first: ops => Math.min(...ops.map(op => op.start)), last: ops => most(ops, op => op.end) - 1 } : {
+    operations: ops => ops.length, ...strokes ? {} : { pairs: ops => sum(ops, op => op.pairs), "bytes sent": ops => sum(ops, op => op.bytes) },
+    computing: ops => length(ops.filter(op => !talks(op))), messages: ops => ops.filter(talks).length, "in flight": ops => length(ops.filter(talks)),
+    ends: ops => most(ops, op => op.end) };
+  $("facts").innerHTML = rows(["rank", ...Object.keys(columns)], programs.map((ops, rank) =>
+    `<tr><td>${rank}</td>${Object.values(columns).map(of => `<td>${round(of(ops))}</td>`).join("")}</tr>`));
 }
 
 const spans = text => [...text.matchAll(/#(\d+):(\d+)(?:\.\.(\d+)(?:\/(\d+))?)?/g)].map(m =>
@@ -413,6 +429,7 @@ async function show() {
   runner.drop();
   sweeper.drop();
   delete document.body.dataset.shown;
+  $("called").textContent = called(now);
   shut();
   $("page").hidden = false;
   $("page").classList.add("busy");
@@ -511,7 +528,9 @@ function picture() {
   drawn = opened || own;
   $("timeline").hidden = $("what").hidden = !drawn;
   $("program").hidden = !drawn || drawn.strokes;
-  $("opened").hidden = !opened;
+  $("opened").hidden = $("facts").hidden = !opened;
+  for (const section of document.querySelectorAll("main > section"))
+    section.hidden = !!opened && !section.contains($("timeline")); // of the call in the form
   $("lanes").hidden = !!opened && opened.holds;
   $("lengths").hidden = $("operations-ran").hidden = $("pace-ran").hidden = !!opened;
   if (!drawn)
@@ -520,12 +539,14 @@ function picture() {
   if (opened)
     $("said").textContent = `${file}: ${holds ? "what" : strokes ? "strokes of" : "a plan of"} ${ranks} rank${ranks > 1 ? "s" : ""}${holds ? " hold" : ""}, ${
       group(count)} bar${count === 1 ? "" : "s"} over ${holds ? "positions of tokens" : "virtual time"}${
-      ranks > DRAWN ? `, of ranks 0 to ${DRAWN - 1}` : ""}. All else on this page is still the plan that is chosen above.`;
+      ranks > DRAWN ? `, of ranks 0 to ${DRAWN - 1}` : ""}.`;
   $("rank").innerHTML = programs.map((_, k) => `<option>${k}</option>`).join("");
   $("rank").value = (gone || ops[0]).rank;
   timeline();
   if (!strokes)
     program();
+  if (file)
+    facts();
   choose(gone || ops.find(op => op.operation === "exchange") || ops[0], false);
 }
 
@@ -625,6 +646,7 @@ async function begin() {
   sweeper = new Runner(module);
   const start = async () => {
     const sweeps = recall();
+    $("call").open = !matchMedia("(max-width: 40rem)").matches; // the plan is to be on the first screen
     await show();
     if (sweeps)
       await sweep(sweeper);
