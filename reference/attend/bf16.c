@@ -46,18 +46,30 @@ static bool has_bits(int leaf, int part, int which, unsigned bits) {
     return (r[which] & bits) == bits;
 }
 
-static void find_means(void) {
+static means best_means(void) {
     enum { BF16_AND_TILES = 1 << 22 | 1 << 24, AVX512_BF16 = 1 << 5 };
     if (!__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") ||
         !__builtin_cpu_supports("avx512vl") || !has_bits(7, 1, 0, AVX512_BF16))
-        return;
-    found = has_bits(7, 0, 3, BF16_AND_TILES) && may_use_tiles() ? AMX : AVX512;
+        return LOOPS;
+    return has_bits(7, 0, 3, BF16_AND_TILES) && may_use_tiles() ? AMX : AVX512;
 }
 #else
-static void find_means(void) {
+static means best_means(void) {
+    return LOOPS;
 }
 #endif
+
+static const char *const names[] = {"loops", "AVX512-BF16", "AMX"};
+
+/* The best means, or a lesser one that the environment asks for. */
+static void find_means(void) {
+    const char *asked = getenv("LONGRING_BF16");
+    found = best_means();
+    for (means m = LOOPS; asked != NULL && m < found; m++)
+        if (strcmp(asked, names[m]) == 0)
+            found = m;
+}
 
 static means how(void) {
     pthread_once(&once, find_means);
@@ -65,7 +77,6 @@ static means how(void) {
 }
 
 const char *cp_bf16_about(void) {
-    static const char *const names[] = {"loops", "AVX512-BF16", "AMX"};
     return names[how()];
 }
 
@@ -187,8 +198,8 @@ TILED static void release(void) {
 #else
 #define multiply_by_vectors multiply_in_loops
 #define multiply_by_tiles multiply_in_loops
-#define configure find_means
-#define release find_means
+#define configure() ((void)0)
+#define release() ((void)0)
 #endif
 
 void cp_bf16_begin(void) {
@@ -331,11 +342,11 @@ WIDE static void turn_by_vectors(const float *const *rows, int64_t dim,
 WIDE static inline __m512 power(__m512 x) {
     enum { FLOOR = 1 };
     const __m512 f = _mm512_reduce_ps(x, FLOOR);
-    __m512 p = _mm512_set1_ps(0.0135341676f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0520114612f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241442757f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693003835f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.00000259f));
+    __m512 p = _mm512_set1_ps(0.0134266844f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.052242474f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241280205f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693044845f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
     return _mm512_scalef_ps(p, x);
 }
 
@@ -354,7 +365,7 @@ WIDE static inline __m512 largest(const float *scores, int64_t count,
                          _mm512_max_ps(most[2], most[3]));
 }
 
-WIDE static bool weigh_half(float *scores, int64_t count, bool keep,
+WIDE static bool weigh_half(const float *scores, int64_t count,
                             float *level, float *total, float *rescale,
                             uint16_t *weights) {
     const __m512 none = _mm512_set1_ps(-INFINITY), zero = _mm512_setzero_ps();
@@ -370,14 +381,12 @@ WIDE static bool weigh_half(float *scores, int64_t count, bool keep,
     for (int64_t j = 0; j < cp_ceil_divide(count, STEP) * STEP; j += 2) {
         __m512 w[2];
         EACH(n, 2) {
-            float *row = scores + (j + n) * SIDE;
             w[n] = zero;
             if (j + n >= count)
                 continue;
-            w[n] = power(_mm512_sub_ps(_mm512_loadu_ps(row), base));
+            w[n] = power(_mm512_sub_ps(
+                _mm512_loadu_ps(scores + (j + n) * SIDE), base));
             sums[n] = _mm512_add_ps(sums[n], w[n]);
-            if (keep)
-                _mm512_storeu_ps(row, w[n]);
         }
         _mm512_storeu_si512(weights + j / STEP * TILE + j % STEP * LANES,
                             interleave(w[0], w[1]));
@@ -390,19 +399,19 @@ WIDE static bool weigh_half(float *scores, int64_t count, bool keep,
     return (rises & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
 }
 
-bool cp_bf16_weigh(float *scores, int64_t count, bool keep, float *level,
+bool cp_bf16_weigh(const float *scores, int64_t count, float *level,
                    float *total, float *rescale, uint16_t *weights) {
     bool moved = false;
     for (int h = 0; h < 2; h++)
-        moved |= weigh_half(scores + h * LANES, count, keep,
+        moved |= weigh_half(scores + h * LANES, count,
                             level + h * LANES, total + h * LANES,
                             rescale + h * LANES, weights + h * HALF);
     return moved;
 }
 #else
-bool cp_bf16_weigh(float *scores, int64_t count, bool keep, float *level,
+bool cp_bf16_weigh(const float *scores, int64_t count, float *level,
                    float *total, float *rescale, uint16_t *weights) {
-    (void)scores, (void)count, (void)keep, (void)level, (void)total;
+    (void)scores, (void)count, (void)level, (void)total;
     (void)rescale, (void)weights;
     abort();
 }

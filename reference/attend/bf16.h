@@ -48,10 +48,9 @@ void cp_bf16_turn(const float *const *rows, int64_t dim, float scale,
 /* Only where cp_bf16_is_wide: turn count rows of 32 scores, in base 2, into
  * weights on the right of a product, in whole steps. Their sums are added to
  * total, all relative to level, which rises to the largest of a column if that
- * is more than 8 above; rescale is then the factor of the past. keep: write the
- * weights over the scores, too. Returns whether a level that was not -inf has
- * moved. */
-bool cp_bf16_weigh(float *scores, int64_t count, bool keep, float *level,
+ * is more than 8 above; rescale is then the factor of the past. Returns whether
+ * a level that was not -inf has moved. */
+bool cp_bf16_weigh(const float *scores, int64_t count, float *level,
                    float *total, float *rescale, uint16_t *weights);
 
 #endif

@@ -44,8 +44,7 @@ cp_panels cp_panels_lay_out(const cp_panel_format *format,
         .level = cp_workspace_take(space, lines),
         .total = cp_workspace_take(space, lines),
         .scores = cp_workspace_take(space, most * micro->panel_stride),
-        .weights = cp_workspace_take(
-            space, format->step > 1 ? most * micro->panel_stride / 2 : 0),
+        .weights = cp_workspace_take(space, most * format->spare),
     };
 }
 
@@ -241,8 +240,8 @@ static void mask(const cp_panels *buffers, const cp_reach *reach) {
                     -INFINITY;
 }
 
-void cp_panels_add_seen(const cp_panels *buffers, const cp_reach *reach,
-                        const float *values, int64_t width, float *sums) {
+static void add_seen(const cp_panels *buffers, const cp_reach *reach,
+                     const float *values, int64_t width, float *sums) {
     const int64_t dim = cp_value_dim(buffers->shape),
                   panel = buffers->micro->panel;
     const int64_t stride = buffers->micro->panel_stride;
@@ -305,7 +304,7 @@ static void add_values(const cp_panels *buffers, const cp_reach *reach,
                           values_from(buffers, s, reach->full),
                           buffers->scores + reach->full * stride, true,
                           sums + s * slice * stride, stride);
-    cp_panels_add_seen(buffers, reach, values, width, sums);
+    add_seen(buffers, reach, values, width, sums);
 }
 
 static void pack_tile(const cp_panels *buffers, int64_t count,

@@ -22,7 +22,7 @@ typedef struct {
     float *level;   /* [panel of rows][panel_stride], base 2 */
     float *total;   /* [panel of rows][panel_stride] */
     float *scores;  /* [most][panel_stride] */
-    float *weights; /* scores in another format, or NULL */
+    float *weights; /* [most][format->spare], for another format */
 } cp_panels;
 
 enum {
@@ -33,7 +33,8 @@ enum {
 /* How operands are packed and multiplied. */
 typedef struct cp_panel_format {
     const cp_micro *(*micro)(void);
-    int64_t step; /* head_dim is padded to whole steps */
+    int64_t step;  /* head_dim is padded to whole steps */
+    int64_t spare; /* floats a key, for the format's own use */
     /* Pack queries, as cp_panels_begin gets them; and a tile of keys and values,
      * as cp_panels_pack. */
     void (*begin)(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
@@ -91,10 +92,7 @@ bool cp_panels_weigh(const cp_panels *buffers, int64_t count, const float *top,
 void cp_panels_scale(const cp_panels *buffers, const float *rescale,
                      float *sums);
 
-/* For formats: the first key of the first slice in which a row sees any; and add
- * weights times values that not all rows see, before full and from least on. */
+/* For formats: the first key of the first slice in which a row sees any. */
 int64_t cp_panels_first(const cp_panels *buffers, const cp_reach *reach);
-void cp_panels_add_seen(const cp_panels *buffers, const cp_reach *reach,
-                        const float *values, int64_t width, float *sums);
 
 #endif

@@ -2,7 +2,7 @@
 #include "reference/attend/bf16.h"
 #include "reference/attend/panels.h"
 
-#include <string.h>
+#include "ground/bits.h"
 
 enum {
     SIDE = CP_BF16_SIDE,
@@ -53,6 +53,39 @@ static void begin(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
     }
 }
 
+/* A key with a value that is not finite is set aside: for it there are zeros,
+ * since 0 times NaN is not 0. Behind the weights stand whether there is any such
+ * key, and which. */
+static float *aside(const cp_panels *buffers) {
+    return buffers->weights + buffers->most * SIDE / 2;
+}
+
+static bool is_finite(uint32_t bf16) {
+    enum { EXPONENT = 0x7F80 };
+    return (bf16 & EXPONENT) != EXPONENT;
+}
+
+static void set_aside(const cp_panels *buffers, int64_t count,
+                      const float *values, int64_t width) {
+    uint16_t *packed = numbers(buffers->values);
+    float *marks = aside(buffers);
+    int spoilt = 0;
+    for (int64_t s = 0; s < buffers->slices; s++)
+        for (int64_t n = 0; n < count * SIDE; n++)
+            spoilt |= !is_finite(packed[s * buffers->most * SIDE + n]);
+    marks[0] = (float)spoilt;
+    if (!spoilt)
+        return;
+    for (int64_t n = 0; n < buffers->slices * buffers->most * SIDE; n++)
+        packed[n] = is_finite(packed[n]) ? packed[n] : 0;
+    for (int64_t j = 0; j < count; j++) {
+        marks[1 + j] = 0;
+        for (int64_t d = 0; d < cp_value_dim(buffers->shape); d++)
+            if (!is_finite(cp_bf16_of(values[j * width + d])))
+                marks[1 + j] = 1;
+    }
+}
+
 static void pack(const cp_panels *buffers, int64_t count, const float *keys,
                  int64_t key_row, const float *values, int64_t value_row) {
     const int64_t dim = cp_value_dim(buffers->shape);
@@ -69,6 +102,7 @@ static void pack(const cp_panels *buffers, int64_t count, const float *keys,
                 dim - d,
                 to + (d / SIDE * buffers->most + j) / STEP * TILE +
                     d % SIDE / LANES * HALF);
+    set_aside(buffers, count, values, value_row);
 }
 
 static bool score(const cp_panels *buffers, int64_t number,
@@ -84,31 +118,17 @@ static bool score(const cp_panels *buffers, int64_t number,
     return false;
 }
 
-/* The first and the last key, in whole steps, that a panel multiplies. */
-typedef struct {
-    int64_t from, until;
-} key_range;
-
-static key_range range_of(const cp_panels *buffers, const cp_reach *reach) {
-    return (key_range){cp_panels_first(buffers, reach),
-                       cp_ceil_divide(reach->most, STEP) * STEP};
-}
-
-static bool all_see(const cp_reach *reach, key_range keys) {
-    return reach->full == keys.from && reach->least == keys.until;
-}
-
 static bool weigh(const cp_panels *buffers, const cp_reach *reach,
                   const float *top, float *level, float *total,
                   float *rescale) {
-    const key_range keys = range_of(buffers, reach);
-    const int64_t count = reach->most - keys.from;
+    const int64_t from = cp_panels_first(buffers, reach);
+    const int64_t count = reach->most - from;
     uint16_t *weights = numbers(buffers->weights);
     cp_panels scored = *buffers;
-    scored.scores += keys.from * SIDE;
+    scored.scores += from * SIDE;
     if (cp_bf16_is_wide())
-        return cp_bf16_weigh(scored.scores, count, !all_see(reach, keys), level,
-                             total, rescale, weights);
+        return cp_bf16_weigh(scored.scores, count, level, total, rescale,
+                             weights);
     const bool moved =
         cp_panels_weigh(&scored, count, top, level, total, rescale);
     for (int64_t j = 0; j < count; j += STEP)
@@ -119,42 +139,46 @@ static bool weigh(const cp_panels *buffers, const cp_reach *reach,
     return moved;
 }
 
-/* Is each packed value of these keys a number, so that 0 times it is 0? */
-static bool are_finite(const cp_panels *buffers, key_range keys) {
-    enum { EXPONENT = 0x7F80 };
-    int found = 0;
-    for (int64_t s = 0; s < buffers->slices; s++) {
-        const uint16_t *value =
-            numbers(buffers->values) + (s * buffers->most + keys.from) * SIDE;
-        for (int64_t n = 0; n < (keys.until - keys.from) * SIDE; n++)
-            found |= (value[n] & EXPONENT) == EXPONENT;
+/* Add the values of a key that was set aside to the rows that see it. */
+static void add_aside(const uint16_t *weights, const cp_reach *reach,
+                      int64_t key, const float *value, int64_t dim,
+                      float *sums) {
+    for (int64_t i = 0; i < SIDE; i++) {
+        if (key < reach->from[i] || key >= reach->of[i])
+            continue;
+        const uint32_t bf16 = weights[i / LANES * HALF + i % LANES * 2];
+        for (int64_t d = 0; d < dim; d++)
+            if (!is_finite(cp_bf16_of(value[d])))
+                sums[d * SIDE + i] += cp_from_bits(bf16 << 16) * value[d];
     }
-    return !found;
 }
 
 static void add(const cp_panels *buffers, const cp_reach *reach,
                 const float *values, int64_t width, float *sums) {
-    const key_range all = range_of(buffers, reach);
-    key_range keys = all;
-    if (!all_see(reach, all) && !are_finite(buffers, all)) {
-        cp_reach by_hand = *reach;
-        keys.from = by_hand.full = cp_ceil_divide(reach->full, STEP) * STEP;
-        keys.until = by_hand.least =
-            cp_max(keys.from, reach->least / STEP * STEP);
-        cp_panels_add_seen(buffers, &by_hand, values, width, sums);
+    const int64_t from = cp_panels_first(buffers, reach);
+    const int64_t steps = cp_ceil_divide(reach->most - from, STEP);
+    const uint16_t *weights = numbers(buffers->weights);
+    for (int64_t s = 0; s < buffers->slices; s++)
+        cp_bf16_multiply(
+            SIDE, SIDE, steps,
+            numbers(buffers->values) + (s * buffers->most + from) * SIDE,
+            weights, true, sums + s * SIDE * SIDE, SIDE);
+    if (aside(buffers)[0] == 0)
+        return;
+    for (int64_t j = reach->begin; j < reach->most; j++) {
+        const int64_t at = j - from;
+        if (aside(buffers)[1 + j] != 0)
+            add_aside(weights + at / STEP * TILE + at % STEP / 2 * SIDE +
+                          at % 2,
+                      reach, j, values + j * width,
+                      cp_value_dim(buffers->shape), sums);
     }
-    const int64_t steps = (keys.until - keys.from) / STEP;
-    const uint16_t *weights =
-        numbers(buffers->weights) + (keys.from - all.from) * SIDE;
-    for (int64_t s = 0; s < buffers->slices && steps > 0; s++)
-        cp_bf16_multiply(SIDE, SIDE, steps,
-                         numbers(buffers->values) +
-                             (s * buffers->most + keys.from) * SIDE,
-                         weights, true, sums + s * SIDE * SIDE, SIDE);
 }
 
+/* Weights take half a float each; a mark for each key, and one for all. */
 const cp_panel_format cp_panels_bf16 = {.micro = micro,
                                         .step = STEP,
+                                        .spare = SIDE / 2 + 2,
                                         .begin = begin,
                                         .pack = pack,
                                         .score = score,
