@@ -2,6 +2,8 @@
 
 rivals.py torch LONGRING         PyTorch's attention: bench-torch.csv
 rivals.py llama LONGRING MODEL   llama.cpp, by llama-cpp-python: bench-llama.csv
+rivals.py bf16 LONGRING MODEL    PyTorch's attention in bf16, and our own fp32
+                                 with a model: bench-bf16.csv
 
 Within a round ours is measured against what the machine can do in the same
 second, as longring bench does, and then the rival does the same work; ratios
@@ -15,7 +17,7 @@ import sys
 import time
 
 
-def torch_rival():
+def torch_rival(kinds=("full", "causal", "decode"), number="float32", place="threads"):
     import torch
 
     torch.set_grad_enabled(False)
@@ -33,7 +35,8 @@ def torch_rival():
         if (kind, keys) not in made:
             made.clear()
             shapes = ((heads, 1 if kind == "decode" else keys), (kv_heads, keys), (kv_heads, keys))
-            made[kind, keys] = [torch.rand(1, h, n, dim) - 0.5 for h, n in shapes]
+            made[kind, keys] = [(torch.rand(1, h, n, dim) - 0.5).to(getattr(torch, number))
+                                for h, n in shapes]
         start = time.perf_counter()
         attend(*made[kind, keys], is_causal=kind == "causal", **options)
         return time.perf_counter() - start
@@ -41,8 +44,8 @@ def torch_rival():
     for kind, flag, sizes in (("full", "--tokens", (2048, 4096, 8192)),
                               ("causal", "--tokens", (2048, 4096, 8192)),
                               ("decode", "--keys", (32768, 65536))):
-        for size in sizes:
-            yield (["--only", kind, flag, str(size)], 5,
+        for size in sizes if kind in kinds else ():
+            yield (["--on", place, "--only", kind, flag, str(size)], 5,
                    {f"{kind}/{size}": lambda kind=kind, size=size: work(kind, size)})
 
 
@@ -80,6 +83,20 @@ def llama_rival(path):
                 f"tg{count}@d{prompt}/1": generate})
 
 
+def bf16_rivals(longring, path):
+    place = "threads-bf16"
+    yield from torch_rival(("full", "causal"), "bfloat16", place)
+
+    def in_fp32(name, arguments):
+        return float(ours(longring, arguments)[1][name]["milliseconds"]) / 1e3
+
+    for prompt in (512, 2048, 7000):
+        name = f"pp{prompt}/1"
+        call = ["--model", path, "--ranks", "1", "--generate", "1", "--prompt", str(prompt)]
+        yield (["--on", place, *call], 5,
+               {name: lambda name=name, call=call: in_fp32(name, call)})
+
+
 def ours(longring, arguments):
     """The lines of the head, and the rows by their names."""
     text = subprocess.run([longring, "bench", "--csv", "--rounds", "1", *arguments],
@@ -95,10 +112,12 @@ def spread(values):
 
 
 def main():
-    if len(sys.argv) < 3 or sys.argv[1] not in ("torch", "llama"):
+    if len(sys.argv) < 3 or sys.argv[1] not in ("torch", "llama", "bf16"):
         sys.exit(__doc__)
     longring = sys.argv[2]
-    cases = torch_rival() if sys.argv[1] == "torch" else llama_rival(sys.argv[3])
+    cases = (torch_rival() if sys.argv[1] == "torch" else
+             llama_rival(sys.argv[3]) if sys.argv[1] == "llama" else
+             bf16_rivals(longring, sys.argv[3]))
     headed = False
     for arguments, rounds, works in cases:
         for work in works.values():

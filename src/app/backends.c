@@ -2,8 +2,10 @@
 #include "app/command.h"
 #include "app/meter.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "reference/attend/bf16.h"
 #include "reference/attend/micro.h"
 
 const cp_backend *const cp_backends[] = {
@@ -62,5 +64,8 @@ bool cp_command_in_order(void) {
 }
 
 const char *cp_command_kernel(void) {
-    return cp_micro_get()->about;
+    static char about[200];
+    snprintf(about, sizeof(about), "%s; bf16: %s", cp_micro_get()->about,
+             cp_bf16_about());
+    return about;
 }
