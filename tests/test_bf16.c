@@ -101,13 +101,15 @@ static problem *problem_of(cp_shape shape, int64_t cached, int64_t fresh,
 }
 
 static const cp_shape shapes[] = {
-    {8, 2, 128},  {6, 1, 80},           {3, 3, 64},  {4, 2, 32, .window = 50},
-    {5, 1, 20, 12}, {16, 1, 72, 64, true}, {7, 1, 250}, {2, 1, 33, .window = 200},
+    {8, 2, 128},    {6, 1, 80},
+    {3, 3, 64},     {4, 2, 32, .window = 50},
+    {5, 1, 20, 12}, {16, 1, 72, 64, true},
+    {7, 1, 250},    {2, 1, 33, .window = 200},
 };
 
 /* With scores of 0 all weights are 1, so the answer is the mean of the integers
  * that a query sees, and any key too many or too few shows. */
-LOOP(each_key_is_seen_once, 0, MEANS * COUNT_OF(shapes)) {
+LOOP(each_key_is_seen_once, 0, MEANS *COUNT_OF(shapes)) {
     static const int64_t lengths[] = {13, 40, 64, 129, 333};
     uint64_t state = 9 + (uint64_t)_i;
     const cp_shape shape = shapes[_i / MEANS];
@@ -119,13 +121,13 @@ LOOP(each_key_is_seen_once, 0, MEANS * COUNT_OF(shapes)) {
 }
 
 /* Queries, keys, weights and values are each rounded to 8 bits. */
-LOOP(rounding_explains_the_error, 0, MEANS * COUNT_OF(shapes)) {
+LOOP(rounding_explains_the_error, 0, MEANS *COUNT_OF(shapes)) {
     uint64_t state = 5 + (uint64_t)_i;
     if (!use(_i % MEANS))
         return;
-    check(problem_of(shapes[_i / MEANS], 210, 300, 1.0f, harness_uniform,
-                     &state),
-          run_kernel, 4000.0);
+    check(
+        problem_of(shapes[_i / MEANS], 210, 300, 1.0f, harness_uniform, &state),
+        run_kernel, 4000.0);
 }
 
 LOOP(what_a_query_does_not_see_has_no_effect, 0, MEANS) {
@@ -192,8 +194,7 @@ LOOP(rings_answer_as_one_rank, 0, 12) {
     for (int64_t t = 0; t < NEW; t++)
         for (int64_t i = 0; i < WIDTH; i++) {
             const int64_t last = CACHED + t, head = i / 64, d = i % 32;
-            const int64_t first =
-                _i % 2 == 0 ? 0 : cp_max(0, last + 1 - 100);
+            const int64_t first = _i % 2 == 0 ? 0 : cp_max(0, last + 1 - 100);
             double sum = 0;
             for (int64_t k = first; k <= last; k++)
                 sum += (double)values[k * WIDTH / 2 + head * 32 + d];
@@ -293,4 +294,3 @@ LOOP(a_model_differs_by_rounding, 0, MEANS) {
     }
     cp_gguf_close(file);
 }
-

@@ -1,3 +1,4 @@
+/* Tangled from book/11-bf16.nw; edit the chapter. */
 /* Products of numbers in bf16. */
 #define _GNU_SOURCE
 #include "reference/attend/bf16.h"
@@ -64,10 +65,10 @@ static const char *const names[] = {"loops", "AVX512-BF16", "AMX"};
 
 /* The best means, or a lesser one that the environment asks for. */
 static void find_means(void) {
-    const char *asked = getenv("LONGRING_BF16");
+    const char *request = getenv("LONGRING_BF16");
     found = best_means();
-    for (means m = LOOPS; asked != NULL && m < found; m++)
-        if (strcmp(asked, names[m]) == 0)
+    for (means m = LOOPS; request != NULL && m < found; m++)
+        if (strcmp(request, names[m]) == 0)
             found = m;
 }
 
@@ -112,8 +113,8 @@ static void multiply_in_loops(int64_t steps, const uint16_t *left,
                     float *to = c + i * stride + h * LANES;
 #pragma omp simd
                     for (int64_t j = 0; j < LANES; j++)
-                        to[j] += lower(x) * lower(row[j]) +
-                                 upper(x) * upper(row[j]);
+                        to[j] +=
+                            lower(x) * lower(row[j]) + upper(x) * upper(row[j]);
                 }
             }
 }
@@ -154,6 +155,7 @@ TILED static void multiply_by_tiles(int64_t steps, const uint16_t *left,
     enum { ROW = 64 }; /* bytes */
     const int64_t bytes = stride * (int64_t)sizeof(float);
     float *below = c + LANES * stride;
+    /* Begin with the sums, or with zeros. */
     if (add) {
         _tile_loadd(0, c, bytes);
         _tile_loadd(1, c + LANES, bytes);
@@ -175,6 +177,7 @@ TILED static void multiply_by_tiles(int64_t steps, const uint16_t *left,
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
+    /* Store the sums. */
     _tile_stored(0, c, bytes);
     _tile_stored(1, c + LANES, bytes);
     _tile_stored(2, below, bytes);
@@ -267,8 +270,7 @@ WIDE static inline void turn_pairs(__m512i at[LANES]) {
         __m512i next[LANES];
         EACH(i, LANES / 2) {
             next[2 * i] = _mm512_permutex2var_epi32(at[i], evens, at[i + 8]);
-            next[2 * i + 1] =
-                _mm512_permutex2var_epi32(at[i], odds, at[i + 8]);
+            next[2 * i + 1] = _mm512_permutex2var_epi32(at[i], odds, at[i + 8]);
         }
         EACH(i, LANES)
             at[i] = next[i];
@@ -280,11 +282,11 @@ WIDE static void rows_by_vectors(const float *from, int64_t stride,
     for (int64_t d = 0; d < dim; d += STEP, left += TILE)
         for (int64_t i = 0; i < SIDE; i++) {
             const float *row = from + i * stride + d;
-            const int64_t there = i < count ? dim - d : 0;
+            const int64_t present = i < count ? dim - d : 0;
             const __m512 first =
-                _mm512_maskz_loadu_ps(first_lanes(there), row);
-            const __m512 second =
-                _mm512_maskz_loadu_ps(first_lanes(there - LANES), row + LANES);
+                _mm512_maskz_loadu_ps(first_lanes(present), row);
+            const __m512 second = _mm512_maskz_loadu_ps(
+                first_lanes(present - LANES), row + LANES);
             _mm512_storeu_si512(left + i * STEP,
                                 (__m512i)_mm512_cvtne2ps_pbh(second, first));
         }
@@ -296,8 +298,7 @@ WIDE static inline __m512i pair_at(const float *from, int64_t stride,
     const float *row = from + 2 * pair * stride;
     return interleave(
         _mm512_maskz_loadu_ps(2 * pair < count ? exists : 0, row),
-        _mm512_maskz_loadu_ps(2 * pair + 1 < count ? exists : 0,
-                              row + stride));
+        _mm512_maskz_loadu_ps(2 * pair + 1 < count ? exists : 0, row + stride));
 }
 
 WIDE static void columns_by_vectors(const float *from, int64_t stride,
@@ -324,14 +325,14 @@ WIDE static void turn_by_vectors(const float *const *rows, int64_t dim,
     for (int64_t d = 0; d < dim; d += STEP, right += TILE) {
         __m512i at[LANES];
         for (int i = 0; i < LANES; i++) {
-            const int64_t there = rows[i] != NULL ? dim - d : 0;
+            const int64_t present = rows[i] != NULL ? dim - d : 0;
             const float *row = rows[i] + d;
             at[i] = (__m512i)_mm512_cvtne2ps_pbh(
-                _mm512_mul_ps(factor,
-                              _mm512_maskz_loadu_ps(first_lanes(there - LANES),
-                                                    row + LANES)),
-                _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(first_lanes(there),
-                                                            row)));
+                _mm512_mul_ps(
+                    factor, _mm512_maskz_loadu_ps(first_lanes(present - LANES),
+                                                  row + LANES)),
+                _mm512_mul_ps(
+                    factor, _mm512_maskz_loadu_ps(first_lanes(present), row)));
         }
         turn_pairs(at);
         EACH(i, LANES)
@@ -357,17 +358,16 @@ WIDE static inline __m512 largest(const float *scores, int64_t count,
     int64_t j = 0;
     for (; j + CHAINS <= count; j += CHAINS)
         EACH(n, CHAINS)
-            most[n] = _mm512_max_ps(
-                _mm512_loadu_ps(scores + (j + n) * SIDE), most[n]);
+            most[n] = _mm512_max_ps(_mm512_loadu_ps(scores + (j + n) * SIDE),
+                                    most[n]);
     for (; j < count; j++)
         most[0] = _mm512_max_ps(_mm512_loadu_ps(scores + j * SIDE), most[0]);
     return _mm512_max_ps(_mm512_max_ps(most[0], most[1]),
                          _mm512_max_ps(most[2], most[3]));
 }
 
-WIDE static bool weigh_half(const float *scores, int64_t count,
-                            float *level, float *total, float *rescale,
-                            uint16_t *weights) {
+WIDE static bool weigh_half(const float *scores, int64_t count, float *level,
+                            float *total, float *rescale, uint16_t *weights) {
     const __m512 none = _mm512_set1_ps(-INFINITY), zero = _mm512_setzero_ps();
     const __m512 old = _mm512_loadu_ps(level);
     const __m512 top = largest(scores, count, old);
@@ -384,8 +384,8 @@ WIDE static bool weigh_half(const float *scores, int64_t count,
             w[n] = zero;
             if (j + n >= count)
                 continue;
-            w[n] = power(_mm512_sub_ps(
-                _mm512_loadu_ps(scores + (j + n) * SIDE), base));
+            w[n] = power(
+                _mm512_sub_ps(_mm512_loadu_ps(scores + (j + n) * SIDE), base));
             sums[n] = _mm512_add_ps(sums[n], w[n]);
         }
         _mm512_storeu_si512(weights + j / STEP * TILE + j % STEP * LANES,
@@ -393,9 +393,8 @@ WIDE static bool weigh_half(const float *scores, int64_t count,
     }
     _mm512_storeu_ps(level, fresh);
     _mm512_storeu_ps(rescale, factor);
-    _mm512_storeu_ps(total,
-                     _mm512_fmadd_ps(_mm512_loadu_ps(total), factor,
-                                     _mm512_add_ps(sums[0], sums[1])));
+    _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factor,
+                                            _mm512_add_ps(sums[0], sums[1])));
     return (rises & _mm512_cmp_ps_mask(old, none, _CMP_NEQ_UQ)) != 0;
 }
 
@@ -403,9 +402,9 @@ bool cp_bf16_weigh(const float *scores, int64_t count, float *level,
                    float *total, float *rescale, uint16_t *weights) {
     bool moved = false;
     for (int h = 0; h < 2; h++)
-        moved |= weigh_half(scores + h * LANES, count,
-                            level + h * LANES, total + h * LANES,
-                            rescale + h * LANES, weights + h * HALF);
+        moved |= weigh_half(scores + h * LANES, count, level + h * LANES,
+                            total + h * LANES, rescale + h * LANES,
+                            weights + h * HALF);
     return moved;
 }
 #else
@@ -471,7 +470,7 @@ void cp_bf16_turn(const float *const *rows, int64_t dim, float scale,
     for (int64_t d = 0; d < dim; d += STEP, right += TILE)
         for (int64_t n = 0; n < HALF; n++) {
             const int64_t k = n / (2 * LANES) * 2 + n % 2, j = n / 2 % LANES;
-            right[n] = (uint16_t)cp_bf16_of(number_at(rows[j], d + k, dim) *
-                                            scale);
+            right[n] =
+                (uint16_t)cp_bf16_of(number_at(rows[j], d + k, dim) * scale);
         }
 }

@@ -1,3 +1,4 @@
+/* Tangled from book/11-bf16.nw; edit the chapter. */
 /* Products of numbers in bf16, summed in fp32, a tile of 32 by 32 at a time: by
  * AMX, by AVX512-BF16, or in loops that any processor has. */
 #ifndef CP_BF16_H

@@ -1,3 +1,4 @@
+/* Tangled from book/11-bf16.nw; edit the chapter. */
 /* Panels whose operands are bf16. */
 #include "reference/attend/bf16.h"
 #include "reference/attend/panels.h"
@@ -42,11 +43,11 @@ static void begin(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
     cp_bf16_begin();
     for (int64_t r = 0; r < panels * SIDE; r += LANES) {
         for (int64_t i = 0; i < LANES; i++)
-            from[i] = r + i >= rows ? NULL
-                                    : tensor + cp_row_index(buffers->shape,
-                                                            queries, kv_head,
-                                                            r + i) *
-                                                   dim;
+            from[i] = r + i >= rows
+                          ? NULL
+                          : tensor + cp_row_index(buffers->shape, queries,
+                                                  kv_head, r + i) *
+                                         dim;
         cp_bf16_turn(from, dim, cp_query_scale(buffers->shape),
                      to + r / SIDE * key_steps(buffers) * TILE +
                          r % SIDE / LANES * HALF);
@@ -97,11 +98,10 @@ static void pack(const cp_panels *buffers, int64_t count, const float *keys,
     to = numbers(buffers->values);
     for (int64_t d = 0; d < buffers->slices * SIDE; d += LANES)
         for (int64_t j = 0; j < count; j += STEP)
-            cp_bf16_columns(
-                values + j * value_row + d, value_row, cp_min(STEP, count - j),
-                dim - d,
-                to + (d / SIDE * buffers->most + j) / STEP * TILE +
-                    d % SIDE / LANES * HALF);
+            cp_bf16_columns(values + j * value_row + d, value_row,
+                            cp_min(STEP, count - j), dim - d,
+                            to + (d / SIDE * buffers->most + j) / STEP * TILE +
+                                d % SIDE / LANES * HALF);
     set_aside(buffers, count, values, value_row);
 }
 
@@ -159,10 +159,10 @@ static void add(const cp_panels *buffers, const cp_reach *reach,
     const int64_t steps = cp_ceil_divide(reach->most - from, STEP);
     const uint16_t *weights = numbers(buffers->weights);
     for (int64_t s = 0; s < buffers->slices; s++)
-        cp_bf16_multiply(
-            SIDE, SIDE, steps,
-            numbers(buffers->values) + (s * buffers->most + from) * SIDE,
-            weights, true, sums + s * SIDE * SIDE, SIDE);
+        cp_bf16_multiply(SIDE, SIDE, steps,
+                         numbers(buffers->values) +
+                             (s * buffers->most + from) * SIDE,
+                         weights, true, sums + s * SIDE * SIDE, SIDE);
     if (aside(buffers)[0] == 0)
         return;
     for (int64_t j = reach->begin; j < reach->most; j++) {

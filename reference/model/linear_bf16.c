@@ -1,3 +1,4 @@
+/* Tangled from book/11-bf16.nw; edit the chapter. */
 /* Linear layers in bf16. */
 #include <omp.h>
 
@@ -8,8 +9,8 @@ enum {
     SIDE = CP_BF16_SIDE,
     STEP = CP_BF16_STEP,
     TILE = CP_BF16_TILE,
-    FEW_ROWS = 8,     /* are not worth a tile */
-    MOST_STEPS = 16,  /* of weights that are expanded at once */
+    FEW_ROWS = 8,    /* are not worth a tile */
+    MOST_STEPS = 16, /* of weights that are expanded at once */
 };
 _Static_assert((int)STEP == (int)CP_DEPTH && (int)SIDE == 2 * (int)CP_LANES,
                "a part of a group is half a tile");

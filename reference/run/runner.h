@@ -15,12 +15,12 @@ typedef struct {
     int only;  /* the one rank of this process; CP_NO_RANK: all are here */
     int local; /* ranks that share this machine's cores; 0: all */
     const cp_process_group *group; /* of all processes, if there are several */
-    bool bf16; /* many rows are multiplied in bf16 */
+    bool bf16;                     /* many rows are multiplied in bf16 */
 } cp_runner;
 
 /* Threads of this process; and processes, if built with MPI. */
-extern const cp_runner cp_runner_threads, cp_runner_threads_bf16,
-    *const cp_runner_mpi;
+extern const cp_runner cp_runner_threads,
+    cp_runner_threads_bf16, *const cp_runner_mpi;
 
 /* OpenMP threads for each of ranks ranks, on cores cores (0: all). */
 int cp_runner_cores(const cp_runner *runner, int cores, int ranks);

@@ -150,7 +150,7 @@ static cp_status join_bf16(int count, char *const *arguments) {
 
 static const cp_runner *runner_for(int ranks) {
     const bool apart = ranks > 1 && ranks == world->ranks;
-    return apart           ? &processes
+    return apart            ? &processes
            : processes.bf16 ? &cp_runner_threads_bf16
                             : &cp_runner_threads;
 }

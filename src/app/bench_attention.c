@@ -32,8 +32,8 @@ static cp_status micro_run(void *context, double *seconds) {
     for (int n = 0; n < threads * MICRO_TIMES; n++) {
         cp_workspace workspace = {
             attention->tensors[0] + n / MICRO_TIMES * attention->rows, 0};
-        const cp_panels panels = cp_panels_lay_out(&cp_panels_fp32, shape,
-                                                   m->panel, &workspace);
+        const cp_panels panels =
+            cp_panels_lay_out(&cp_panels_fp32, shape, m->panel, &workspace);
         for (int64_t j = 0; j < panels.most; j += m->slice)
             cp_micro_multiply(
                 m, m->slice, m->panel, shape->head_dim,

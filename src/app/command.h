@@ -45,7 +45,8 @@ enum {
     CP_COMMAND_TIMEOUT = 60, /* unless --timeout says otherwise */
 };
 
-#define CP_COMMAND_PLACES "threads|threads-bf16|mpi|mpi-bf16|cuda|cuda-fp32|cuda-fp8"
+#define CP_COMMAND_PLACES                                                      \
+    "threads|threads-bf16|mpi|mpi-bf16|cuda|cuda-fp32|cuda-fp8"
 
 /* How tokens are dealt out: --placement. */
 typedef struct {
