@@ -325,8 +325,9 @@ WIDE static void turn_by_vectors(const float *const *rows, int64_t dim,
     for (int64_t d = 0; d < dim; d += STEP, right += TILE) {
         __m512i at[LANES];
         for (int i = 0; i < LANES; i++) {
-            const int64_t present = rows[i] != NULL ? dim - d : 0;
-            const float *row = rows[i] + d;
+            static const float nothing[STEP];
+            const int64_t present = dim - d;
+            const float *row = rows[i] != NULL ? rows[i] + d : nothing;
             at[i] = (__m512i)_mm512_cvtne2ps_pbh(
                 _mm512_mul_ps(
                     factor, _mm512_maskz_loadu_ps(first_lanes(present - LANES),
