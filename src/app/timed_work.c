@@ -54,7 +54,7 @@ static cp_status attend(const timing_case *timing_case, cp_comm *comm,
         .progress = comm->ops->progress != NULL ? progress : NULL,
         .progress_context = comm,
     };
-    return cp_attend_fast(&call);
+    return (timing_case->runner->bf16 ? cp_attend_bf16 : cp_attend_fast)(&call);
 }
 
 /* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */
@@ -102,8 +102,9 @@ static cp_status once(timing_case *timing_case, cp_comm *comm,
     if (timed->keys > 0)
         CP_TRY(attend(timing_case, comm, memory));
     else if (timed->rows > 0)
-        cp_linear_rows(timed->rows, timing_case->matrix.in, memory[QUERIES],
-                       &product, 1, timing_case->threads, memory[SCRATCH]);
+        (timing_case->runner->bf16 ? cp_linear_bf16 : cp_linear_rows)(
+            timed->rows, timing_case->matrix.in, memory[QUERIES], &product, 1,
+            timing_case->threads, memory[SCRATCH]);
     return timed->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
 }
 
