@@ -39,7 +39,6 @@ static void begin(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
     const int64_t panels = cp_ceil_divide(rows, SIDE);
     const float *from[LANES];
     uint16_t *to = numbers(buffers->queries);
-    cp_bf16_begin();
     for (int64_t r = 0; r < panels * SIDE; r += LANES) {
         for (int64_t i = 0; i < LANES; i++)
             from[i] = r + i >= rows ? NULL
@@ -160,4 +159,5 @@ const cp_panel_format cp_panels_bf16 = {.micro = micro,
                                         .score = score,
                                         .weigh = weigh,
                                         .add = add,
+                                        .start = cp_bf16_begin,
                                         .end = cp_bf16_end};

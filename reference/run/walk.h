@@ -46,6 +46,7 @@ struct cp_walker {
     cp_walk_options options;
     cp_steps steps;
     void **buffers; /* [buffer_count] of the steps; NULL = not needed */
+    cp_carried carried; /* by the kernel, from one attend to the next */
     cp_comm *comm;  /* during a walk, as are the caches among the buffers */
 };
 
