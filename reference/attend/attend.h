@@ -64,8 +64,8 @@ typedef cp_status (*cp_kernel)(const cp_attention *call);
  * this once, sets the marks for each call, and frees the memory after the last
  * chain. */
 typedef struct cp_carried {
-    bool begins, ends;   /* the call is the first, the last of a chain */
-    float *memory;       /* [floats] */
+    bool begins, ends; /* the call is the first, the last of a chain */
+    float *memory;     /* [floats] */
     int64_t floats, parts;
     cp_merge_row *merge; /* of the first call */
 } cp_carried;

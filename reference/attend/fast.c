@@ -15,9 +15,9 @@
 enum {
     USUAL_ROWS = 1024, /* of a task, to estimate the number of tasks */
     MOST_ROWS = 2048,
-    TASKS = 16,       /* that a call is cut into if possible */
-    LEAST_TILES = 10, /* of a share of many rows' keys */
-    MOST_TILES = 64,  /* of a share of few rows' keys */
+    TASKS = 16,             /* that a call is cut into if possible */
+    LEAST_TILES = 10,       /* of a share of many rows' keys */
+    MOST_TILES = 64,        /* of a share of few rows' keys */
     MOST_CARRIED = 1 << 26, /* floats of queries and sums, 256 MiB */
 };
 
@@ -61,7 +61,7 @@ static void count_rows(fast_call *c) {
     cp_team_size(&c->team, c->many, MOST_ROWS, c->format->micro()->panel);
 }
 
-static void keep(fast_call *c, cp_task *task) {
+static void reserve(fast_call *c, cp_task *task) {
     cp_workspace kept = {NULL, c->team.kept}, space = {0};
     task->kept = kept.used;
     cp_panels_lay_out(c->format, c->team.call->shape, task->rows, &kept,
@@ -100,7 +100,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     fast_call *c = (fast_call *)team;
     find_tiles(c, piece.span, task.few ? CP_ROW_KEYS : CP_PANEL_KEYS, &task);
     const int64_t first = task.first, tiles = task.last - first;
-    task.parts = task.few               ? shares_of_few(tiles, c->few)
+    task.parts = task.few             ? shares_of_few(tiles, c->few)
                  : c->carried != NULL ? c->carried->parts
                                       : shares_of_many(tiles, c->many);
     if (team->tasks != NULL)
@@ -112,7 +112,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
         task.first = first + tiles * task.part / task.parts;
         task.last = first + tiles * (task.part + 1) / task.parts;
         if (c->carried != NULL && !task.few)
-            keep(c, &task);
+            reserve(c, &task);
         cp_team_add(team, task);
     }
 }

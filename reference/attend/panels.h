@@ -45,8 +45,7 @@ typedef struct cp_panel_format {
                   const cp_reach *reach, float *top);
     /* Turn scores into weights, as cp_panels_weigh does. */
     bool (*weigh)(const cp_panels *buffers, const cp_reach *reach,
-                  const float *top, float *level, float *total,
-                  float *rescale);
+                  const float *top, float *level, float *total, float *rescale);
     /* Add weighed values to the sums. */
     void (*add)(const cp_panels *buffers, const cp_reach *reach,
                 const float *values, int64_t width, float *sums);
