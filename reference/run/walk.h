@@ -45,9 +45,11 @@ struct cp_walker {
     /* The walker's own. */
     cp_walk_options options;
     cp_steps steps;
-    void **buffers;     /* [buffer_count] of the steps; NULL = not needed */
-    cp_carried carried; /* by the kernel, from one attend to the next */
-    cp_comm *comm;      /* during a walk, as are the caches among the buffers */
+    void **buffers; /* [buffer_count] of the steps; NULL = not needed */
+    /* Kept by the kernel from one attend to the next: about the size of the
+     * queries and the result; cp_attend_fast takes at most 256 MiB. */
+    cp_carried carried;
+    cp_comm *comm; /* during a walk, as are the caches among the buffers */
 };
 
 /* Lower a rank's program and allocate its buffers. The plan must outlive the
