@@ -4,6 +4,7 @@
 #include "reference/attend/fast.h"
 
 #define KERNEL cp_attend_fast
+#include "chain_checks.h"
 #include "harness/rig.h"
 #include "kernel_checks.h"
 #include "merge_checks.h"
@@ -217,6 +218,75 @@ TEST(shares_of_long_rows_and_of_few_add_up) {
     same_bits((cp_shape){3, 3, 33}, 777, 3);
     same_bits((cp_shape){8, 1, 64}, 6000, 40);
     same_bits((cp_shape){6, 2, 16}, 100, 1500);
+}
+
+LOOP(a_chain_of_calls_equals_the_truth, 2, 6) {
+    chains_are_right(cp_attend_fast, _i);
+}
+
+LOOP(every_micro_kernel_carries_rows, 0, MICRO_KERNELS) {
+    if (choose_micro_kernel(_i))
+        chains_are_right(cp_attend_fast, 3);
+}
+
+/* The first kernel ignores chains, and merges. */
+TEST(a_kernel_may_ignore_a_chain) {
+    chains_are_right(cp_attend, 3);
+}
+
+LOOP(threads_do_not_change_a_chain, 0, 2) {
+    const cp_kernel kernel = _i == 0 ? cp_attend_fast : cp_attend_bf16;
+    chains_have_the_same_bits(kernel,
+                              to_chain((cp_shape){6, 2, 64}, 50, 1500, 1550));
+    chains_have_the_same_bits(kernel,
+                              to_chain((cp_shape){8, 1, 64}, 6000, 40, 6040));
+    chains_have_the_same_bits(kernel,
+                              batch_to_chain((cp_shape){9, 3, 40}, false));
+}
+
+LOOP(a_chain_gives_what_one_call_gives, 0, 2) {
+    const cp_kernel kernel = _i == 0 ? cp_attend_fast : cp_attend_bf16;
+    const double slack = _i == 0 ? 2e-6 : 4e-3;
+    for (int s = 0; s < COUNT_OF(chained_shapes); s++) {
+        const cp_shape shape = chained_shapes[s];
+        a_chain_is_one_call(kernel, to_chain(shape, 50, 250, 300), slack);
+        a_chain_is_one_call(kernel, to_chain(shape, 40, 60, 700), slack);
+    }
+    a_chain_is_one_call(kernel, to_chain((cp_shape){8, 1, 64}, 6000, 40, 6040),
+                        slack);
+}
+
+TEST(nan_in_a_chain_reaches_only_queries_that_see_it) {
+    const poisoning calls[] = {{{6, 2, 64}, 0, 150, 1},
+                               {{8, 2, 64}, 180, 24, 1}};
+    chained.kernel = cp_attend_fast;
+    chained.calls = 3;
+    for (int n = 0; n < COUNT_OF(calls); n++)
+        poison_the_future(&calls[n], harness_uniform, attend_chain);
+}
+
+/* As a user's ring: fused, and with rows that are carried. */
+LOOP(a_ring_carries_its_rows, 1, 8) {
+    static const cp_shape shapes[] = {
+        {6, 2, 40}, {8, 1, 20, 12, true}, {6, 2, 24, 40, false}};
+    const int64_t past[3] = {150, 9, 0}, next[3] = {3, 70, 64};
+    for (int n = 0; n < 2 * COUNT_OF(shapes); n++) {
+        rig rig = {.shape = shapes[n / 2],
+                   .ranks = _i,
+                   .sequences = 3,
+                   .room = 400,
+                   .seed = (uint64_t)_i,
+                   .disorder = (uint64_t)n,
+                   .spare = 1 + n % 3,
+                   .unwatched = true,
+                   .kernel = cp_attend_fast};
+        rig.shape.window = n % 2 * 60;
+        must(rig_open(&rig));
+        must(rig_call(&rig, past, CP_PASS_KV));
+        must(rig_call(&rig, next, n % 2 ? CP_ALL_GATHER : CP_PASS_KV));
+        must(rig_call(&rig, past, CP_PASS_KV));
+        rig_close(&rig);
+    }
 }
 
 LOOP(a_ring_equals_dense_attention, 1, 9) {

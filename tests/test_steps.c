@@ -262,6 +262,61 @@ static cp_steps lowered(cp_variant variant, const cp_layout *layout,
     return steps;
 }
 
+/* The attends of a rank: how many begin a chain, end one, or lie between. */
+typedef struct {
+    int begin, end, between;
+} chain_marks;
+
+static chain_marks marks_of(const cp_steps *steps) {
+    chain_marks marks = {0};
+    for (int64_t n = 0; n < steps->count; n++) {
+        const cp_step *step = &steps->items[n];
+        if (step->kind != CP_STEP_ATTEND)
+            continue;
+        marks.begin += step->begins;
+        marks.end += step->ends;
+        marks.between += !step->begins && !step->ends;
+    }
+    return marks;
+}
+
+/* Where keys come to the queries, all attends of a rank are one chain; where
+ * queries travel, or choose their keys, each is one. */
+LOOP(attends_of_the_same_queries_are_a_chain, 2, 6) {
+    static const struct {
+        cp_variant variant;
+        cp_plan_options options;
+        bool one;
+    } cases[] = {{CP_PASS_KV, {.element_bytes = 4, .spare = 1}, true},
+                 {CP_PASS_KV, {.element_bytes = 4, .spare = 2}, true},
+                 {CP_PASS_KV,
+                  {.element_bytes = 4, .spare = 1, .wire = CP_WIRE_FP8},
+                  true},
+                 {CP_PASS_KV,
+                  {.element_bytes = 4, .spare = 1, .indexer = {2, 8, 5}},
+                  false},
+                 {CP_ALL_GATHER, {.element_bytes = 4, .spare = 1}, true},
+                 {CP_PASS_Q, {.element_bytes = 4, .spare = 1}, false}};
+    const cp_shape shape = {12, 2, 8};
+    const int64_t tokens[] = {130, 60};
+    cp_cache *cache;
+    cp_layout *layout;
+    must(cp_cache_new(_i, 2, 200, &cache));
+    must(cp_cache_lay_out(cache, false, tokens, &layout));
+    for (int n = 0; n < COUNT_OF(cases); n++)
+        for (int rank = 0; rank < _i; rank++) {
+            cp_steps steps = lowered(cases[n].variant, layout, &shape,
+                                     &cases[n].options, rank);
+            const chain_marks marks = marks_of(&steps);
+            ck_assert_int_eq(marks.begin, cases[n].one ? 1 : _i);
+            ck_assert_int_eq(marks.end, cases[n].one ? 1 : _i);
+            ck_assert_int_eq(marks.between, cases[n].one ? _i - 2 : 0);
+            cp_steps_free(&steps);
+        }
+    cp_layout_free(layout);
+    cp_cache_free(cache);
+}
+
 LOOP(steps_of_one_kind_are_alike, 2, 5) {
     static const struct {
         cp_shape shape;

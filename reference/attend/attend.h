@@ -30,6 +30,7 @@ typedef struct {
     int64_t node_size; /* ...the distance of nodes in output and lse */
     void (*progress)(void *context); /* or NULL */
     void *progress_context;
+    struct cp_carried *carried; /* of a chain of calls; or NULL */
 } cp_attention;
 
 /* Causal grouped-query attention of some queries over some keys: the
@@ -53,8 +54,21 @@ typedef struct {
  *   With leaves (tokens/leaves.h), keys are all keys of these leaves, in spans of
  * step 1. The answer is then a partial for each node, output and lse node_size
  * apart, that depends neither on pieces nor on other queries; merge is NULL.
- * cp_attend has no such order, and refuses. */
+ * cp_attend has no such order, and refuses.
+ *   With carried, the call is one of a chain. Its calls differ in their keys
+ * alone, and all but the first merge. A kernel may leave rows of the answer as
+ * they are until the call that ends the chain. */
 typedef cp_status (*cp_kernel)(const cp_attention *call);
+
+/* What a kernel keeps from one call of a chain to the next. The caller clears
+ * this once, sets the marks for each call, and frees the memory after the last
+ * chain. */
+typedef struct cp_carried {
+    bool begins, ends; /* the call is the first, the last of a chain */
+    float *memory;     /* [floats] */
+    int64_t floats, parts;
+    cp_merge_row *merge; /* of the first call */
+} cp_carried;
 
 /* The first kernel: blocks of keys, online softmax, plain loops. */
 cp_status cp_attend(const cp_attention *call);

@@ -116,10 +116,10 @@ typedef struct {
 static exact_workspace lay_out(const cp_team *team, const cp_task *t,
                                cp_workspace *space) {
     const cp_shape *shape = team->call->shape;
-    exact_workspace b = {
-        .buffers = cp_panels_lay_out(&cp_panels_fp32, shape, t->rows, space),
-        .dim = cp_value_dim(shape),
-        .levels = 1};
+    exact_workspace b = {.buffers = cp_panels_lay_out(&cp_panels_fp32, shape,
+                                                      t->rows, space, space),
+                         .dim = cp_value_dim(shape),
+                         .levels = 1};
     while (1 << (b.levels - 1) < t->last - t->first)
         b.levels++;
     b.panels = cp_ceil_divide(t->rows, b.buffers.micro->panel);

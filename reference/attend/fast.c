@@ -2,7 +2,9 @@
 /* The kernel that ranks use: how its work is cut into tasks, and each done. */
 #include "reference/attend/fast.h"
 
+#include <assert.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "reference/attend/exact.h"
@@ -13,9 +15,10 @@
 enum {
     USUAL_ROWS = 1024, /* of a task, to estimate the number of tasks */
     MOST_ROWS = 2048,
-    TASKS = 16,       /* that a call is cut into if possible */
-    LEAST_TILES = 10, /* of a share of many rows' keys */
-    MOST_TILES = 64,  /* of a share of few rows' keys */
+    TASKS = 16,             /* that a call is cut into if possible */
+    LEAST_TILES = 10,       /* of a share of many rows' keys */
+    MOST_TILES = 64,        /* of a share of few rows' keys */
+    MOST_CARRIED = 1 << 26, /* floats of queries and sums, 256 MiB */
 };
 
 typedef struct {
@@ -24,6 +27,8 @@ typedef struct {
     cp_pieces wide, narrow; /* tiles of keys for many rows and for few */
     int64_t few;            /* pieces of few rows */
     int64_t many;           /* rows that are many, over all key heads */
+    cp_carried *carried;    /* NULL: many rows are finished in this call */
+    cp_attention last;      /* how many rows are finished */
 } fast_call;
 
 static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
@@ -36,6 +41,14 @@ static int64_t shares_of_many(int64_t tiles, int64_t rows) {
     return cp_max(1, cp_min(tiles / LEAST_TILES, TASKS / blocks));
 }
 
+static bool begins(const fast_call *c) {
+    return c->carried == NULL || c->carried->begins;
+}
+
+static bool ends(const fast_call *c) {
+    return c->carried == NULL || c->carried->ends;
+}
+
 static void count_rows(fast_call *c) {
     const cp_attention *call = c->team.call;
     for (int64_t p = 0; p < call->query_pieces->count; p++) {
@@ -46,6 +59,14 @@ static void count_rows(fast_call *c) {
             c->many += span.count * call->shape->query_heads;
     }
     cp_team_size(&c->team, c->many, MOST_ROWS, c->format->micro()->panel);
+}
+
+static void reserve(fast_call *c, cp_task *task) {
+    cp_workspace kept = {NULL, c->team.kept}, space = {0};
+    task->kept = kept.used;
+    cp_panels_lay_out(c->format, c->team.call->shape, task->rows, &kept,
+                      &space);
+    c->team.kept = kept.used;
 }
 
 static void find_tiles(const fast_call *c, cp_span queries, int64_t longest,
@@ -76,11 +97,12 @@ static double cost_of(const fast_call *c, cp_span queries) {
 }
 
 static void cut(cp_team *team, cp_piece piece, cp_task task) {
-    const fast_call *c = (const fast_call *)team;
+    fast_call *c = (fast_call *)team;
     find_tiles(c, piece.span, task.few ? CP_ROW_KEYS : CP_PANEL_KEYS, &task);
     const int64_t first = task.first, tiles = task.last - first;
-    task.parts = task.few ? shares_of_few(tiles, c->few)
-                          : shares_of_many(tiles, c->many);
+    task.parts = task.few             ? shares_of_few(tiles, c->few)
+                 : c->carried != NULL ? c->carried->parts
+                                      : shares_of_many(tiles, c->many);
     if (team->tasks != NULL)
         task.cost =
             cost_of(c, task.queries.span) *
@@ -89,8 +111,47 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     for (task.part = 0; task.part < task.parts; task.part++) {
         task.first = first + tiles * task.part / task.parts;
         task.last = first + tiles * (task.part + 1) / task.parts;
+        if (c->carried != NULL && !task.few)
+            reserve(c, &task);
         cp_team_add(team, task);
     }
+}
+
+static int64_t shares_of_chain(const fast_call *c) {
+    const cp_pieces *queries = c->team.call->query_pieces;
+    int64_t most = 0;
+    for (int64_t p = 0; p < queries->count; p++) {
+        const cp_span span = queries->items[p].span;
+        cp_task seen = {.few = cp_team_is_few(&c->team, span)};
+        if (!seen.few)
+            find_tiles(c, span, CP_PANEL_KEYS, &seen);
+        most = cp_max(most, seen.last - seen.first);
+    }
+    return shares_of_many(most, c->many);
+}
+
+static cp_status carry(fast_call *c) {
+    const cp_attention *call = c->team.call;
+    cp_carried *carried = call->carried;
+    const int64_t row = call->shape->head_dim + cp_value_dim(call->shape);
+    if (carried == NULL || c->many > MOST_CARRIED / row)
+        return CP_OK;
+    c->carried = carried;
+    if (carried->begins) {
+        carried->merge = call->merge;
+        carried->parts = shares_of_chain(c);
+    }
+    c->last.merge = carried->merge;
+    cp_team_count(&c->team);
+    if (c->team.kept <= carried->floats)
+        return CP_OK;
+    assert(carried->begins);
+    free(carried->memory);
+    carried->floats = 0;
+    CP_TRY(cp_allocate_lines(&carried->memory, c->team.kept, sizeof(float),
+                             "carried rows"));
+    carried->floats = c->team.kept;
+    return CP_OK;
 }
 
 static void hand_over(const cp_team *team, const cp_task *t, int64_t r,
@@ -106,7 +167,8 @@ static void hand_over(const cp_team *team, const cp_task *t, int64_t r,
     }
     for (int64_t d = 0; d < dim; d++)
         exact[d] = sums[d];
-    cp_row_finish(team->call, cp_team_index(team, t, r), exact, level, total);
+    cp_row_finish(t->few ? team->call : &((const fast_call *)team)->last,
+                  cp_team_index(team, t, r), exact, level, total);
 }
 
 static void do_many(const cp_team *team, const cp_task *t,
@@ -114,17 +176,28 @@ static void do_many(const cp_team *team, const cp_task *t,
     const cp_attention *call = team->call;
     const fast_call *c = (const fast_call *)team;
     const cp_pieces *tiles = &c->wide;
+    cp_workspace kept = {c->carried != NULL ? c->carried->memory : NULL,
+                         t->kept};
     const cp_panels buffers =
-        cp_panels_lay_out(c->format, call->shape, t->rows, space);
+        cp_panels_lay_out(c->format, call->shape, t->rows,
+                          c->carried != NULL ? &kept : space, space);
     float level, total;
     if (space->memory == NULL)
         return;
-    cp_panels_begin(&buffers, t->queries, t->kv_head, t->rows, call->queries);
+    if (begins(c))
+        cp_panels_begin(&buffers, t->queries, t->kv_head, t->rows,
+                        call->queries);
+    if (c->format->start != NULL)
+        c->format->start();
     for (int64_t n = t->first; n < t->last; n++) {
         cp_team_progress(team);
         cp_panels_add(&buffers, t->queries, tiles->items[n], t->kv_head,
                       t->rows, call);
     }
+    if (c->format->end != NULL)
+        c->format->end();
+    if (!ends(c))
+        return;
     cp_panels_end(&buffers, t->rows);
     for (int64_t r = 0; r < t->rows; r++) {
         const float *sums = cp_panels_row(&buffers, r, &level, &total);
@@ -162,10 +235,13 @@ static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
 }
 
 static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
+    const fast_call *c = (const fast_call *)team;
     const int64_t dim = cp_value_dim(team->call->shape);
     const int64_t step = t->rows * (2 + dim);
     const float *share = cp_team_aside(team, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
+    if (!t->few && !ends(c))
+        return;
     for (int64_t s = 0; s < t->parts; s++)
         level = share[s * step] > level ? share[s * step] : level;
     /* Add them, weighed. */
@@ -177,7 +253,8 @@ static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
         for (int64_t d = 0; d < dim; d++)
             sums[d] += weight * share[2 + d];
     }
-    cp_row_finish(team->call, cp_team_index(team, t, r), sums, level, total);
+    cp_row_finish(t->few ? team->call : &c->last, cp_team_index(team, t, r),
+                  sums, level, total);
 }
 
 static cp_status attend(const cp_attention *call,
@@ -187,12 +264,15 @@ static cp_status attend(const cp_attention *call,
                             .cut = cut,
                             .work = work,
                             .join = add_shares},
-                   .format = format};
+                   .format = format,
+                   .last = *call};
     c.team.group = call->shape->query_heads / call->shape->kv_heads;
     count_rows(&c);
     cp_status status = cp_pieces_cut(call->key_pieces, CP_PANEL_KEYS, &c.wide);
     if (status == CP_OK)
         status = cp_pieces_cut(call->key_pieces, CP_ROW_KEYS, &c.narrow);
+    if (status == CP_OK)
+        status = carry(&c);
     if (status == CP_OK)
         status = cp_team_run(&c.team);
     cp_pieces_free(&c.wide);

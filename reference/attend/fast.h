@@ -7,7 +7,8 @@
 #include "reference/attend/attend.h"
 
 /* A cp_kernel. It takes a few MiB for each thread, for any length of prompt,
- * and for few rows a small fraction of the keys that they read. */
+ * and for few rows a small fraction of the keys that they read. In a chain it
+ * carries queries and sums of many rows, at most 256 MiB and padding. */
 cp_status cp_attend_fast(const cp_attention *call);
 
 /* Another, which multiplies many rows in bf16: queries, keys, weights and values

@@ -22,7 +22,7 @@ static int64_t round_up(int64_t count, int64_t unit) {
 
 cp_panels cp_panels_lay_out(const cp_panel_format *format,
                             const cp_shape *shape, int64_t rows,
-                            cp_workspace *space) {
+                            cp_workspace *kept, cp_workspace *space) {
     const cp_micro *micro = format->micro();
     const int64_t dim = round_up(shape->head_dim, format->step);
     const int64_t slices = cp_ceil_divide(cp_value_dim(shape), micro->slice);
@@ -39,10 +39,10 @@ cp_panels cp_panels_lay_out(const cp_panel_format *format,
         .keys = cp_workspace_take(space, keys * dim),
         .values = cp_workspace_take(space, slices * most * micro->slice_stride),
         .queries =
-            cp_workspace_take(space, lines * cp_max(dim, cp_value_dim(shape))),
-        .sums = cp_workspace_take(space, lines * slices * micro->slice),
-        .level = cp_workspace_take(space, lines),
-        .total = cp_workspace_take(space, lines),
+            cp_workspace_take(kept, lines * cp_max(dim, cp_value_dim(shape))),
+        .sums = cp_workspace_take(kept, lines * slices * micro->slice),
+        .level = cp_workspace_take(kept, lines),
+        .total = cp_workspace_take(kept, lines),
         .scores = cp_workspace_take(space, most * micro->panel_stride),
         .weights = cp_workspace_take(space, most * format->spare),
     };
@@ -397,8 +397,6 @@ void cp_panels_end(const cp_panels *buffers, int64_t rows) {
     const int64_t dim = cp_value_dim(buffers->shape);
     const int64_t stride = buffers->micro->panel_stride;
     const int64_t turned = buffers->micro->wide ? dim - dim % 16 : 0;
-    if (buffers->format->end != NULL)
-        buffers->format->end();
     for (int64_t r = 0; r < rows && turned > 0; r += 16)
         for (int64_t d = 0; d < turned; d += 16) {
             const float *from[16];

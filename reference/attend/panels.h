@@ -50,15 +50,17 @@ typedef struct cp_panel_format {
     /* Add weighed values to the sums. */
     void (*add)(const cp_panels *buffers, const cp_reach *reach,
                 const float *values, int64_t width, float *sums);
-    void (*end)(void); /* a thread has multiplied; or NULL */
+    void (*start)(void); /* a thread will multiply; or NULL */
+    void (*end)(void);   /* it has multiplied; or NULL */
 } cp_panel_format;
 
 extern const cp_panel_format cp_panels_fp32, cp_panels_bf16;
 
-/* Lay out arrays for rows rows, in memory from space. */
+/* Lay out arrays for rows rows: what belongs to the rows in memory from kept,
+ * the rest in memory from space. */
 cp_panels cp_panels_lay_out(const cp_panel_format *format,
                             const cp_shape *shape, int64_t rows,
-                            cp_workspace *space);
+                            cp_workspace *kept, cp_workspace *space);
 
 /* Begin with the rows of queries under one key head; tensor as in
  * cp_attention. */

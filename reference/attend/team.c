@@ -31,7 +31,7 @@ void cp_team_add(cp_team *team, cp_task task) {
 
 int64_t cp_team_count(cp_team *team) {
     const cp_pieces *pieces = team->call->query_pieces;
-    team->count = team->put = 0;
+    team->count = team->put = team->kept = 0;
     for (int64_t p = 0; p < pieces->count; p++) {
         const cp_piece piece = pieces->items[p];
         cp_task task = {.few = cp_team_is_few(team, piece.span)};

@@ -16,6 +16,7 @@ typedef struct {
     int64_t first, last; /* tiles of keys, or leaves: first to last - 1 */
     int64_t parts, part; /* tasks that share the keys; index of this one */
     int64_t aside;       /* first row of its partials, if parts > 1 */
+    int64_t kept;        /* first of its floats in what a chain carries */
     int node_index;      /* in exact order: its node's index in the call */
     double cost;         /* to sort the longest first */
     int64_t number;      /* index in the list */
@@ -39,7 +40,7 @@ struct cp_team {
     void (*join)(const cp_team *team, const cp_task *task, int64_t r);
     /* The team's own fields. */
     cp_task *tasks; /* NULL while they are counted */
-    int64_t count, put;
+    int64_t count, put, kept;
     float *aside; /* [put][row] */
 };
 

@@ -72,7 +72,7 @@ static void make_empty(const cp_walker *walker, const cp_step *step,
 }
 
 static cp_status attend(void *rank, const cp_step *step) {
-    const cp_walker *walker = rank;
+    cp_walker *walker = rank;
     const cp_row_list *lists = walker->steps.lists;
     cp_partial out = partial_of(walker, step->out_rows, step->out);
     if (!step->merges)
@@ -97,6 +97,10 @@ static cp_status attend(void *rank, const cp_step *step) {
     call.progress_context = walker->comm;
     call.leaves = step->leaves;
     call.node_size = cp_node_size(&out);
+    if (!step->begins || !step->ends)
+        call.carried = &walker->carried;
+    walker->carried.begins = step->begins;
+    walker->carried.ends = step->ends;
     if (step->in[3].width > 0)
         return cp_attend_chosen(&call, address(walker, step->in[3]),
                                 walker->steps.indexer.top_k);
@@ -350,6 +354,7 @@ void cp_walker_free(cp_walker *walker) {
         free(walker->buffers[2 * steps->slot_count + slot]);
     }
     free(walker->buffers);
+    free(walker->carried.memory);
     cp_steps_free(&walker->steps);
     free(walker);
 }

@@ -46,7 +46,10 @@ struct cp_walker {
     cp_walk_options options;
     cp_steps steps;
     void **buffers; /* [buffer_count] of the steps; NULL = not needed */
-    cp_comm *comm;  /* during a walk, as are the caches among the buffers */
+    /* Kept by the kernel from one attend to the next: about the size of the
+     * queries and the result; cp_attend_fast takes at most 256 MiB. */
+    cp_carried carried;
+    cp_comm *comm; /* during a walk, as are the caches among the buffers */
 };
 
 /* Lower a rank's program and allocate its buffers. The plan must outlive the

@@ -32,8 +32,8 @@ static cp_status micro_run(void *context, double *seconds) {
     for (int n = 0; n < threads * MICRO_TIMES; n++) {
         cp_workspace workspace = {
             attention->tensors[0] + n / MICRO_TIMES * attention->rows, 0};
-        const cp_panels panels =
-            cp_panels_lay_out(&cp_panels_fp32, shape, m->panel, &workspace);
+        const cp_panels panels = cp_panels_lay_out(
+            &cp_panels_fp32, shape, m->panel, &workspace, &workspace);
         for (int64_t j = 0; j < panels.most; j += m->slice)
             cp_micro_multiply(
                 m, m->slice, m->panel, shape->head_dim,
@@ -53,7 +53,7 @@ static cp_status micro_open(attention_case *attention, cp_bench_case *out) {
     const cp_shape *shape = &attention->bench->shape;
     const int64_t threads = attention->bench->threads;
     cp_workspace workspace = {NULL, 0};
-    cp_panels_lay_out(&cp_panels_fp32, shape, m->panel, &workspace);
+    cp_panels_lay_out(&cp_panels_fp32, shape, m->panel, &workspace, &workspace);
     attention->rows = workspace.used;
     /* The last panel is read one step past its end. */
     const int64_t floats = threads * workspace.used + m->panel_stride;

@@ -378,6 +378,55 @@ static void lower_all(lowering *l) {
     }
 }
 
+static bool same_shape(const cp_shape *a, const cp_shape *b) {
+    return a->query_heads == b->query_heads && a->kv_heads == b->kv_heads &&
+           a->head_dim == b->head_dim && a->value_dim == b->value_dim &&
+           a->window == b->window && a->latent == b->latent;
+}
+
+static bool same_columns(const cp_columns *a, const cp_columns *b) {
+    return a->buffer == b->buffer && a->first == b->first &&
+           a->stride == b->stride && a->width == b->width;
+}
+
+/* Does a step, or a message that it starts or finishes, touch a slot? */
+static bool touches(const cp_steps *s, const cp_step *step, int64_t slot) {
+    const cp_step *started =
+        step->kind == CP_STEP_FINISH ? &s->items[step->after] : step;
+    bool touched = false;
+    for (int n = 0; n < started->halves; n++)
+        touched |= s->halves[started->half + n].held / 2 == slot;
+    for (int t = 0; t < 4; t++)
+        touched |= step->in[t].width > 0 && step->in[t].buffer / 2 == slot;
+    for (int t = 0; t < 2; t++)
+        touched |= step->out[t].width > 0 && step->out[t].buffer / 2 == slot;
+    return touched;
+}
+
+static bool continues(const cp_step *last, const cp_step *step) {
+    return step->merges && step->queries == last->queries &&
+           same_shape(&step->shape, &last->shape) &&
+           same_columns(&step->in[0], &last->in[0]) &&
+           same_columns(&step->out[0], &last->out[0]);
+}
+
+static void find_chains(cp_steps *s) {
+    cp_step *last = NULL;
+    for (int64_t n = 0; n < s->count; n++) {
+        cp_step *step = &s->items[n];
+        const bool attends =
+            step->kind == CP_STEP_ATTEND && step->in[3].width == 0;
+        step->begins = step->ends = true;
+        if (last != NULL && attends && continues(last, step))
+            step->begins = last->ends = false;
+        else if (last != NULL && (touches(s, step, last->in[0].buffer / 2) ||
+                                  touches(s, step, last->out[0].buffer / 2)))
+            last = NULL;
+        if (attends)
+            last = step;
+    }
+}
+
 static void size_slot(cp_steps *s, const cp_plan *plan, int slot) {
     const int64_t first =
         plan->slots[slot].rows * cp_slot_columns(plan, slot, 0).width;
@@ -415,6 +464,7 @@ static cp_status make(lowering *l) {
     CP_TRY(cp_allocate(&l->leaves, l->plan->slot_count, sizeof(uint32_t),
                        "leaves"));
     lower_all(l);
+    find_chains(l->out);
     for (int64_t n = 0; n < l->out->list_count; n++)
         l->out->lists[n].of = NULL;
     return l->status;
@@ -456,12 +506,7 @@ static bool same_step(const cp_step *a, const cp_step *b) {
            a->queries == b->queries && a->keys == b->keys &&
            a->half == b->half && a->halves == b->halves &&
            a->after == b->after && a->leaves == b->leaves &&
-           a->held == b->held && a->shape.query_heads == b->shape.query_heads &&
-           a->shape.kv_heads == b->shape.kv_heads &&
-           a->shape.head_dim == b->shape.head_dim &&
-           a->shape.value_dim == b->shape.value_dim &&
-           a->shape.window == b->shape.window &&
-           a->shape.latent == b->shape.latent &&
+           a->held == b->held && same_shape(&a->shape, &b->shape) &&
            memcmp(a->in, b->in, sizeof(a->in)) == 0 &&
            memcmp(a->out, b->out, sizeof(a->out)) == 0;
 }

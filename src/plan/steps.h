@@ -30,6 +30,7 @@ typedef struct {
     int hop;
     cp_slot_kind of;       /* COMBINE: what is merged */
     bool merges;           /* ATTEND, SELECT: into what out holds */
+    bool begins, ends;     /* ATTEND: a chain; a step alone does both */
     int32_t rows;          /* COPY: the list of moves */
     int32_t queries, keys; /* ATTEND, SELECT: lists of pieces */
     int32_t half, halves;  /* START: the first of its messages, and how many */
