@@ -39,7 +39,7 @@ typedef struct {
     float *output, *lse; /* [count][HEADS][DIM], [count][HEADS] */
     link *in, *out;
     int met[MOST_RANKS]; /* whose keys came, hop by hop */
-    long pairs;          /* of a query and a key that it may see */
+    long pairs;          /* of a query and a key that it may see; all heads */
 } rank_state;
 /* Deal out a sequence in 2 N chunks: rank r holds chunk r and, from the other
  * end, chunk 2 N - 1 - r. Late queries see more keys than early ones; a rank
@@ -212,7 +212,7 @@ static void print_rank(const rank_state *r) {
     printf("; met the keys of");
     for (int hop = 0; hop < r->ranks; hop++)
         printf(" %d", r->met[hop]);
-    printf("; %ld pairs\n", r->pairs);
+    printf("; %ld pairs a head\n", r->pairs / HEADS);
 }
 int main(int count, char **arguments) {
     const int ranks = count > 1 ? atoi(arguments[1]) : 4;

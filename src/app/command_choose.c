@@ -104,13 +104,14 @@ static void head_print(const choose_run *run) {
            shape->query_heads, cp_plural(shape->query_heads), shape->kv_heads,
            cp_plural(shape->kv_heads), cp_command_dims_of(shape).text,
            run->call.scenario.tensor > 1 ? " each" : "");
-    snprintf(speeds, sizeof(speeds),
-             "attention at %.6g TFLOP/s, exchanges at %.6g GB/s, %ld byte%s a "
-             "number%s",
-             1e-12 * (double)machine->flops,
-             1e-9 * (double)machine->bytes_per_second, machine->element_bytes,
-             cp_plural(machine->element_bytes),
-             machine->shares_cores ? "; no transfer hides" : "");
+    snprintf(
+        speeds, sizeof(speeds),
+        "for the rules, attention at %.6g TFLOP/s, exchanges at %.6g GB/s, "
+        "%ld byte%s a number%s",
+        1e-12 * (double)machine->flops,
+        1e-9 * (double)machine->bytes_per_second, machine->element_bytes,
+        cp_plural(machine->element_bytes),
+        machine->shares_cores ? "; no transfer hides" : "");
     cp_write_wrapped(stdout, 0, 0, speeds);
     if (machine->wire == CP_WIRE_FP32)
         return;
@@ -162,7 +163,8 @@ static void verdicts_print(const choose_run *run) {
                           : cp_group(run->turns[r]).text,
                       run->verdicts[r].because);
     const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
-    snprintf(text, sizeof(text), "pass-kv %.4g s, pass-q %.4g s", kv, q);
+    snprintf(text, sizeof(text),
+             "speeds reached: pass-kv %.4g s, pass-q %.4g s", kv, q);
     row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
     if (run->setting.ranks == 1)
         return;

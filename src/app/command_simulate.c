@@ -102,13 +102,17 @@ static void head_print(const simulate_run *run) {
     const cp_command_call *call = &run->call;
     const cp_scenario *scenario = &call->scenario;
     printf("%s on %s, %s: %ld %s%s of %ld GPU%s\n"
-           "%s new token%s, %s cached, %ld sequence%s\n",
+           "%s new token%s, %s cached, %ld sequence%s",
            variant_name(run), call->hardware.name, call->sizes.name,
            call->ranks, run->piece < 0 ? "rank" : "stage",
            cp_plural(call->ranks), scenario->tensor,
            cp_plural(scenario->tensor), cp_group(call->fresh).text,
            cp_plural(call->fresh), cp_group(call->cached).text,
            scenario->sequences, cp_plural(scenario->sequences));
+    if (run->piece < 0 && scenario->wire == CP_WIRE_FP32)
+        printf("; partials sent in %ld bytes a number",
+               scenario->partial_bytes);
+    printf("\n");
     if (call->order != 0) {
         printf("ring of devices");
         for (int r = 0; r < scenario->ranks; r++)
@@ -124,9 +128,10 @@ static void head_print(const simulate_run *run) {
 static void ring_print(const cp_forecast *f) {
     printf("  ring             %12.6g\n    attention      %12.6g\n"
            "    exchanges      %12.6g  (%.6g each)\n"
-           "    exposed        %12.6g\n",
+           "    exposed        %12.6g\n    steps, merges  %12.6g\n",
            1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
-           1e6 * f->exchange, 1e6 * f->exposed);
+           1e6 * f->exchange, 1e6 * f->exposed,
+           1e6 * fmax(0, f->ring - f->attending - f->exposed));
 }
 
 static void pipe_print(const cp_forecast *f) {
