@@ -148,7 +148,7 @@ TEST(the_command_prints_verdicts) {
            "Algorithm 5         pass-kv         3,200   T 3200 < 4000 (eq. 2), "
            "miss rate");
     prints("--new 3200 --cached 124800", "from a miss rate of 1/8 (eq. 1)\n");
-    prints("--new 3200 --cached 124800", "pass-kv 0.7656 s, pass-q 0.7109 s\n");
+    prints("--new 3200 --cached 124800", "speeds reached: pass-kv 0.7656 s,\n");
     prints("--new 3200 --cached 124800 --csv",
            "\nAlgorithm 5,pass-kv,1,3200,128000\n");
     prints("--new 4000 --flops 504e12 --bandwidth 26.1e9", "4827.59");

@@ -271,7 +271,7 @@ TEST(calls_are_predicted) {
         {"$S --new 5000 --trace /dev/stdout 2>/dev/null | head -c 99",
          "\"traceEvents\""},
         {"$S --new 5000 --trace /dev/stdout 2>/dev/null | grep -c step",
-         "2017\n"},
+         "2018\n"},
         {"$S --new 5 --set attention_rate=1e15 --set link_rate=1e15", "TTFT"},
         {"$S --new 5 --set attention_rate=1e-15 --set link_rate=1e-15", "TTFT"},
         {"$S --new 1 --cached 5", "1 new token, 5 cached"},
