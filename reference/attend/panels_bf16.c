@@ -40,7 +40,6 @@ static void begin(const cp_panels *buffers, cp_piece queries, int64_t kv_head,
     const int64_t panels = cp_ceil_divide(rows, SIDE);
     const float *from[LANES];
     uint16_t *to = numbers(buffers->queries);
-    cp_bf16_begin();
     for (int64_t r = 0; r < panels * SIDE; r += LANES) {
         for (int64_t i = 0; i < LANES; i++)
             from[i] = r + i >= rows
@@ -180,6 +179,7 @@ const cp_panel_format cp_panels_bf16 = {.micro = micro,
                                         .step = STEP,
                                         .spare = SIDE / 2 + 2,
                                         .begin = begin,
+                                        .start = cp_bf16_begin,
                                         .pack = pack,
                                         .score = score,
                                         .weigh = weigh,
