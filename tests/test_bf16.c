@@ -265,8 +265,8 @@ LOOP(layers_round_rows_and_weights, 0, MEANS) {
 
 /* A model. */
 
-/* Sequences of so many tokens: then are both rounded, linear layers only, and
- * attention only, because of the other there are too few rows. */
+/* What is rounded: both, only linear layers, and only attention, because the
+ * other one has few rows. */
 static const struct {
     int64_t sequences, tokens;
 } prompts[] = {{1, 70}, {4, 5}, {1, 7}};
