@@ -97,7 +97,7 @@ static inline void chains_are_right(cp_kernel kernel, int calls) {
         check(batch_to_chain(shape, false), attend_chain, 1.0);
         check(batch_to_chain(shape, true), attend_chain, 1.0);
     }
-    check(to_chain((cp_shape){8, 1, 64}, 4000, 20, 4020), attend_chain, 1.0);
+    check(to_chain((cp_shape){8, 1, 64}, 6000, 20, 6020), attend_chain, 1.0);
 }
 
 /* Neither threads nor what the memory held before changes a bit. */

@@ -239,7 +239,7 @@ LOOP(threads_do_not_change_a_chain, 0, 2) {
     chains_have_the_same_bits(kernel,
                               to_chain((cp_shape){6, 2, 64}, 50, 400, 450));
     chains_have_the_same_bits(kernel,
-                              to_chain((cp_shape){8, 1, 64}, 4000, 20, 4020));
+                              to_chain((cp_shape){8, 1, 64}, 6000, 20, 6020));
     chains_have_the_same_bits(kernel,
                               batch_to_chain((cp_shape){9, 3, 40}, false));
 }
@@ -252,7 +252,7 @@ LOOP(a_chain_gives_what_one_call_gives, 0, 2) {
         a_chain_is_one_call(kernel, to_chain(shape, 50, 250, 300), slack);
         a_chain_is_one_call(kernel, to_chain(shape, 40, 60, 700), slack);
     }
-    a_chain_is_one_call(kernel, to_chain((cp_shape){8, 1, 64}, 4000, 20, 4020),
+    a_chain_is_one_call(kernel, to_chain((cp_shape){8, 1, 64}, 6000, 20, 6020),
                         slack);
 }
 
