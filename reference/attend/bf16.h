@@ -32,7 +32,7 @@ void cp_bf16_end(void);
 
 /* Left of a product: count <= 32 rows of dim numbers, stride apart; and 32 rows,
  * of which only count are there, as columns: left row i is their number i, for
- * i < 16 and i < dim. What is not there is 0. */
+ * i < 16 and i < dim. Missing numbers are 0. */
 void cp_bf16_rows(const float *from, int64_t stride, int64_t count, int64_t dim,
                   uint16_t *left);
 void cp_bf16_columns(const float *from, int64_t stride, int64_t count,

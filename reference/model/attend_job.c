@@ -68,7 +68,7 @@ static cp_status attend_rank(cp_comm *comm, void *context) {
     const cp_attend_job *job = call->call.job;
     rank_call observer = {call, comm->rank, 0};
     const cp_walk_options options = {
-        .kernel = call->runner->bf16 ? cp_attend_bf16 : cp_attend_fast,
+        .kernel = cp_runner_kernel(call->runner),
         .threads = cp_runner_cores(call->runner, job->cores, job->ranks),
         .observe = job->partial != NULL ? watch_op : NULL,
         .context = &observer};

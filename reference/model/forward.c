@@ -383,7 +383,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
                .count = engine->call->layout->queries[comm->rank].tokens,
                .tracing = {engine->trace, engine->began, comm->rank, 0}};
     const cp_walk_options walking = {
-        .kernel = engine->runner->bf16 ? cp_attend_bf16 : cp_attend_fast,
+        .kernel = cp_runner_kernel(engine->runner),
         .threads = engine->helpers,
         .observe = engine->trace != NULL ? cp_trace_observe : NULL,
         .context = &s.tracing};

@@ -3,6 +3,7 @@
 #ifndef CP_RUNNER_H
 #define CP_RUNNER_H
 
+#include "reference/attend/fast.h"
 #include "variants/choose.h"
 #include "group/process_group.h"
 #include "reference/run/threads.h"
@@ -21,6 +22,11 @@ typedef struct {
 /* Threads of this process; and processes, if built with MPI. */
 extern const cp_runner cp_runner_threads,
     cp_runner_threads_bf16, *const cp_runner_mpi;
+
+/* How its ranks attend. */
+static inline cp_kernel cp_runner_kernel(const cp_runner *runner) {
+    return runner->bf16 ? cp_attend_bf16 : cp_attend_fast;
+}
 
 /* OpenMP threads for each of ranks ranks, on cores cores (0: all). */
 int cp_runner_cores(const cp_runner *runner, int cores, int ranks);

@@ -155,10 +155,10 @@ static cp_status bench_check(void *context) {
     CP_TRY(cp_option_range("generate", bench->generate, 0, MOST_TOKENS));
     bench->threads = (int)run->threads;
     bench->rounds = (int)run->rounds;
-    bench->kernel = run->kernel == 1 ? cp_attend
-                    : bench->runner != NULL && bench->runner->bf16
-                        ? cp_attend_bf16
-                        : cp_attend_fast;
+    if (run->kernel == 1)
+        bench->kernel = cp_attend;
+    else if (bench->runner != NULL)
+        bench->kernel = cp_runner_kernel(bench->runner);
     return CP_OK;
 }
 

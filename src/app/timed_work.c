@@ -54,7 +54,7 @@ static cp_status attend(const timing_case *timing_case, cp_comm *comm,
         .progress = comm->ops->progress != NULL ? progress : NULL,
         .progress_context = comm,
     };
-    return (timing_case->runner->bf16 ? cp_attend_bf16 : cp_attend_fast)(&call);
+    return cp_runner_kernel(timing_case->runner)(&call);
 }
 
 /* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */
