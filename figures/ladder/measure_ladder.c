@@ -2,6 +2,7 @@
  * can do, or what the parts of a kernel cost per score; prints CSV.
  *
  *   measure_ladder rungs    for figures/data/ladder.csv
+ *   measure_ladder own      its last rung, in a process of its own
  *   measure_ladder parts    for figures/data/ladder-parts.csv
  *
  * Not a test: nothing fails when a rung is slow. Within a round all rungs and
@@ -153,29 +154,42 @@ static void print_fraction(double fraction) {
         printf(",nan");
 }
 
-static void rungs(void) {
+/* The rungs of the ladder from first to last - 1, each a row of the CSV. */
+static void print_rungs(int first, int last, const char *name, int place) {
     static double fractions[2 * LENGTHS][ALL];
     for (int n = 0; n < LENGTHS; n++)
         for (int causal = 0; causal < 2; causal++) {
             ladder_problem p;
             double *to = fractions[2 * n + causal];
             open_problem(&p, lengths[n], causal == 1);
-            if (lengths[n] <= 2048) /* the lowest rung takes seconds */
+            if (first == 0 && lengths[n] <= 2048) /* it takes seconds */
                 run_rungs(&p, 0, 1, 3, lengths[n] == 2048, to);
-            run_rungs(&p, 1, ALL, rounds[n], false, to);
+            run_rungs(&p, cp_max(first, 1), last, rounds[n], false, to);
             close_problem(&p);
         }
-    printf("rung,place,error_e7");
-    for (int n = 0; n < LENGTHS; n++)
-        printf(",full_%d,causal_%d", (int)lengths[n], (int)lengths[n]);
-    printf("\n");
-    for (int rung = 0; rung < ALL; rung++) {
-        printf("%s,%d,%.2f", cp_ladder[rung].name, rung + 1,
+    for (int rung = first; rung < last; rung++, place++) {
+        printf("%s,%d,%.2f", name != NULL ? name : cp_ladder[rung].name, place,
                1e7 * error_of(cp_ladder[rung].attend));
         for (int n = 0; n < 2 * LENGTHS; n++)
             print_fraction(fractions[n][rung]);
         printf("\n");
     }
+}
+
+static void rungs(void) {
+    printf("rung,place,error_e7");
+    for (int n = 0; n < LENGTHS; n++)
+        printf(",full_%d,causal_%d", (int)lengths[n], (int)lengths[n]);
+    printf("\n");
+    print_rungs(0, ALL, NULL, 1);
+}
+
+/* The eighth rung is the seventh with our micro-kernel: a process has one. */
+static void own(void) {
+    if (cp_micro_get()->wide)
+        print_rungs(CP_RUNGS - 1, CP_RUNGS, "own", 8);
+    else
+        printf("own,8,nan,nan,nan,nan,nan,nan,nan\n");
 }
 
 /* ---- parts: what each costs per score, on one core */
@@ -329,8 +343,15 @@ static cp_status run_part(void *context, double *seconds) {
     return CP_OK;
 }
 
-/* The name, then cycles per score: of a core that starts two multiply-adds of
- * eight lanes in each, so that 32 operations at the peak's pace are one. */
+/* What a core does in a cycle that starts two multiply-adds of its vectors. */
+#ifdef __AVX512F__
+static const double operations = 64.0;
+#else
+static const double operations = 32.0;
+#endif
+
+/* The name, then cycles per score: a cycle is so many operations at the
+ * peak's pace. */
 static void parts(void) {
     static const int one_thread = 1;
     ladder_part all[] = {
@@ -355,7 +376,7 @@ static void parts(void) {
         entries[2 * i + 1] = (cp_bench_case){
             .run = run_part,
             .context = &all[i],
-            .work = 32.0 * (double)(all[i].queries * all[i].keys)};
+            .work = operations * (double)(all[i].queries * all[i].keys)};
     }
     need(cp_measure_rounds(ROUNDS, 2 * COUNT, entries));
     printf("part,cycles\n");
@@ -366,6 +387,6 @@ static void parts(void) {
 
 int main(int count, char **arguments) {
     static const figure_mode modes[] = {
-        {"rungs", rungs}, {"parts", parts}, {0}};
+        {"rungs", rungs}, {"own", own}, {"parts", parts}, {0}};
     return figure_main(count, arguments, modes);
 }
