@@ -218,6 +218,8 @@ typedef struct {
     lanes (*number)(const void *tile, cursor at, int input);
 } tile_reader;
 
+enum { PAGE = 4096, LINE = 64 };
+
 static inline __attribute__((always_inline)) lanes
 weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
           int input) {
@@ -226,13 +228,18 @@ weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
     return r.sides == 0 ? number : number * f->scale[side] + f->shift[side];
 }
 
+/* Ask for the lines that begin among these bytes. */
+static inline __attribute__((always_inline)) void
+fetch(const char *memory, int64_t first, int64_t end) {
+    for (int64_t at = (first + LINE - 1) / LINE * LINE; at < end; at += LINE)
+        __builtin_prefetch(memory + at);
+}
+
 static inline __attribute__((always_inline)) void
 add_part(tile_reader r, const void *tile, int part, const float *x,
          float (*sums)[CP_LANES]) {
-    enum { AHEAD = 4096, LINE = 64 };
     const int64_t bytes = r.bytes / r.parts;
-    for (int64_t at = bytes * part; at < bytes * (part + 1); at += LINE)
-        __builtin_prefetch((const char *)tile + AHEAD + at);
+    const char *ahead = (const char *)tile + bytes * part + PAGE;
 #pragma GCC unroll 4
     for (int i = 0; i < CP_LANES; i += TOGETHER) {
         const cursor left = {part, 0, i}, right = {part, 1, i};
@@ -240,6 +247,8 @@ add_part(tile_reader r, const void *tile, int part, const float *x,
         lanes one = floats_at(&sums[0][i]), two = floats_at(&sums[1][i]);
 #pragma GCC unroll 32
         for (int k = 0; k < CP_DEPTH; k++) {
+            if (i == 0)
+                fetch(ahead, bytes * k / CP_DEPTH, bytes * (k + 1) / CP_DEPTH);
             one = weight_at(r, tile, left, &f[0], k) * x[k] + one;
             two = weight_at(r, tile, right, &f[1], k) * x[k] + two;
         }
