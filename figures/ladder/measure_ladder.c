@@ -2,7 +2,7 @@
  * can do, or what the parts of a kernel cost per score; prints CSV.
  *
  *   measure_ladder rungs    for figures/data/ladder.csv
- *   measure_ladder own      its last rung, in a process of its own
+ *   measure_ladder wide     its last rung, which needs another process
  *   measure_ladder parts    for figures/data/ladder-parts.csv
  *
  * Not a test: nothing fails when a rung is slow. Within a round all rungs and
@@ -187,11 +187,11 @@ static void rungs(void) {
 }
 
 /* The eighth rung is the seventh with our micro-kernel: a process has one. */
-static void own(void) {
+static void wide(void) {
     if (cp_micro_get()->wide)
-        print_rungs(CP_RUNGS - 1, CP_RUNGS, "own");
+        print_rungs(CP_RUNGS - 1, CP_RUNGS, "wide");
     else
-        printf("own,8,nan,nan,nan,nan,nan,nan,nan\n");
+        printf("wide,8,nan,nan,nan,nan,nan,nan,nan\n");
 }
 
 /* ---- parts: what each costs per score, on one core */
@@ -352,7 +352,7 @@ static const double operations = 64.0;
 static const double operations = 32.0;
 #endif
 
-/* The name, then cycles per score: a cycle is so many operations at the
+/* The name, then cycles per score: a cycle is that many operations at the
  * peak's pace. */
 static void parts(void) {
     static const int one_thread = 1;
@@ -389,6 +389,6 @@ static void parts(void) {
 
 int main(int count, char **arguments) {
     static const figure_mode modes[] = {
-        {"rungs", rungs}, {"own", own}, {"parts", parts}, {0}};
+        {"rungs", rungs}, {"wide", wide}, {"parts", parts}, {0}};
     return figure_main(count, arguments, modes);
 }
