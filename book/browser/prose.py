@@ -71,6 +71,7 @@ DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scrip
     noindent leavevmode hfill par indent strut normalfont makeatletter makeatother""".split(), 0) | dict.fromkeys(
     "vspace needspace color vphantom".split(), 1) | {"setlength": 2}  # macros, and how many arguments go with them
 WRAPPED = {"question": (block, '<div class="question">', "</div>"), "hint": (block, '<details class="hint"><summary>hint</summary>', "</details>"),
+           "solution": (block, '<details class="hint"><summary>solution</summary>', "</details>"),
            "aside": (token, '<span class="aside">', "</span>"), "footnote": (token, '<span class="aside">', "</span>")}
 BOXES = {"wide": "wide", "center": "center", "minipage": "half", "multicols": "columns"}
 
