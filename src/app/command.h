@@ -131,9 +131,10 @@ typedef struct {
             "OMP_NUM_THREADS)"                                                 \
     }
 
-/* Its rows in a table of options. */
+/* Its rows at the end of a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
-    {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
+    {"ranks",   CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)",    \
+     "The ring"},                                                              \
         CP_COMMAND_CORES_OPTION((ring).cores),                                 \
         {"variant", CP_WORD, &(ring).variant_name,                             \
          cp_command_variants((ring).steps),                                    \
