@@ -85,10 +85,10 @@ typedef enum {
     CP_OP_ALL_TO_ALL, /* slot in + r goes to rank r, out + r comes from r */
     CP_OP_ALL_GATHER, /* slot in goes to all, out + r comes from rank r */
     /* Operations of later chapters. */
-    /* A pack also copies the choice of a list (in) to its queries (out). */
+    /* A pack also copies the choice of a list (in) to its queries (out). A select
+     * has keys and may be merged, as an attend. */
     CP_OP_SPLIT,  /* part p of the heads of in is copied to out + p */
     CP_OP_JOIN,   /* the parts in + p of a partial become the whole out */
-    /* As an attend it has keys, and may be merged. */
     CP_OP_SELECT, /* index queries (in) meet keys: a list (out) */
 } cp_op_kind;
 
@@ -147,8 +147,8 @@ typedef struct {
     cp_status status;          /* the first failure while building */
     /* What later chapters add to a plan. */
     cp_share begins, ends; /* whose queries are given, and in the result */
-    cp_wire wire;      /* how numbers are encoded for sending */
-    int64_t run_bytes; /* of the state of a run */
+    cp_wire wire;          /* how numbers are encoded for sending */
+    int64_t run_bytes;     /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */

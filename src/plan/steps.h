@@ -14,10 +14,10 @@ typedef struct {
 } cp_columns;
 
 typedef enum {
-    CP_STEP_COPY,    /* rows of in[t] become rows of out[t], for t = 0 and 1 */
-    CP_STEP_ATTEND,  /* in: queries, keys, values; out: output, LSE */
+    CP_STEP_COPY,   /* rows of in[t] become rows of out[t], for t = 0 and 1 */
+    CP_STEP_ATTEND, /* in: queries, keys, values; out: output, LSE */
     /* A kind of step of sparse attention. */
-    CP_STEP_SELECT, /* in: index queries, weights, index keys; out: lists */
+    CP_STEP_SELECT,  /* in: index queries, weights, index keys; out: lists */
     CP_STEP_COMBINE, /* in is merged into out */
     CP_STEP_START,   /* messages may leave and arrive from now on */
     CP_STEP_FINISH,  /* they have */
@@ -40,9 +40,9 @@ typedef struct {
     cp_shape shape; /* ATTEND: the heads of the queries */
     cp_columns in[4], out[2];
     /* What later chapters add to a step. */
-    bool begins, ends;     /* ATTEND: a chain; a step alone does both */
-    uint32_t leaves, held; /* in exact order: those of keys or in, and those that
-                              out holds before */
+    bool begins, ends; /* ATTEND: a chain; a step alone does both */
+    uint32_t leaves;   /* in exact order: those of keys or in, */
+    uint32_t held;     /* and those that out holds before */
 } cp_step;
 
 typedef struct {
