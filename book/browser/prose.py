@@ -67,10 +67,11 @@ def split(text, at):
 
 
 SPACES = {"quad": "\u2003", "qquad": "\u2003\u2003", "enspace": "\u2002", "textdagger": "†"}
-DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns bigskip
+DROPPED = dict.fromkeys("""centering nopagebreak lining small footnotesize scriptsize RaggedRight raggedcolumns bigskip medskip smallskip
     noindent leavevmode hfill par indent strut normalfont makeatletter makeatother""".split(), 0) | dict.fromkeys(
     "vspace needspace color vphantom".split(), 1) | {"setlength": 2}  # macros, and how many arguments go with them
 WRAPPED = {"question": (block, '<div class="question">', "</div>"), "hint": (block, '<details class="hint"><summary>hint</summary>', "</details>"),
+           "solution": (block, '<details class="hint"><summary>solution</summary>', "</details>"),
            "aside": (token, '<span class="aside">', "</span>"), "footnote": (token, '<span class="aside">', "</span>")}
 BOXES = {"wide": "wide", "center": "center", "minipage": "half", "multicols": "columns"}
 

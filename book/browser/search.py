@@ -66,7 +66,7 @@ def write_index(pages, path):
             continue
         lines.append(">" + page.name)
         for mark, text in Passages(page.html).found:
-            text = " ".join(text.split()).removesuffix(" hint")
+            text = " ".join(text.split()).removesuffix(" hint").removesuffix(" solution")
             here = defined.get((page, mark), [])
             if mark[0].isupper():
                 text = text.split("≡")[0].strip(" +")

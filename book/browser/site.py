@@ -136,9 +136,10 @@ def main():
         chunks.sort(key=lambda c: not c.file.outline.get(c.number, ("", 0))[0].endswith(".h"))
 
     back = book[book.index("\\backmatter"):]
-    page = Page("invariants.html")
-    page.text = re.split(r"\\chapter\{Hints|\\bibliographystyle", back[len("\\backmatter"):])[0]
-    pages.append(page)
+    lists = re.split(r"\\chapter\{Hints|\\bibliographystyle", back)[0]
+    for name, text in zip(("counts.html", "invariants.html"), re.split(r"(?=\\chapter\{)", lists)[1:]):
+        pages.append(page := Page(name))
+        page.text = text
     page = Page("bibliography.html")
     page.text = "\\chapter{Bibliography}" + block('<ol class="references">')
     for n, item in enumerate(re.split(r"\\bibitem", (WORK / "site.bbl").read_text())[1:], 1):

@@ -131,9 +131,10 @@ typedef struct {
             "OMP_NUM_THREADS)"                                                 \
     }
 
-/* Its rows in a table of options. */
+/* Its rows at the end of a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
-    {"ranks", CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)"},     \
+    {"ranks",   CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)",    \
+     "The ring"},                                                              \
         CP_COMMAND_CORES_OPTION((ring).cores),                                 \
         {"variant", CP_WORD, &(ring).variant_name,                             \
          cp_command_variants((ring).steps),                                    \
@@ -248,7 +249,7 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_CALL_OPTIONS(call)                                          \
     {"machine", CP_INPUT, &(call).machine, "NAME|FILE",                        \
-     "gtt (default), gti, h200, laptop, home, or a description"},              \
+     "gtt (default), gti, h200, b200, laptop, home, or a description"},        \
         {"model", CP_INPUT, &(call).model, "NAME|FILE",                        \
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, "        \
          "qwen3.5-like, deepseek-v3-like, or a "                               \

@@ -562,13 +562,13 @@ int cp_command_attend(int count, char *const *arguments) {
          "how the cached tokens were made, turn by turn; 500+d20+64,0: a "
          "prefill of 500, 20 decode steps and a prefill of 64 for the first "
          "sequence, nothing for the second"},
-        CP_COMMAND_RING_OPTIONS(run.ring),
         {"out", CP_OUTPUT, &run.out, "O.npy",
          "the output [new tokens][heads][dimension of values]"},
         {"lse", CP_OUTPUT, &run.lse, "LSE.npy",
          "log-sum-exp of the scores [new tokens][heads], natural base"},
         {"partials", CP_WORD, &run.partials, "DIR",
          "also write the partial of each attend of each rank, before merging"},
+        CP_COMMAND_RING_OPTIONS(run.ring),
         {0}};
     const cp_usage usage = {
         "attend",

@@ -309,11 +309,10 @@ int cp_command_chat(int count, char *const *arguments) {
                              .interrupts = &interrupts}};
     const cp_option options[] = {
         {"model", CP_INPUT, &run.chat.opened.path, "FILE.gguf", "the model"},
-        CP_COMMAND_RING_OPTIONS(run.chat.ring),
-        CP_COMMAND_TENSOR_OPTION(run.chat.ring),
         {"file", CP_INPUT, &run.chat.file, "TEXT",
          "a document to put before the first question; its bytes are unchanged "
-         "(CRs, too), except that a byte order mark is left out"},
+         "(CRs, too), except that a byte order mark is left out",
+         "Text and questions"},
         {"ask", CP_WORDS, &run.questions, "QUESTION",
          "ask this; repeat it for several turns"},
         {"batch", CP_INPUT, &run.batch, "FILE",
@@ -325,17 +324,9 @@ int cp_command_chat(int count, char *const *arguments) {
          "question follows, they are what its template says"},
         {"date", CP_WORD, &run.date, "YYYY-MM-DD",
          "the date that the model's template sees (default: today)"},
-        {"load", CP_WORD, &run.load, "FILE",
-         "continue a saved conversation, over any number of ranks"},
-        {"save", CP_OUTPUT, &run.save, "FILE",
-         "afterwards save the conversation to a file"},
-        {"compare", CP_FLAG, &run.chat.transcript.keeps_all, NULL,
-         "afterwards repeat all on one rank, and report whether every token "
-         "agrees; with variant auto, also by both rings, for the regret"},
-        {"trace", CP_OUTPUT, &run.chat.trace, "OUT.json",
-         "write what ran when, for ui.perfetto.dev"},
         {"temperature", CP_NUMBER, &run.temperature, "X",
-         "draw tokens at random; 0 takes the most likely (default 0)"},
+         "draw tokens at random; 0 takes the most likely (default 0)",
+         "Answers"},
         {"seed", CP_COUNT, &run.seed, "N", "of the random numbers (default 1)"},
         {"most", CP_COUNT, &run.chat.most, "N",
          "at most N tokens in an answer (default 128)"},
@@ -345,12 +336,24 @@ int cp_command_chat(int count, char *const *arguments) {
         {"budget", CP_COUNT, &run.chat.budget, "N",
          "with --batch, read N tokens at a time while others answer; 0: "
          "all at once (default 512)"},
+        {"compare", CP_FLAG, &run.chat.transcript.keeps_all, NULL,
+         "afterwards repeat all on one rank, and report whether every token "
+         "agrees; with variant auto, also by both rings, for the regret"},
+        {"trace", CP_OUTPUT, &run.chat.trace, "OUT.json",
+         "write what ran when, for ui.perfetto.dev"},
         {"rows", CP_COUNT, &run.chat.rows, "N",
          "cache rows on each rank, shared by all conversations in pages of 64; "
          "a batch waits until enough are free (default: enough for all at full "
-         "capacity)"},
+         "capacity)",
+         "The cache"},
         {"capacity", CP_COUNT, &run.chat.capacity, "N",
          "positions of a conversation (default: the model's)"},
+        {"load", CP_WORD, &run.load, "FILE",
+         "continue a saved conversation, over any number of ranks"},
+        {"save", CP_OUTPUT, &run.save, "FILE",
+         "afterwards save the conversation to a file"},
+        CP_COMMAND_RING_OPTIONS(run.chat.ring),
+        CP_COMMAND_TENSOR_OPTION(run.chat.ring),
         {0}};
     const cp_usage usage = {
         "chat", "--model FILE.gguf [options]",

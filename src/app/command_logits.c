@@ -209,8 +209,6 @@ int cp_command_logits(int count, char *const *arguments) {
         {"model", CP_INPUT, &run.opened.path, "FILE.gguf", "the model"},
         {"tokens", CP_INPUT, &run.tokens, "IDS.npy",
          "token ids [T], int32 or int64"},
-        CP_COMMAND_RING_OPTIONS(run.ring),
-        CP_COMMAND_TENSOR_OPTION(run.ring),
         {"history", CP_WORD, &run.history, "H",
          "how the tokens are fed: 500+d20+64 is a prefill of 500, 20 decode "
          "steps, a prefill of 64 (default: one prefill)"},
@@ -220,6 +218,8 @@ int cp_command_logits(int count, char *const *arguments) {
          "float32 logits [positions][vocabulary]"},
         {"generate", CP_COUNT, &run.generate, "K",
          "also print the K ids that follow by greedy choice"},
+        CP_COMMAND_RING_OPTIONS(run.ring),
+        CP_COMMAND_TENSOR_OPTION(run.ring),
         {0}};
     const cp_usage usage = {
         "logits", "--model FILE.gguf --tokens IDS.npy [options]",

@@ -189,6 +189,8 @@ void cp_options_help(const cp_usage *usage, FILE *out) {
     cp_write_wrapped(out, 0, 0, usage->about);
     fputc('\n', out);
     for (const cp_option *option = usage->options; option->name; option++) {
+        if (option->heading != NULL)
+            fprintf(out, "\n%s:\n", option->heading);
         int column = fprintf(out, "  --%s", option->name);
         if (option->kind != CP_FLAG)
             column = write_argument(out, column, option->argument);

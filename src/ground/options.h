@@ -23,6 +23,7 @@ typedef struct {
     void *value;          /* where the value goes; unchanged if absent */
     const char *argument; /* how the help shows the value */
     const char *help;
+    const char *heading; /* in the help page, above this option; or NULL */
 } cp_option;
 
 typedef struct {

@@ -21,7 +21,7 @@ typedef enum {
     CP_DECODE,     /* Algorithm 4: pass-Q for one token per sequence */
     CP_ULYSSES,    /* DeepSpeed: tokens are traded for heads */
     CP_MESH,       /* USP: Ulysses within a host, and a ring of hosts */
-    CP_GATHER_Q,   /* TensorRT-LLM: queries to all, partials home */
+    CP_GATHER_Q,   /* SGLang: queries to all, partials home */
     CP_SCATTER_Q,  /* vLLM: queries to all, partials reduced and scattered */
     CP_GATHER_O,   /* partials to all */
     CP_TREE,       /* tree attention: partials to all, in doubling steps */
@@ -85,7 +85,8 @@ typedef enum {
     CP_OP_ALL_TO_ALL, /* slot in + r goes to rank r, out + r comes from r */
     CP_OP_ALL_GATHER, /* slot in goes to all, out + r comes from rank r */
     /* Operations of later chapters. */
-    /* A pack also copies the choice of a list (in) to its queries (out). */
+    /* A pack also copies the choice of a list (in) to its queries (out). A select
+     * has keys and may be merged, as an attend. */
     CP_OP_SPLIT,  /* part p of the heads of in is copied to out + p */
     CP_OP_JOIN,   /* the parts in + p of a partial become the whole out */
     CP_OP_SELECT, /* index queries (in) meet keys: a list (out) */
@@ -93,7 +94,7 @@ typedef enum {
 
 typedef struct {
     cp_op_kind kind : 8;
-    bool merged; /* an attend, a select: with the merge after it */
+    bool merged; /* an attend: with the merge after it */
     int16_t hop; /* which step of the ring this belongs to, from 0 */
     cp_use in, out;
     union {
@@ -103,7 +104,7 @@ typedef struct {
              * collective: sent_to is rank 0's. -1 = none. */
             int32_t sent_to, got_from;
         };
-        cp_use keys; /* of an attend, a select */
+        cp_use keys; /* of an attend */
     };
     /* Linked: numbers of operations; -1 = none. */
     union {
@@ -141,13 +142,13 @@ typedef struct {
     int64_t slot_room;
     int cache, fresh, queries; /* slots; the last two are given */
     int result;                /* the first that is final */
-    cp_share begins, ends;     /* the queries of these two */
     int spare;                 /* buffers for blocks that arrive */
     cp_program *programs;      /* [ranks] */
     cp_status status;          /* the first failure while building */
     /* What later chapters add to a plan. */
-    cp_wire wire;      /* how numbers are encoded for sending */
-    int64_t run_bytes; /* of the state of a run */
+    cp_share begins, ends; /* whose queries are given, and in the result */
+    cp_wire wire;          /* how numbers are encoded for sending */
+    int64_t run_bytes;     /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */

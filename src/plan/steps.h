@@ -14,8 +14,9 @@ typedef struct {
 } cp_columns;
 
 typedef enum {
-    CP_STEP_COPY,    /* rows of in[t] become rows of out[t], for t = 0 and 1 */
-    CP_STEP_ATTEND,  /* in: queries, keys, values; out: output, LSE */
+    CP_STEP_COPY,   /* rows of in[t] become rows of out[t], for t = 0 and 1 */
+    CP_STEP_ATTEND, /* in: queries, keys, values; out: output, LSE */
+    /* A kind of step of sparse attention. */
     CP_STEP_SELECT,  /* in: index queries, weights, index keys; out: lists */
     CP_STEP_COMBINE, /* in is merged into out */
     CP_STEP_START,   /* messages may leave and arrive from now on */
@@ -29,18 +30,19 @@ typedef struct {
     int32_t op;     /* and its number in the rank's program */
     int hop;
     cp_slot_kind of;       /* COMBINE: what is merged */
-    bool merges;           /* ATTEND, SELECT: into what out holds */
-    bool begins, ends;     /* ATTEND: a chain; a step alone does both */
+    bool merges;           /* ATTEND: into what out holds */
     int32_t rows;          /* COPY: the list of moves */
-    int32_t queries, keys; /* ATTEND, SELECT: lists of pieces */
+    int32_t queries, keys; /* ATTEND: lists of pieces */
     int32_t half, halves;  /* START: the first of its messages, and how many */
     int32_t after; /* START: the last computation that touched their bytes, or
                       -1 if an earlier START waits for it; FINISH: its START */
-    uint32_t leaves, held; /* in exact order: those of keys or in, and those
-                              that out holds before */
     int64_t out_rows;
     cp_shape shape; /* ATTEND: the heads of the queries */
     cp_columns in[4], out[2];
+    /* What later chapters add to a step. */
+    bool begins, ends; /* ATTEND: a chain; a step alone does both */
+    uint32_t leaves;   /* in exact order: those of keys or in, */
+    uint32_t held;     /* and those that out holds before */
 } cp_step;
 
 typedef struct {

@@ -11,7 +11,7 @@
 
 typedef enum {
     CP_ZIGZAG,      /* chunks i and 2N-1-i of 2N: what this book uses */
-    CP_NAIVE,       /* piece i of N, in order: for comparison */
+    CP_NAIVE,       /* part i of N, in order: for comparison */
     CP_INTERLEAVE,  /* position p to rank (p / block) mod N */
     CP_ROUND_ROBIN, /* in turns: for few tokens of many sequences, a decode
                        step */
