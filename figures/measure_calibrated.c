@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "figures/ring.h"
 #include "ground/host.h"
 #include "predict/simulate.h"

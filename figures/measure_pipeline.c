@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "figures/tools.h"
 #include "ground/host.h"
 #include "model/session.h"

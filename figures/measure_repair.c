@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "figures/tools.h"
 #include "ground/random.h"
 #include "model/session_repair.h"

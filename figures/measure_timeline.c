@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "figures/ring.h"
 #include "ground/host.h"
 #include "predict/simulate.h"

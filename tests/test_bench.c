@@ -1,6 +1,6 @@
 /* The benchmark: rounds, rows and refusals. */
 #define _GNU_SOURCE
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "figures/tools.h"
 #include "tests/harness/shell.h"
 #include "expect.h"

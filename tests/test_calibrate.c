@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "app/bench.h"
-#include "app/meter.h"
+#include "measure/bench.h"
+#include "measure/meter.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
 #include "reference/attend/fast.h"

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "app/device_calibrate.h"
+#include "measure/calibrate_device.h"
 
 static const cp_device_runner runner = {.only = CP_NO_RANK};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};

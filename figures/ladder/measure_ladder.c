@@ -13,7 +13,7 @@
 
 #include <blis.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "figures/ladder/rungs.h"
 #include "figures/tools.h"
 #include "reference/attend/micro.h"

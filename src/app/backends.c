@@ -1,6 +1,6 @@
 /* The table of backends, and what is measured at their places. */
 #include "app/command.h"
-#include "app/meter.h"
+#include "measure/meter.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "ground/host.h"
 #include "ground/save.h"
 #include "predict/ring_order.h"

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "app/bench.h"
-#include "app/meter.h"
+#include "measure/bench.h"
+#include "measure/meter.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"
 #include "group/process_group.h"

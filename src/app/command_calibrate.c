@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/meter.h"
+#include "measure/meter.h"
 #include "ground/host.h"
 #include "predict/calibrate.h"
 #include "group/process_group.h"

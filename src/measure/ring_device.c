@@ -2,10 +2,10 @@
  * alone. */
 #include <stdio.h>
 
-#include "app/device_calibrate.h"
-#include "app/measure.h"
-#include "app/meter.h"
-#include "app/timed_device.h"
+#include "measure/calibrate_device.h"
+#include "measure/stopwatch.h"
+#include "measure/meter.h"
+#include "measure/timed_device.h"
 #include "cuda/kernels/device.h"
 #include "cuda/run/streams.h"
 #include "tokens/cache.h"

@@ -1,7 +1,7 @@
 /* Rings of ranks compared with one rank that has all cores. */
 #include <stdio.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "reference/run/store.h"
 #include "reference/run/walk.h"
 #include "variants/variants.h"

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "model/sample.h"
 
 /* What all runners share. Each generates after its prompt before the next one

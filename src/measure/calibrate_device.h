@@ -1,8 +1,8 @@
 /* Calibration of ranks on GPUs, and what their benchmark shares with it. */
-#ifndef CP_DEVICE_CALIBRATE_H
-#define CP_DEVICE_CALIBRATE_H
+#ifndef CP_CALIBRATE_DEVICE_H
+#define CP_CALIBRATE_DEVICE_H
 
-#include "app/bench.h"
+#include "measure/bench.h"
 #include "predict/calibrate.h"
 
 #include "cuda/model/device_engine.h"

@@ -3,7 +3,7 @@
 #ifndef CP_METER_H
 #define CP_METER_H
 
-#include "app/bench.h"
+#include "measure/bench.h"
 #include "model/backend.h"
 #include "predict/calibrate.h"
 #include "reference/run/runner.h"
@@ -22,7 +22,7 @@ cp_status cp_calibrate_run(const cp_runner *runner,
                            const cp_calibration *calibration);
 
 /* The same for any backend's ranks; also fails as cp_device_calibrate
- * (device_calibrate.h) does. */
+ * (calibrate_device.h) does. */
 cp_status cp_meter_calibrate(const cp_backend *backend,
                              const cp_calibration *calibration);
 

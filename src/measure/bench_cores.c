@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
 

@@ -1,8 +1,8 @@
 /* What a calibration times on GPUs: one case at a time, on all ranks at
  * once. */
-#include "app/device_calibrate.h"
-#include "app/meter.h"
-#include "app/timed_device.h"
+#include "measure/calibrate_device.h"
+#include "measure/meter.h"
+#include "measure/timed_device.h"
 
 #include <math.h>
 

@@ -1,8 +1,8 @@
 /* How candidates are timed against each other, and against the machine. */
-#ifndef CP_MEASURE_H
-#define CP_MEASURE_H
+#ifndef CP_STOPWATCH_H
+#define CP_STOPWATCH_H
 
-#include "app/bench.h"
+#include "measure/bench.h"
 
 /* One candidate of a comparison. */
 typedef struct {

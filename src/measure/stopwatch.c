@@ -1,6 +1,6 @@
 /* How candidates are timed against each other, and against the machine. */
 #define _POSIX_C_SOURCE 200809L /* thread clocks */
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "app/timed_device.h"
+#include "measure/timed_device.h"
 
 #include <stdlib.h>
 

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/device_calibrate.h"
-#include "app/measure.h"
-#include "app/meter.h"
-#include "app/timed_device.h"
+#include "measure/calibrate_device.h"
+#include "measure/stopwatch.h"
+#include "measure/meter.h"
+#include "measure/timed_device.h"
 #include "cuda/kernels/prefill.h"
 #include "cuda/run/graph.h"
 #include "ground/bits.h"

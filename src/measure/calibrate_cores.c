@@ -1,14 +1,14 @@
 /* What a calibration times on CPUs: one case at a time, on all ranks at
  * once. */
 #define _GNU_SOURCE
-#include "app/meter.h"
+#include "measure/meter.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
 #include "model/gguf.h"
 #include "reference/attend/fast.h"
 #include "reference/model/linear.h"
