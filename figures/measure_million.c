@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "measure/stopwatch.h"
+#include "measure/tensors.h"
 #include "figures/tools.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"

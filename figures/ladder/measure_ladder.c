@@ -13,7 +13,8 @@
 
 #include <blis.h>
 
-#include "measure/stopwatch.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "figures/ladder/rungs.h"
 #include "figures/tools.h"
 #include "reference/attend/micro.h"

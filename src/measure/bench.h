@@ -3,9 +3,9 @@
 #define CP_BENCH_H
 
 #include "ground/options.h"
+#include "measure/stopwatch.h"
 #include "model/session.h"
 #include "reference/attend/attend.h"
-#include "reference/run/runner.h"
 
 /* What can be measured. */
 typedef enum {
@@ -36,8 +36,6 @@ typedef struct {
     cp_spread fraction;  /* our rate / that rate */
 } cp_bench_row;
 
-enum { CP_BENCH_ROUNDS = 99 }; /* larger counts are refused */
-
 /* What to measure, how, and where the rows go. */
 typedef struct {
     bool parts[CP_BENCH_PARTS];
@@ -57,6 +55,11 @@ typedef struct {
     void *context;
 } cp_bench;
 
+/* Report a row: the rates of bench_case, and their ratios to those of base,
+ * which may be NULL. */
+void cp_bench_report(const cp_bench *bench, const cp_bench_case *bench_case,
+                     const cp_bench_case *base);
+
 /* Each of these reports its rows, and fails as what it measures does, or with
  * CP_MEMORY. The first measures the parts that bench->parts selects. The second
  * compares rings of each size in bench->ranks with one rank that has as many
@@ -65,5 +68,11 @@ typedef struct {
 cp_status cp_bench_attention(const cp_bench *bench);
 cp_status cp_bench_ring(const cp_bench *bench);
 cp_status cp_bench_model(const cp_bench *bench);
+
+/* The model against these ceilings, of operations and of bytes; a number of keys
+ * and values has element_bytes bytes. */
+cp_status cp_bench_model_under(const cp_bench *bench,
+                               const cp_bench_case ceilings[2],
+                               int64_t element_bytes);
 
 #endif

@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "measure/stopwatch.h"
+#include "measure/bench.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
 
@@ -138,9 +140,6 @@ static cp_status merge_open(attention_case *attention, int64_t size,
                               attention->tensors);
 }
 
-const char *const cp_bench_names[CP_BENCH_PARTS] = {
-    "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
-
 /* A kind of row, in the order of measurement: the ceiling that attention is a
  * fraction of, its sizes, and the function that prepares one. Ceilings come
  * first. */
@@ -184,10 +183,10 @@ static cp_status row(const cp_bench *bench, const cp_bench_case *ceilings,
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, count, all);
     if (status == CP_OK)
-        cp_measure_report(bench, bench_case, count > 1 ? &all[1] : NULL);
+        cp_bench_report(bench, bench_case, count > 1 ? &all[1] : NULL);
     if (status == CP_OK && count > 2) {
         strcat(bench_case->what, "/micro");
-        cp_measure_report(bench, bench_case, &all[2]);
+        cp_bench_report(bench, bench_case, &all[2]);
     }
     free(attention.tensors[0]);
     return status;

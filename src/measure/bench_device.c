@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "measure/bench.h"
 #include "measure/calibrate_device.h"
-#include "measure/stopwatch.h"
 #include "measure/meter.h"
 #include "measure/timed_device.h"
 #include "cuda/kernels/prefill.h"
@@ -369,7 +369,7 @@ static cp_status row(const device_bench *bench_memory, cp_bench_part part,
     }
     CP_TRY(cp_measure_rounds(bench->rounds, 2, all));
     CP_TRY(check(&both[0], all[0].what));
-    cp_measure_report(bench, &all[0], &all[1]);
+    cp_bench_report(bench, &all[0], &all[1]);
     *slow = all[0].work > TOO_LONG * all[0].rates[0];
     return CP_OK;
 }
@@ -396,8 +396,8 @@ static cp_status model_rows(const device_bench *bench_memory,
     snprintf(floor.what, sizeof(floor.what), "floor/weights");
     floor.unit = "tokens/s";
     floor.scale = (double)bench_memory->bench->model->facts.weight_bytes;
-    cp_measure_report(bench_memory->bench, &floor, NULL);
-    return cp_measure_model(bench_memory->bench, ceilings,
+    cp_bench_report(bench_memory->bench, &floor, NULL);
+    return cp_bench_model_under(bench_memory->bench, ceilings,
                             cp_element_bytes(bench_memory->device.element));
 }
 
@@ -418,9 +418,9 @@ static cp_status all_rows(device_bench *bench_memory) {
     snprintf(product.what, sizeof(product.what), "product/%ld",
              bench_memory->side);
     CP_TRY(cp_measure_rounds(bench->rounds, 1, &product));
-    cp_measure_report(bench, &product, NULL);
+    cp_bench_report(bench, &product, NULL);
     CP_TRY(cp_measure_rounds(bench->rounds, 1, &copy));
-    cp_measure_report(bench, &copy, NULL);
+    cp_bench_report(bench, &copy, NULL);
     if (bench->model != NULL)
         return model_rows(bench_memory, &product, &copy);
     CP_TRY(rows(bench_memory, CP_BENCH_FULL, &bench->tokens, &product));

@@ -2,7 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "measure/stopwatch.h"
+#include "measure/bench.h"
+#include "measure/ceilings.h"
 #include "model/sample.h"
 
 /* What all runners share. Each generates after its prompt before the next one
@@ -143,12 +144,12 @@ static cp_status prompt_measure(comparison *comparison, int64_t prompt,
     CP_TRY(cp_measure_rounds(bench->rounds, count, comparison->entries));
     for (int i = 2; i < count; i++)
         if (i % 2 == 0 || bench->generate > 0)
-            cp_measure_report(bench, &comparison->entries[i],
+            cp_bench_report(bench, &comparison->entries[i],
                               &comparison->entries[i % 2]);
     return CP_OK;
 }
 
-cp_status cp_measure_model(const cp_bench *bench,
+cp_status cp_bench_model_under(const cp_bench *bench,
                            const cp_bench_case ceilings[2],
                            int64_t element_bytes) {
     comparison comparison = {.bench = bench,
@@ -170,7 +171,7 @@ cp_status cp_bench_model(const cp_bench *bench) {
     cp_bench_case ceilings[2] = {cp_measure_fma(&bench->threads)};
     cp_status status = cp_measure_read(&memory, &ceilings[1]);
     if (status == CP_OK)
-        status = cp_measure_model(bench, ceilings, sizeof(float));
+        status = cp_bench_model_under(bench, ceilings, sizeof(float));
     free(memory.numbers);
     return status;
 }

@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "measure/stopwatch.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "model/gguf.h"
 #include "reference/attend/fast.h"
 #include "reference/model/linear.h"

@@ -2,8 +2,8 @@
  * alone. */
 #include <stdio.h>
 
+#include "measure/bench.h"
 #include "measure/calibrate_device.h"
-#include "measure/stopwatch.h"
 #include "measure/meter.h"
 #include "measure/timed_device.h"
 #include "cuda/kernels/device.h"
@@ -115,7 +115,7 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, 3, entries);
     for (int n = 1; n < 3 && status == CP_OK; n++)
-        cp_measure_report(bench, &entries[n], &entries[0]);
+        cp_bench_report(bench, &entries[n], &entries[0]);
     for (int n = 0; n < 3; n++)
         team_close(&teams[n]);
     return status;

@@ -1,8 +1,13 @@
-/* How candidates are timed against each other, and against the machine. */
+/* How things are timed: candidates in turn, and what ranks do together. */
 #ifndef CP_STOPWATCH_H
 #define CP_STOPWATCH_H
 
-#include "measure/bench.h"
+#include "reference/run/runner.h"
+
+/* The seconds that this thread has run; other programs do not count. */
+double cp_thread_clock(void);
+
+enum { CP_BENCH_ROUNDS = 99, CP_MEASURE_RANKS = 1024 }; /* at most */
 
 /* One candidate of a comparison. */
 typedef struct {
@@ -21,42 +26,6 @@ typedef struct {
 /* Run each candidate once, unmeasured, unless it is warm; then run this many
  * rounds, in each of which all run in turn. Fails as a candidate does. */
 cp_status cp_measure_rounds(int rounds, int count, cp_bench_case *entries);
-
-/* Report a row: the rates of bench_case, and their ratios to those of base,
- * which may be NULL. */
-void cp_measure_report(const cp_bench *bench, const cp_bench_case *bench_case,
-                       const cp_bench_case *base);
-
-/* The ceiling of multiply-adds, as a candidate; *threads must outlive it. */
-cp_bench_case cp_measure_fma(const int *threads);
-
-/* The ceiling of reading memory, as a candidate, which the memory must outlive.
- * The caller frees numbers, even after a failure. Fails with CP_MEMORY. */
-typedef struct {
-    int threads;
-    float *numbers;
-} cp_reading;
-cp_status cp_measure_read(cp_reading *memory, cp_bench_case *out);
-
-/* cp_bench_model against these ceilings, of operations and of bytes; a number
- * of keys and values has element_bytes bytes. */
-cp_status cp_measure_model(const cp_bench *bench,
-                           const cp_bench_case ceilings[2],
-                           int64_t element_bytes);
-
-/* Fill a tensor with numbers between -1 and 1 that depend only on seed and
- * index; tensor[0] has index first. */
-void cp_measure_fill(float *tensor, int64_t first, int64_t count,
-                     uint64_t seed);
-
-/* Allocate and fill tensors of these many floats, in one block of memory, each
- * aligned to a line of 64 bytes. The caller frees tensors[0], which is NULL
- * after a failure. Fails with CP_MEMORY. The sum of the sizes must not
- * overflow. */
-cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
-                             float **tensors);
-
-enum { CP_MEASURE_RANKS = 1024 };
 
 /* What ranks do together: all run prepare, which may be NULL, then all run work
  * between two barriers. */

@@ -1,7 +1,8 @@
 /* Rings of ranks compared with one rank that has all cores. */
 #include <stdio.h>
 
-#include "measure/stopwatch.h"
+#include "measure/bench.h"
+#include "measure/tensors.h"
 #include "reference/run/store.h"
 #include "reference/run/walk.h"
 #include "variants/variants.h"
@@ -120,7 +121,7 @@ static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, 3, entries);
     for (int n = 1; n < 3 && status == CP_OK; n++)
-        cp_measure_report(bench, &entries[n], &entries[0]);
+        cp_bench_report(bench, &entries[n], &entries[0]);
     for (int n = 0; n < 3; n++)
         team_close(&rings[n]);
     return status;
