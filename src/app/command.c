@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "measure/meter.h"
+#include "app/backends.h"
 #include "ground/host.h"
 #include "ground/save.h"
 #include "predict/ring_order.h"
@@ -179,8 +179,8 @@ cp_status cp_command_backend(int choice, double timeout,
         cp_process_group_own()->set_timeout(timeout);
     if ((*backend)->set_timeout != NULL)
         (*backend)->set_timeout(timeout);
-    if (cp_meter_cores(*backend) != NULL)
-        cp_command_kernel(); /* chosen before there are threads */
+    if (cp_backend_cores(*backend) != NULL)
+        cp_cores_kernel(); /* chosen before there are threads */
     return CP_OK;
 }
 
@@ -280,7 +280,7 @@ static cp_status exact_check(cp_command_ring *ring) {
         return cp_refuse("--exact-order adds in fp32: --on %s rounds to bf16",
                          backend_names[ring->on]);
     if (strncmp(backend_names[ring->on], "cuda", 4) != 0 &&
-        !cp_command_in_order())
+        !cp_cores_in_order())
         return cp_refuse(
             "--exact-order: on this processor BLIS sums in its own order");
     ring->placement.dealing = (cp_dealing){
@@ -307,7 +307,7 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
         ring->chooser = (cp_chooser){cp_foresee, &ring->described};
     }
     CP_TRY(cp_command_backend(ring->on, ring->timeout, &ring->backend));
-    if (ring->cores > 0 && cp_meter_cores(ring->backend) == NULL)
+    if (ring->cores > 0 && cp_backend_cores(ring->backend) == NULL)
         return cp_refuse("--cores has no meaning --on %s",
                          backend_names[ring->on]);
     return cp_command_cores(&ring->cores);
@@ -670,7 +670,7 @@ static int overview(void) {
 
 static int version(void) {
     printf("longring %s (commit %s)\n", CP_VERSION, CP_COMMIT);
-    printf("micro-kernel: %s\n", cp_command_kernel());
+    printf("micro-kernel: %s\n", cp_cores_kernel());
     for (int i = 0; cp_backends[i] != NULL; i++)
         printf("on %s: kernels %s; communicator %s\n", cp_backends[i]->name,
                cp_backends[i]->kernels, cp_backends[i]->communicator);

@@ -160,13 +160,6 @@ typedef struct {
             "1)"                                                               \
     }
 
-/* Do the cores of this machine sum in the order that --exact-order requires? */
-bool cp_command_in_order(void);
-
-/* The kernel that runs attention and linear layers on cores, and why: "zen3, 6
- * by 16: BLIS's choice; the processor has no AVX-512". */
-const char *cp_command_kernel(void);
-
 /* Check the options, and fill in the rest; all processes get the same
  * description of --machine. The ring's address must not change, because its
  * chooser points into it. */

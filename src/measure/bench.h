@@ -60,19 +60,21 @@ typedef struct {
 void cp_bench_report(const cp_bench *bench, const cp_bench_case *bench_case,
                      const cp_bench_case *base);
 
-/* Each of these reports its rows, and fails as what it measures does, or with
- * CP_MEMORY. The first measures the parts that bench->parts selects. The second
- * compares rings of each size in bench->ranks with one rank that has as many
- * cores in all. The third measures prompts and generation of bench->model,
- * which must have enough positions. */
-cp_status cp_bench_attention(const cp_bench *bench);
-cp_status cp_bench_ring(const cp_bench *bench);
-cp_status cp_bench_model(const cp_bench *bench);
+/* Measure on cores, or on one GPU with numbers of fp32 or bf16, the parts that
+ * bench->parts selects; or prompts and generation of bench->model, which must
+ * have enough positions. These report their rows, and fail as what they measure
+ * does, with CP_MEMORY, and with CP_BROKEN if a GPU's result is wrong. */
+cp_status cp_bench_cores(const cp_bench *bench);
+cp_status cp_bench_device(const cp_bench *bench, bool fp32);
 
-/* The model against these ceilings, of operations and of bytes; a number of keys
- * and values has element_bytes bytes. */
-cp_status cp_bench_model_under(const cp_bench *bench,
-                               const cp_bench_case ceilings[2],
-                               int64_t element_bytes);
+/* What they share: the model against these ceilings, of operations and of bytes;
+ * a number of keys and values has element_bytes bytes. */
+cp_status cp_bench_model(const cp_bench *bench, const cp_bench_case ceilings[2],
+                         int64_t element_bytes);
+
+/* Rings of each size in bench->ranks against one rank that has as many cores in
+ * all, or the GPU alone; on a GPU only for the largest of bench->tokens. */
+cp_status cp_bench_ring_cores(const cp_bench *bench);
+cp_status cp_bench_ring_device(const cp_bench *bench, bool fp32);
 
 #endif

@@ -192,7 +192,7 @@ static cp_status row(const cp_bench *bench, const cp_bench_case *ceilings,
     return status;
 }
 
-cp_status cp_bench_attention(const cp_bench *bench) {
+static cp_status parts_measure(const cp_bench *bench) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
     const bool *parts = bench->parts;
@@ -215,5 +215,19 @@ cp_status cp_bench_attention(const cp_bench *bench) {
     free(micro.tensors[0]);
     free(memory.numbers);
     CP_TRY(status);
-    return parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
+    return parts[CP_BENCH_RING] ? cp_bench_ring_cores(bench) : CP_OK;
+}
+
+static cp_status model_measure(const cp_bench *bench) {
+    cp_reading memory = {.threads = bench->threads};
+    cp_bench_case ceilings[2] = {cp_measure_fma(&bench->threads)};
+    cp_status status = cp_measure_read(&memory, &ceilings[1]);
+    if (status == CP_OK)
+        status = cp_bench_model(bench, ceilings, sizeof(float));
+    free(memory.numbers);
+    return status;
+}
+
+cp_status cp_bench_cores(const cp_bench *bench) {
+    return bench->model != NULL ? model_measure(bench) : parts_measure(bench);
 }

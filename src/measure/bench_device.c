@@ -5,12 +5,11 @@
 #include <stdlib.h>
 
 #include "measure/bench.h"
-#include "measure/calibrate_device.h"
-#include "measure/meter.h"
 #include "measure/timed_device.h"
 #include "cuda/kernels/prefill.h"
 #include "cuda/run/graph.h"
 #include "ground/bits.h"
+#include "predict/calibrate.h"
 
 /* The least and the largest number of copies of decode's keys and values in
  * memory; with the largest, no cache holds them all. */
@@ -397,8 +396,8 @@ static cp_status model_rows(const device_bench *bench_memory,
     floor.unit = "tokens/s";
     floor.scale = (double)bench_memory->bench->model->facts.weight_bytes;
     cp_bench_report(bench_memory->bench, &floor, NULL);
-    return cp_bench_model_under(bench_memory->bench, ceilings,
-                            cp_element_bytes(bench_memory->device.element));
+    return cp_bench_model(bench_memory->bench, ceilings,
+                          cp_element_bytes(bench_memory->device.element));
 }
 
 static cp_status all_rows(device_bench *bench_memory) {
@@ -428,16 +427,16 @@ static cp_status all_rows(device_bench *bench_memory) {
     CP_TRY(rows(bench_memory, CP_BENCH_MERGE, &bench->tokens, &product));
     CP_TRY(rows(bench_memory, CP_BENCH_DECODE, &bench->keys, &copy));
     return bench->parts[CP_BENCH_RING]
-               ? cp_cuda_bench_ring(bench, bench_memory->device.element)
+               ? cp_bench_ring_device(bench,
+                                      bench_memory->device.element == CP_F32)
                : CP_OK;
 }
 
-cp_status cp_cuda_bench(const cp_backend *backend, const cp_bench *bench) {
-    const bool wide = backend == &cp_backend_cuda_fp32;
+cp_status cp_bench_device(const cp_bench *bench, bool fp32) {
     device_bench bench_memory = {
         .bench = bench,
-        .numbers = wide ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
-        .device = {.shape = bench->shape, .element = wide ? CP_F32 : CP_BF16}};
+        .numbers = fp32 ? CP_NUMBERS_F32 : CP_NUMBERS_BF16,
+        .device = {.shape = bench->shape, .element = fp32 ? CP_F32 : CP_BF16}};
     int devices, major = 0, minor = 0;
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_cuda(cp_device_blocks(&bench_memory.device.blocks),

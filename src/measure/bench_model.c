@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "measure/bench.h"
-#include "measure/ceilings.h"
 #include "model/sample.h"
 
 /* What all runners share. Each generates after its prompt before the next one
@@ -145,13 +144,12 @@ static cp_status prompt_measure(comparison *comparison, int64_t prompt,
     for (int i = 2; i < count; i++)
         if (i % 2 == 0 || bench->generate > 0)
             cp_bench_report(bench, &comparison->entries[i],
-                              &comparison->entries[i % 2]);
+                            &comparison->entries[i % 2]);
     return CP_OK;
 }
 
-cp_status cp_bench_model_under(const cp_bench *bench,
-                           const cp_bench_case ceilings[2],
-                           int64_t element_bytes) {
+cp_status cp_bench_model(const cp_bench *bench, const cp_bench_case ceilings[2],
+                         int64_t element_bytes) {
     comparison comparison = {.bench = bench,
                              .facts = &bench->model->facts,
                              .element_bytes = element_bytes};
@@ -163,15 +161,5 @@ cp_status cp_bench_model_under(const cp_bench *bench,
     free(comparison.logits);
     free(comparison.readers);
     free(comparison.entries);
-    return status;
-}
-
-cp_status cp_bench_model(const cp_bench *bench) {
-    cp_reading memory = {.threads = bench->threads};
-    cp_bench_case ceilings[2] = {cp_measure_fma(&bench->threads)};
-    cp_status status = cp_measure_read(&memory, &ceilings[1]);
-    if (status == CP_OK)
-        status = cp_bench_model_under(bench, ceilings, sizeof(float));
-    free(memory.numbers);
     return status;
 }

@@ -1,7 +1,7 @@
 /* What a calibration times on CPUs: one case at a time, on all ranks at
  * once. */
 #define _GNU_SOURCE
-#include "measure/meter.h"
+#include "measure/calibrate_cores.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -207,8 +207,8 @@ cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
                                .element_bytes = sizeof(float)};
 }
 
-cp_status cp_calibrate_run(const cp_runner *runner,
-                           const cp_calibration *calibration) {
+cp_status cp_calibrate_cores(const cp_runner *runner,
+                             const cp_calibration *calibration) {
     cp_timing_backend timing = cp_timing_on_cores(runner, calibration);
     timing_case timing_case = {
         .runner = runner,

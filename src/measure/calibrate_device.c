@@ -1,7 +1,6 @@
 /* What a calibration times on GPUs: one case at a time, on all ranks at
  * once. */
 #include "measure/calibrate_device.h"
-#include "measure/meter.h"
 #include "measure/timed_device.h"
 
 #include <math.h>
@@ -235,7 +234,7 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     return CP_OK;
 }
 
-cp_status cp_device_calibrate(const cp_device_runner *runner,
+cp_status cp_calibrate_device(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *calibration) {
     const bool shared = runner->only == CP_NO_RANK;
@@ -267,14 +266,4 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
     for (int r = timing.first; r < timing.end; r++)
         workspace_clear(&timing.workspaces[r]);
     return status;
-}
-
-cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *calibration) {
-    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
-                               : backend == &cp_backend_cuda_fp8
-                                   ? CP_NUMBERS_F8
-                                   : CP_NUMBERS_BF16;
-    return cp_device_calibrate(cp_cuda_runner(calibration->ranks), numbers,
-                               calibration);
 }

@@ -127,7 +127,7 @@ static cp_status ring_rows(const cp_bench *bench, int ranks, int64_t tokens) {
     return status;
 }
 
-cp_status cp_bench_ring(const cp_bench *bench) {
+cp_status cp_bench_ring_cores(const cp_bench *bench) {
     for (int64_t r = 0; r < bench->ranks.count; r++)
         for (int64_t i = 0; i < bench->tokens.count; i++)
             CP_TRY(ring_rows(bench, (int)bench->ranks.items[r],

@@ -3,11 +3,10 @@
 #include <stdio.h>
 
 #include "measure/bench.h"
-#include "measure/calibrate_device.h"
-#include "measure/meter.h"
 #include "measure/timed_device.h"
 #include "cuda/kernels/device.h"
 #include "cuda/run/streams.h"
+#include "predict/calibrate.h"
 #include "tokens/cache.h"
 #include "variants/variants.h"
 
@@ -121,7 +120,8 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
     return status;
 }
 
-cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element) {
+cp_status cp_bench_ring_device(const cp_bench *bench, bool fp32) {
+    const cp_element element = fp32 ? CP_F32 : CP_BF16;
     const int64_t tokens = cp_largest(&bench->tokens);
     for (int64_t n = 0; n < bench->ranks.count; n++) {
         const int64_t ranks = bench->ranks.items[n];
