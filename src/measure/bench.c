@@ -1,10 +1,26 @@
-/* The rows of the benchmark. */
+/* The parts of the benchmark, and its rows. */
 #include "measure/bench.h"
 
 #include <string.h>
 
 const char *const cp_bench_names[CP_BENCH_PARTS] = {
     "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
+
+cp_span cp_bench_queries(cp_bench_part part, int64_t keys) {
+    if (part == CP_BENCH_DECODE)
+        return (cp_span){0, keys - 1, 1, 1};
+    return (cp_span){0, part == CP_BENCH_FULL ? keys : 0, keys, 1};
+}
+
+double cp_bench_work(cp_bench_part part, const cp_shape *shape, int64_t keys,
+                     int64_t element_bytes) {
+    const cp_span seen = {0, 0, keys, 1};
+    if (part == CP_BENCH_DECODE)
+        return 2.0 * (double)(keys * shape->kv_heads * shape->head_dim *
+                              element_bytes);
+    return 4.0 * (double)(shape->query_heads * shape->head_dim) *
+           (double)cp_span_pairs(cp_bench_queries(part, keys), seen);
+}
 
 /* The spread of values / base, round by round; base may be NULL. */
 static cp_spread spread_of(int rounds, const double *values,

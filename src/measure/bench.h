@@ -21,6 +21,14 @@ typedef enum {
 } cp_bench_part;
 extern const char *const cp_bench_names[CP_BENCH_PARTS];
 
+/* The queries of an attention (full, causal or decode) over this many keys. */
+cp_span cp_bench_queries(cp_bench_part part, int64_t keys);
+
+/* What its rate counts: operations, or, of decode, the bytes of the keys and
+ * values that are read, with element_bytes for a number. */
+double cp_bench_work(cp_bench_part part, const cp_shape *shape, int64_t keys,
+                     int64_t element_bytes);
+
 /* The spread over the rounds of one measurement. All zero: none. */
 typedef struct {
     double median, low, high;

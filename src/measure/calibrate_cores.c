@@ -8,13 +8,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "measure/attention_cores.h"
 #include "measure/ceilings.h"
 #include "measure/tensors.h"
 #include "model/gguf.h"
 #include "reference/attend/fast.h"
 #include "reference/model/linear.h"
 
-/* A rank's memory. A linear layer's output is not the input of the next one, or
+/* A rank's memory, which begins with an attention's. A linear layer's output is not the input of the next one, or
  * the numbers would grow from round to round. */
 enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
 
@@ -40,22 +41,14 @@ static cp_status attend(const timing_case *timing_case, cp_comm *comm,
                         float *const *memory) {
     const int64_t rows = timing_case->timed->rows,
                   seen = timing_case->timed->keys;
-    cp_piece query = {{0, seen, rows, 1}, 0};
-    cp_piece key = {{0, 0, seen, 1}, 0};
-    const cp_attention call = {
-        .shape = &timing_case->calibration->shape,
-        .query_pieces = &(cp_pieces){&query, 1, 1},
-        .queries = memory[QUERIES],
-        .key_pieces = &(cp_pieces){&key, 1, 1},
-        .keys = memory[KEYS],
-        .values = memory[VALUES],
-        .threads = timing_case->threads,
-        .output = memory[OUTPUT],
-        .lse = memory[LSE],
-        .progress = comm->ops->progress != NULL ? progress : NULL,
-        .progress_context = comm,
-    };
-    return cp_runner_kernel(timing_case->runner)(&call);
+    cp_timed_attention one = {.shape = timing_case->calibration->shape};
+    memcpy(one.tensors, memory, sizeof(one.tensors));
+    cp_timed_attention_set(&one, timing_case->threads,
+                           (cp_span){0, seen, rows, 1},
+                           (cp_span){0, 0, seen, 1});
+    one.call.progress = comm->ops->progress != NULL ? progress : NULL;
+    one.call.progress_context = comm;
+    return cp_runner_kernel(timing_case->runner)(&one.call);
 }
 
 /* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */

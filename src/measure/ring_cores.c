@@ -92,8 +92,6 @@ static cp_status ring_new(const cp_bench *bench, int n, int ranks,
                           cp_bench_case *out) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
     const bool alone = n == 0;
-    const cp_shape *shape = &bench->shape;
-    const cp_span all = {0, 0, tokens, 1};
     *ranks_team = (team){.bench = bench,
                          .runner = alone ? &cp_runner_threads : bench->runner,
                          .ranks = alone ? 1 : ranks,
@@ -102,8 +100,7 @@ static cp_status ring_new(const cp_bench *bench, int n, int ranks,
         .what = "one rank",
         .unit = "GFLOP/s",
         .scale = 1e9,
-        .work = 4.0 * (double)(shape->query_heads * shape->head_dim) *
-                (double)cp_span_pairs(all, all),
+        .work = cp_bench_work(CP_BENCH_CAUSAL, &bench->shape, tokens, 0),
         .run = team_walk,
         .context = ranks_team};
     if (!alone)

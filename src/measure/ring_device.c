@@ -90,8 +90,6 @@ static cp_status team_walk(void *context, double *seconds) {
 static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
                            int64_t tokens) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
-    const cp_span all = {0, 0, tokens, 1};
-    const cp_shape *shape = &bench->shape;
     device_team teams[3] = {{0}};
     cp_bench_case entries[3];
     cp_status status = CP_OK;
@@ -102,8 +100,7 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
             .what = "one rank",
             .unit = "TFLOP/s",
             .scale = 1e12,
-            .work = 4.0 * (double)(shape->query_heads * shape->head_dim) *
-                    (double)cp_span_pairs(all, all),
+            .work = cp_bench_work(CP_BENCH_CAUSAL, &bench->shape, tokens, 0),
             .run = team_walk,
             .context = &teams[n]};
         if (n > 0)

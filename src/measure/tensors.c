@@ -21,8 +21,9 @@ cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
                              "what is measured"));
     for (int i = 1; i < count; i++)
         tensors[i] = tensors[i - 1] + cp_ceil_divide(sizes[i - 1], LINE) * LINE;
+    for (int n = 0; n < count; n++)
 #pragma omp parallel for num_threads(threads)
-    for (int64_t i = 0; i < floats; i += LINE)
-        cp_measure_fill(tensors[0] + i, i, LINE, 1);
+        for (int64_t i = 0; i < sizes[n]; i += LINE)
+            cp_measure_fill(tensors[n] + i, i, LINE, (uint64_t)n + 1);
     return CP_OK;
 }

@@ -9,8 +9,8 @@
 void cp_measure_fill(float *tensor, int64_t first, int64_t count,
                      uint64_t seed);
 
-/* Allocate and fill tensors of these many floats, in one block of memory, each
- * aligned to a line of 64 bytes. The caller frees tensors[0], which is NULL
+/* Allocate tensors of these many floats, in one block of memory, each aligned to
+ * a line of 64 bytes, and fill them, the first with seed 1, the next with 2. The caller frees tensors[0], which is NULL
  * after a failure. Fails with CP_MEMORY. The sum of the sizes must not
  * overflow. */
 cp_status cp_measure_tensors(int threads, int count, const int64_t *sizes,
