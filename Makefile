@@ -89,7 +89,7 @@ for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 # Attention kernels for Python, on a GPU and on the emulator.
-HELD      = figures/gpu/held.cu $(patsubst %,cuda/kernels/%,attend_loops.cu tiles.cu attend_latent.cu attend_few.cu prefill.cu maps.c)
+HELD      = figures/gpu/held.cu src/measure/attention_device.c $(patsubst %,cuda/kernels/%,attend_loops.cu tiles.cu attend_latent.cu attend_few.cu prefill.cu maps.c)
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*/*.c reference/*/*.c))

@@ -3,13 +3,14 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "measure/bench.h"
 #include "measure/timed_device.h"
-#include "cuda/kernels/prefill.h"
 #include "cuda/run/graph.h"
 #include "ground/bits.h"
 #include "predict/calibrate.h"
+#include "reference/attend/oracle.h"
 
 /* The least and the largest number of copies of decode's keys and values in
  * memory; with the largest, no cache holds them all. */
@@ -24,24 +25,8 @@ typedef struct {
     cp_timed_device device;
 } device_bench;
 
-/* A kernel for any GPU, or one of the prompt kernels for Hopper. */
-typedef struct {
-    const char *name;
-    cp_attend_kernel kernel;
-    int prefill; /* which prompt kernel; 0: none */
-} kernel_candidate;
-
-static const kernel_candidate candidates[] = {
-    {"loops", CP_ATTEND_LOOPS, 0},
-    {"tiles", CP_ATTEND_TILES, 0},
-    {"few", CP_ATTEND_FEW, 0},
-    {"hopper-few", CP_ATTEND_HOPPER_FEW, 0},
-    {"hopper-plain", CP_ATTEND_TILES, CP_PREFILL_PLAIN},
-    {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
-enum { CANDIDATES = sizeof(candidates) / sizeof(candidates[0]) };
-
 /* The `few` kernels are for few rows, Hopper's prompt kernels for many. */
-static bool takes(const device_bench *bench_memory, const kernel_candidate *by,
+static bool takes(const device_bench *bench_memory, const cp_timed_kernel *by,
                   cp_bench_part part) {
     const bool decode = part == CP_BENCH_DECODE;
     return cp_device_takes(by->kernel, &bench_memory->bench->shape,
@@ -56,9 +41,10 @@ static bool takes(const device_bench *bench_memory, const kernel_candidate *by,
 /* One kernel at one size. */
 typedef struct {
     const device_bench *bench_memory;
-    const kernel_candidate *by;
+    const cp_timed_kernel *by;
     cp_bench_part part;
-    int64_t size, start, rows; /* of keys; of queries */
+    int64_t size; /* of keys */
+    cp_span queries;
     cp_device_attention call;
 } device_case;
 
@@ -151,12 +137,9 @@ static cp_status enqueue_attention(const void *what, int turn) {
             attention->bench_memory->device.memory[CP_TIMED_VALUES] + skip;
     }
     const cudaStream_t stream = attention->bench_memory->device.queues.compute;
-    return cp_cuda(
-        attention->by->prefill > 0
-            ? cp_device_prefill(&call, attention->by->prefill, stream)
-            : cp_device_attend(&call, stream),
-        "an attention of %ld rows over %ld keys", attention->rows,
-        attention->size);
+    return cp_cuda(cp_timed_attend(attention->by, &call, stream),
+                   "an attention of %ld rows over %ld keys",
+                   attention->queries.count, attention->size);
 }
 
 static int turns_of(const device_case *attention) {
@@ -204,116 +187,69 @@ static cp_status attention_run(void *context, double *seconds) {
 
 static cp_status device_case_open(device_case *attention, cp_bench_case *out) {
     const device_bench *bench_memory = attention->bench_memory;
-    const cp_shape *shape = &bench_memory->bench->shape;
-    const kernel_candidate *by = attention->by;
-    const bool decode = attention->part == CP_BENCH_DECODE;
-    const cp_span seen = {0, 0, attention->size, 1};
-    attention->start = attention->part == CP_BENCH_CAUSAL ? 0
-                       : decode                           ? attention->size - 1
-                                                          : attention->size;
-    attention->rows = decode ? 1 : attention->size;
-    CP_TRY(cp_timed_device_attention(
-        &bench_memory->device, by->kernel, attention->start, attention->rows,
-        attention->size,
-        by->prefill > 0 ? cp_device_prefill_tile(shape)
-                        : cp_device_query_tile(by->kernel, shape),
-        &attention->call));
-    if (by->prefill > 0)
-        attention->call.splits = 1;
+    attention->queries = cp_bench_queries(attention->part, attention->size);
+    CP_TRY(cp_timed_device_attention(&bench_memory->device, attention->by,
+                                     attention->queries, attention->size,
+                                     &attention->call));
     *out = (cp_bench_case){
         .run = attention_run,
         .context = attention,
-        .work = decode
-                    ? 2.0 * (double)key_bytes(bench_memory, attention->size)
-                    : 4.0 * (double)(shape->query_heads * shape->head_dim) *
-                          (double)cp_span_pairs((cp_span){0, attention->start,
-                                                          attention->rows, 1},
-                                                seen)};
+        .work = cp_bench_work(attention->part, &bench_memory->bench->shape,
+                              attention->size,
+                              cp_element_bytes(bench_memory->device.element))};
     snprintf(out->what, sizeof(out->what), "%s/%ld/%s",
              cp_bench_names[attention->part], attention->size,
              attention->by->name);
     return CP_OK;
 }
 
-static double number(const device_bench *bench_memory, const char *row,
-                     int64_t d) {
-    if (bench_memory->device.element == CP_F32)
-        return (double)((const float *)row)[d];
-    return (double)cp_from_bits((uint32_t)((const uint16_t *)row)[d] << 16);
-}
-
-/* The last head's numbers in this many rows of a tensor, to be packed. */
-typedef struct {
-    const void *from;
-    int64_t rows, heads, bytes; /* of a head */
-    char *to;
-} key_copy;
-
-static cp_status fetch(const device_bench *bench_memory, const key_copy *what) {
-    const size_t one = (size_t)what->bytes;
-    const char *from = (const char *)what->from;
-    CP_TRY(cp_cuda(cudaMemcpy2DAsync(what->to, one,
-                                     from + (what->heads - 1) * what->bytes,
-                                     one * (size_t)what->heads, one,
-                                     (size_t)what->rows, cudaMemcpyDeviceToHost,
-                                     bench_memory->device.queues.compute),
-                   "fetching an answer"));
-    return cp_cuda(cudaStreamSynchronize(bench_memory->device.queues.compute),
-                   "fetching an answer");
-}
-
-/* Attention of one query, by its definition; weights [count], out [dim]. */
-static void define(const device_bench *bench_memory, const char *query,
-                   int64_t count, const char *keys, const char *values,
-                   double *weights, double *out) {
+/* Fetch the last head's numbers of rows from first on of a tensor, as fp32. */
+static cp_status fetch(const device_bench *bench_memory, const void *tensor,
+                       cp_element element, int64_t heads, int64_t first,
+                       int64_t rows, float *to) {
     const int64_t dim = bench_memory->bench->shape.head_dim;
-    const int64_t stride = dim * cp_element_bytes(bench_memory->device.element);
-    double top = -INFINITY, sum = 0;
-    for (int64_t k = 0; k < count; k++) {
-        double score = 0;
-        for (int64_t d = 0; d < dim; d++)
-            score += number(bench_memory, query, d) *
-                     number(bench_memory, keys + k * stride, d);
-        weights[k] = score / sqrt((double)dim);
-        top = fmax(top, weights[k]);
+    const int64_t bytes = dim * cp_element_bytes(element);
+    const size_t one = (size_t)bytes;
+    const cudaStream_t stream = bench_memory->device.queues.compute;
+    const char *from =
+        (const char *)tensor + (first * heads + heads - 1) * bytes;
+    char *packed = (char *)(to + rows * dim) - rows * bytes;
+    CP_TRY(
+        cp_cuda(cudaMemcpy2DAsync(packed, one, from, one * (size_t)heads, one,
+                                  (size_t)rows, cudaMemcpyDeviceToHost, stream),
+                "fetching an answer"));
+    CP_TRY(cp_cuda(cudaStreamSynchronize(stream), "fetching an answer"));
+    for (int64_t i = 0; i < rows * dim && element == CP_BF16; i++) {
+        uint16_t bits;
+        memcpy(&bits, packed + 2 * i, sizeof(bits));
+        to[i] = cp_from_bits((uint32_t)bits << 16);
     }
-    for (int64_t d = 0; d < dim; d++)
-        out[d] = 0;
-    for (int64_t k = 0; k < count; k++) {
-        const double weight = exp(weights[k] - top);
-        sum += weight;
-        for (int64_t d = 0; d < dim; d++)
-            out[d] += weight * number(bench_memory, values + k * stride, d);
-    }
-    for (int64_t d = 0; d < dim; d++)
-        out[d] /= sum;
+    return CP_OK;
 }
 
-/* ||got - right|| / ||right|| for the last row and head of an answer, by the
- * definition. memory holds `seen` keys and values of `row` bytes each. */
+/* ||got - right|| / ||right|| for the last row and head of an answer, which sees
+ * that many keys. memory has room for 2 * seen + 2 rows. */
 static cp_status error_of(const device_case *attention, int64_t seen,
-                          int64_t row, char *memory, double *error) {
-    const device_bench *bench_memory = attention->bench_memory;
-    const cp_shape *shape = &bench_memory->bench->shape;
-    const int64_t dim = shape->head_dim, heads = shape->query_heads;
-    const int64_t last = (attention->rows - 1) * heads;
-    double right[CP_HEAD_DIM_MAX], wrong = 0, all = 0;
-    float got[CP_HEAD_DIM_MAX];
-    char *keys = memory + seen * 8, *values = keys + seen * row;
-    char *query = values + seen * row;
-    const key_copy parts[] = {
-        {bench_memory->device.memory[CP_TIMED_KEYS], seen, shape->kv_heads, row,
-         keys},
-        {bench_memory->device.memory[CP_TIMED_VALUES], seen, shape->kv_heads,
-         row, values},
-        {bench_memory->device.memory[CP_TIMED_QUERIES] + last * row, 1, heads,
-         row, query},
-        {attention->call.output + last * dim, 1, heads, 4 * dim, (char *)got}};
+                          float *memory, double *error) {
+    const device_bench *b = attention->bench_memory;
+    const cp_shape *shape = &b->bench->shape;
+    const int64_t dim = shape->head_dim, last = attention->queries.count - 1;
+    const cp_element element = b->device.element;
+    float *keys = memory, *values = keys + seen * dim;
+    float *query = values + seen * dim, *got = query + dim;
+    cp_piece at[] = {{{0, seen - 1, 1, 1}, 0}, {{0, 0, seen, 1}, 0}};
+    double right[CP_HEAD_DIM_MAX], lse, wrong = 0, all = 0;
     CP_TRY(enqueue_attention(attention, 0));
-    for (int n = 0; n < 4; n++)
-        CP_TRY(fetch(bench_memory, &parts[n]));
-    define(bench_memory, query, seen, keys, values, (double *)(void *)memory,
-           right);
+    CP_TRY(fetch(b, b->device.memory[CP_TIMED_KEYS], element, shape->kv_heads,
+                 0, seen, keys));
+    CP_TRY(fetch(b, b->device.memory[CP_TIMED_VALUES], element, shape->kv_heads,
+                 0, seen, values));
+    CP_TRY(fetch(b, b->device.memory[CP_TIMED_QUERIES], element,
+                 shape->query_heads, last, 1, query));
+    CP_TRY(fetch(b, attention->call.output, CP_F32, shape->query_heads, last, 1,
+                 got));
+    CP_TRY(cp_oracle(&(cp_shape){1, 1, dim}, &(cp_pieces){&at[0], 1, 1}, query,
+                     &(cp_pieces){&at[1], 1, 1}, keys, values, right, &lse));
     for (int64_t d = 0; d < dim; d++) {
         wrong += pow((double)got[d] - right[d], 2);
         all += right[d] * right[d];
@@ -324,15 +260,14 @@ static cp_status error_of(const device_case *attention, int64_t seen,
 
 /* Fail if a kernel is wrong: its speed is then not reported. */
 static cp_status check(const device_case *attention, const char *what) {
-    const device_bench *bench_memory = attention->bench_memory;
     const int64_t seen =
-        cp_min(attention->start + attention->rows, attention->size);
-    const int64_t row = bench_memory->bench->shape.head_dim *
-                        cp_element_bytes(bench_memory->device.element);
+        cp_min(cp_span_last(attention->queries) + 1, attention->size);
     double error;
-    char *memory;
-    CP_TRY(cp_allocate(&memory, 2 * seen + 1, row + 8, "an answer"));
-    const cp_status status = error_of(attention, seen, row, memory, &error);
+    float *memory;
+    CP_TRY(cp_allocate(&memory, 2 * seen + 2,
+                       attention->bench_memory->bench->shape.head_dim * 4,
+                       "an answer"));
+    const cp_status status = error_of(attention, seen, memory, &error);
     free(memory);
     CP_TRY(status);
     return error <= 0.01
@@ -345,7 +280,7 @@ static cp_status check(const device_case *attention, const char *what) {
 /* Report a kernel's row, in the unit of its ceiling; and, if selected, the cost
  * of merging into a partial that already exists. */
 static cp_status row(const device_bench *bench_memory, cp_bench_part part,
-                     int64_t size, const kernel_candidate *by,
+                     int64_t size, const cp_timed_kernel *by,
                      const cp_bench_case *ceiling, bool *slow) {
     const cp_bench *bench = bench_memory->bench;
     const bool merges = part == CP_BENCH_MERGE;
@@ -376,13 +311,13 @@ static cp_status row(const device_bench *bench_memory, cp_bench_part part,
 /* A kernel that takes too long is not measured at larger sizes. */
 static cp_status rows(const device_bench *bench_memory, cp_bench_part part,
                       const cp_counts *sizes, const cp_bench_case *ceiling) {
-    bool slow[CANDIDATES] = {false};
+    bool slow[CP_TIMED_KERNELS] = {false};
     for (int64_t n = 0; n < sizes->count && bench_memory->bench->parts[part];
          n++)
-        for (int k = 0; k < CANDIDATES; k++)
-            if (!slow[k] && takes(bench_memory, &candidates[k], part))
-                CP_TRY(row(bench_memory, part, sizes->items[n], &candidates[k],
-                           ceiling, &slow[k]));
+        for (int k = 0; k < CP_TIMED_KERNELS; k++)
+            if (!slow[k] && takes(bench_memory, &cp_timed_kernels[k], part))
+                CP_TRY(row(bench_memory, part, sizes->items[n],
+                           &cp_timed_kernels[k], ceiling, &slow[k]));
     return CP_OK;
 }
 
