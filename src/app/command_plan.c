@@ -43,6 +43,123 @@ typedef struct {
     char *page;
 } plan_run;
 
+static cp_status layout_new(const plan_run *run, const cp_counts *counts,
+                            bool decode, cp_layout **layout) {
+    const cp_dealing *prompts = &run->placement.dealing;
+    const cp_call call = {.ranks = (int)run->ranks,
+                          .sequences = counts->count,
+                          .new_tokens = counts->items,
+                          .held = run->cache->held,
+                          .room = run->cache->room,
+                          .dealing =
+                              decode ? cp_dealing_step(prompts) : *prompts};
+    return cp_layout_new(&call, layout);
+}
+
+/* Make a cache with room for the call that holds the cached tokens. */
+static cp_status cache_fill(plan_run *run) {
+    const cp_counts *cached = &run->tokens.cached;
+    int64_t fresh_sum = 0, cached_sum = 0;
+    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, &fresh_sum));
+    CP_TRY(cp_command_tokens_sum("cached", cached, &cached_sum));
+    CP_TRY(cp_cache_new((int)run->ranks, cached->count,
+                        cached_sum + fresh_sum + 2 * run->ranks, &run->cache));
+    if (cached_sum == 0)
+        return CP_OK;
+    cp_layout *past;
+    CP_TRY(layout_new(run, cached, false, &past));
+    const cp_status status = cp_cache_commit(run->cache, past);
+    cp_layout_free(past);
+    return status;
+}
+
+/* Find the operation that --drop names in the plan. */
+static cp_status dropped_find(const plan_run *run, unsigned *rank,
+                              unsigned *n) {
+    char suffix;
+    if (sscanf(run->drop, "%u:%u%c", rank, n, &suffix) == 2 &&
+        *rank < run->ranks && *n < run->plan->programs[*rank].count)
+        return CP_OK;
+    return cp_refuse("--drop %s: no such operation (--draw csv lists them)",
+                     run->drop);
+}
+
+/* Break the plan if --drop or --buffers 1 asks for that. */
+static cp_status plan_spoil(const plan_run *run) {
+    cp_program *program = run->plan->programs;
+    unsigned rank, n;
+    if (run->drop == NULL && run->buffers != 1)
+        return CP_OK;
+    if (run->drop != NULL) {
+        CP_TRY(dropped_find(run, &rank, &n));
+        memmove(program[rank].ops + n, program[rank].ops + n + 1,
+                (size_t)(--program[rank].count - n) * sizeof(cp_op));
+    }
+    for (; program < run->plan->programs + run->ranks; program++)
+        for (n = 0; n < program->count && run->buffers == 1; n++)
+            if (program->ops[n].kind == CP_OP_EXCHANGE)
+                program->ops[n].out.slot = program->ops[n].in.slot;
+    return cp_plan_link(run->plan);
+}
+
+static cp_status scan_build(plan_run *run) {
+    const int64_t *s = run->state;
+    run->choice = (cp_choice){run->variant, "asked for by --scan"};
+    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
+    return cp_plan_scan((cp_scan)(run->scan - 1), run->layout,
+                        4 * s[0] * s[1] * (s[1] + s[2]), &run->plan);
+}
+
+enum { PAGE = 64 }; /* rows, as in a conversation's cache */
+
+/* Plan the migration as if the call's tokens had been read. */
+static cp_status move_build(plan_run *run) {
+    cp_cache *from = run->cache;
+    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
+    CP_TRY(cp_cache_commit(from, run->layout));
+    CP_TRY(
+        cp_cache_new((int)run->move, from->sequences, from->room, &run->moved));
+    run->moved->dealing = run->placement.dealing;
+    CP_TRY(cp_cache_page(run->moved, PAGE,
+                         from->sequences * cp_ceil_divide(from->room, PAGE)));
+    CP_TRY(cp_cache_assign_near(run->moved, from));
+    CP_TRY(cp_cache_migration(from, run->moved, &run->migration));
+    CP_TRY(cp_migration_match(run->migration));
+    CP_TRY(cp_migration_plan(run->migration, &run->shape, run->element_bytes,
+                             &run->plan));
+    run->ranks = run->migration->ranks;
+    return CP_OK;
+}
+
+static cp_status plan_build(plan_run *run) {
+    const cp_plan_options options = {.element_bytes = run->element_bytes,
+                                     .spare = (int)cp_max(1, run->buffers - 1),
+                                     .wire = run->wire,
+                                     .indexer = run->sparse.indexer};
+    const cp_counts *fresh = &run->tokens.fresh;
+    cp_choice *choice = &run->choice;
+    cp_machine machine = cp_machine_threads;
+    machine.wire = run->wire;
+    CP_TRY(cache_fill(run));
+    if (run->scan > 0)
+        return scan_build(run);
+    if (run->move > 0)
+        return move_build(run);
+    *choice = (cp_choice){run->variant, "asked for by --variant"};
+    if (run->variant == CP_AUTO && options.indexer.top_k > 0)
+        CP_TRY(cp_choose_sparse(&options.indexer, &run->shape,
+                                run->element_bytes, run->wire, (int)run->ranks,
+                                fresh->count, fresh->items, run->cache->length,
+                                choice));
+    else if (run->variant == CP_AUTO)
+        CP_TRY(cp_choose(&machine, &run->shape, (int)run->ranks, fresh->count,
+                         fresh->items, run->cache->length, choice));
+    CP_TRY(layout_new(run, fresh, cp_variant_decodes(choice->variant),
+                      &run->layout));
+    return cp_plan_build(choice->variant, run->layout, &run->shape, &options,
+                         &run->plan);
+}
+
 static cp_status plan_check(void *context) {
     plan_run *run = context;
     int64_t fresh = 0, cached = 0;
@@ -79,122 +196,10 @@ static cp_status plan_check(void *context) {
     for (int n = 0; n < run->states.count; n++)
         CP_TRY(cp_option_range("state", run->state[n] = run->states.items[n], 1,
                                65536));
-    return CP_OK;
-}
-
-static cp_status layout_new(const plan_run *run, const cp_counts *counts,
-                            bool decode, cp_layout **layout) {
-    const cp_dealing *prompts = &run->placement.dealing;
-    const cp_call call = {.ranks = (int)run->ranks,
-                          .sequences = counts->count,
-                          .new_tokens = counts->items,
-                          .held = run->cache->held,
-                          .room = run->cache->room,
-                          .dealing =
-                              decode ? cp_dealing_step(prompts) : *prompts};
-    return cp_layout_new(&call, layout);
-}
-
-/* Make a cache with room for the call that holds the cached tokens. */
-static cp_status cache_fill(plan_run *run) {
-    const cp_counts *cached = &run->tokens.cached;
-    int64_t fresh_sum = 0, cached_sum = 0;
-    CP_TRY(cp_command_tokens_sum("new", &run->tokens.fresh, &fresh_sum));
-    CP_TRY(cp_command_tokens_sum("cached", cached, &cached_sum));
-    CP_TRY(cp_cache_new((int)run->ranks, cached->count,
-                        cached_sum + fresh_sum + 2 * run->ranks, &run->cache));
-    if (cached_sum == 0)
+    if (run->drop == NULL)
         return CP_OK;
-    cp_layout *past;
-    CP_TRY(layout_new(run, cached, false, &past));
-    const cp_status status = cp_cache_commit(run->cache, past);
-    cp_layout_free(past);
-    return status;
-}
-
-/* Break the plan if --drop or --buffers 1 asks for that. */
-static cp_status plan_spoil(const plan_run *run) {
-    cp_program *program = run->plan->programs;
-    unsigned rank = 0, n;
-    char suffix;
-    if (run->drop == NULL && run->buffers != 1)
-        return CP_OK;
-    if (run->drop != NULL &&
-        (sscanf(run->drop, "%u:%u%c", &rank, &n, &suffix) != 2 ||
-         rank >= run->ranks || n >= program[rank].count))
-        return cp_refuse("--drop %s: no such operation (--draw csv lists them)",
-                         run->drop);
-    if (run->drop != NULL)
-        memmove(program[rank].ops + n, program[rank].ops + n + 1,
-                (size_t)(--program[rank].count - n) * sizeof(cp_op));
-    for (; program < run->plan->programs + run->ranks; program++)
-        for (n = 0; n < program->count && run->buffers == 1; n++)
-            if (program->ops[n].kind == CP_OP_EXCHANGE)
-                program->ops[n].out.slot = program->ops[n].in.slot;
-    return cp_plan_link(run->plan);
-}
-
-static cp_status scan_build(plan_run *run) {
-    const int64_t *s = run->state;
-    run->choice = (cp_choice){run->variant, "asked for by --scan"};
-    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
-    CP_TRY(cp_plan_scan((cp_scan)(run->scan - 1), run->layout,
-                        4 * s[0] * s[1] * (s[1] + s[2]), &run->plan));
-    CP_TRY(plan_spoil(run));
-    return cp_plan_check(run->plan, &run->report);
-}
-
-enum { PAGE = 64 }; /* rows, as in a conversation's cache */
-
-/* Plan the migration as if the call's tokens had been read. */
-static cp_status move_build(plan_run *run) {
-    cp_cache *from = run->cache;
-    CP_TRY(layout_new(run, &run->tokens.fresh, false, &run->layout));
-    CP_TRY(cp_cache_commit(from, run->layout));
-    CP_TRY(
-        cp_cache_new((int)run->move, from->sequences, from->room, &run->moved));
-    run->moved->dealing = run->placement.dealing;
-    CP_TRY(cp_cache_page(run->moved, PAGE,
-                         from->sequences * cp_ceil_divide(from->room, PAGE)));
-    CP_TRY(cp_cache_assign_near(run->moved, from));
-    CP_TRY(cp_cache_migration(from, run->moved, &run->migration));
-    CP_TRY(cp_migration_match(run->migration));
-    CP_TRY(cp_migration_plan(run->migration, &run->shape, run->element_bytes,
-                             &run->plan));
-    run->ranks = run->migration->ranks;
-    CP_TRY(plan_spoil(run));
-    return cp_plan_check(run->plan, &run->report);
-}
-
-static cp_status plan_build(plan_run *run) {
-    const cp_plan_options options = {.element_bytes = run->element_bytes,
-                                     .spare = (int)cp_max(1, run->buffers - 1),
-                                     .wire = run->wire,
-                                     .indexer = run->sparse.indexer};
-    const cp_counts *fresh = &run->tokens.fresh;
-    cp_choice *choice = &run->choice;
-    cp_machine machine = cp_machine_threads;
-    machine.wire = run->wire;
-    CP_TRY(cache_fill(run));
-    if (run->scan > 0)
-        return scan_build(run);
-    if (run->move > 0)
-        return move_build(run);
-    *choice = (cp_choice){run->variant, "asked for by --variant"};
-    if (run->variant == CP_AUTO && options.indexer.top_k > 0)
-        CP_TRY(cp_choose_sparse(&options.indexer, &run->shape,
-                                run->element_bytes, run->wire, (int)run->ranks,
-                                fresh->count, fresh->items, run->cache->length,
-                                choice));
-    else if (run->variant == CP_AUTO)
-        CP_TRY(cp_choose(&machine, &run->shape, (int)run->ranks, fresh->count,
-                         fresh->items, run->cache->length, choice));
-    CP_TRY(layout_new(run, fresh, cp_variant_decodes(choice->variant),
-                      &run->layout));
-    CP_TRY(cp_plan_build(choice->variant, run->layout, &run->shape, &options,
-                         &run->plan));
-    CP_TRY(plan_spoil(run));
-    return cp_plan_check(run->plan, &run->report);
+    CP_TRY(plan_build(run)); /* only a plan tells whether it has that */
+    return dropped_find(run, &(unsigned){0}, &(unsigned){0});
 }
 
 /* Print the spans that fit in this many columns, and how many more follow. */
@@ -470,7 +475,10 @@ static cp_status plan_write(void *context, FILE *out) {
 
 static cp_status plan_work(void *context) {
     plan_run *run = context;
-    CP_TRY(plan_build(run));
+    if (run->plan == NULL)
+        CP_TRY(plan_build(run));
+    CP_TRY(plan_spoil(run));
+    CP_TRY(cp_plan_check(run->plan, &run->report));
     CP_TRY(cp_page_make(plan_write, run, &run->page));
     return cp_page_write(run->out, run->page);
 }
