@@ -11,6 +11,10 @@
 #include "reference/attend/bf16.h"
 #include "reference/attend/micro.h"
 
+const char *const cp_backend_names[CP_BACKEND_NAMES] = {
+    "threads", "threads-bf16", "mpi",     "mpi-bf16",
+    "cuda",    "cuda-fp32",    "cuda-fp8"};
+
 const cp_backend *const cp_backends[] = {
     &cp_backend_threads,
     &cp_backend_threads_bf16,

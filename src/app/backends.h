@@ -7,6 +7,12 @@
 #include "model/backend.h"
 #include "predict/calibrate.h"
 
+/* All that a program may have, as options name them, and as --on shows them. */
+enum { CP_BACKEND_NAMES = 7 };
+extern const char *const cp_backend_names[CP_BACKEND_NAMES];
+#define CP_COMMAND_PLACES                                                      \
+    "threads|threads-bf16|mpi|mpi-bf16|cuda|cuda-fp32|cuda-fp8"
+
 /* Where the ranks run if the backend computes on cores; NULL for GPUs. */
 const cp_runner *cp_backend_cores(const cp_backend *backend);
 

@@ -7,6 +7,8 @@
 
 #include "app/command.h"
 #include "app/cost.h"
+#include "app/io.h"
+#include "app/opened.h"
 #include "app/transcript.h"
 #include "model/template.h"
 

@@ -1,5 +1,6 @@
 /* longring bench: how fast attention and the ring are on this machine. */
 #include "app/command.h"
+#include "app/opened.h"
 
 #include <string.h>
 

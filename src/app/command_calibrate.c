@@ -1,6 +1,8 @@
 /* longring calibrate: measure this machine and describe it. */
 #define _GNU_SOURCE
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_ring.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,8 @@
 /* longring plan: which rank holds what, and a call's hops, bytes and
  * balance. */
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_call.h"
 
 #include <stdlib.h>
 #include <string.h>
