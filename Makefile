@@ -57,8 +57,8 @@ install    = $(if $(strip $(call missing,$(1))),tests/harness/install-packages $
 
 # Everything is built under B; sanitize and warnings use other directories.
 B        ?= build
-# These files of src/app include CUDA.
-SEE_CUDA  = src/app/backend_cuda.c src/app/device_calibrate.c src/app/timed_device.c src/app/bench_device.c src/app/bench_device_ring.c
+# These files of src include CUDA.
+SEE_CUDA  = src/app/backend_cuda.c $(wildcard src/measure/*_device.c)
 # These need MPI, and are left out without it.
 SEE_MPI   = src/app/backend_mpi.c reference/run/processes.c tests/test_mpi.c figures/measure_mpi.c
 sources   = $(filter-out $(if $(MPI),,$(SEE_MPI)),$(wildcard $(1)))
@@ -89,7 +89,7 @@ for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests
 REAL_CUDA ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h)))
 # Attention kernels for Python, on a GPU and on the emulator.
-HELD      = figures/gpu/held.cu $(patsubst %,cuda/kernels/%,attend_loops.cu tiles.cu attend_latent.cu attend_few.cu prefill.cu maps.c)
+HELD      = figures/gpu/held.cu src/measure/attention_device.c $(patsubst %,cuda/kernels/%,attend_loops.cu tiles.cu attend_latent.cu attend_few.cu prefill.cu maps.c)
 LIBRARY   = $(B)/liblongring.a
 PROGRAM   = $(B)/longring
 NAMED     = $(patsubst %.c,$(B)/%.o,$(shell grep -ls CP_COMMIT src/*/*.c reference/*/*.c))
@@ -355,7 +355,7 @@ demo: ## install, build, fetch the model, and hold a conversation over four rank
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model
 	$(DEMO)
-PUBLIC    = $(filter-out src/app/% reference/attend/rows.h reference/attend/few.h %_own.h,$(wildcard src/*/*.h reference/*/*.h))
+PUBLIC    = $(filter-out src/app/% src/measure/% reference/attend/rows.h reference/attend/few.h %_own.h,$(wildcard src/*/*.h reference/*/*.h))
 install: all ## install binary, library, headers, longring.pc, manual and completion under DESTDIR and PREFIX
 	install -Dm755 $(PROGRAM) -t $(DESTDIR)$(PREFIX)/bin
 	install -Dm644 $(LIBRARY) -t $(DESTDIR)$(PREFIX)/lib

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/meter.h"
+#include "measure/calibrate_cores.h"
 #include "figures/ring.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
@@ -93,7 +93,7 @@ static void calibrate(timed_turn *turn, int rounds, cp_hardware *hardware) {
         .between = measure_all,
         .context = turn};
     need(cp_hardware_read("blank", blank, hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &request));
+    need(cp_calibrate_cores(&cp_runner_threads, &request));
 }
 
 /* The size of its error, in percent. */

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/measure.h"
+#include "measure/stopwatch.h"
+#include "measure/tensors.h"
 #include "figures/tools.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/meter.h"
+#include "measure/calibrate_cores.h"
 #include "figures/tools.h"
 #include "ground/host.h"
 #include "model/session.h"
@@ -280,7 +280,7 @@ static void calibrate(void) {
                                     .hardware = &hardware};
     need(cp_model_sizes_read("smollm2-135m", NULL, &sizes));
     need(cp_hardware_read("laptop", NULL, &hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &request));
+    need(cp_calibrate_cores(&cp_runner_threads, &request));
 }
 
 static cp_forecast foresee(const measured_pipe *pipe, bool step, bool ring) {

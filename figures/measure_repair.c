@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/meter.h"
 #include "figures/tools.h"
 #include "ground/random.h"
 #include "model/session_repair.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app/meter.h"
+#include "measure/calibrate_cores.h"
 #include "figures/ring.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
@@ -100,7 +100,7 @@ static void calibrate(cp_hardware *hardware) {
                                     .bytes = {bytes, 5},
                                     .hardware = hardware};
     need(cp_hardware_read("laptop", NULL, hardware));
-    need(cp_calibrate_run(&cp_runner_threads, &request));
+    need(cp_calibrate_cores(&cp_runner_threads, &request));
 }
 
 static void simulate(void) {

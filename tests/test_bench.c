@@ -1,6 +1,6 @@
 /* The benchmark: rounds, rows and refusals. */
 #define _GNU_SOURCE
-#include "app/measure.h"
+#include "measure/bench.h"
 #include "figures/tools.h"
 #include "tests/harness/shell.h"
 #include "expect.h"
@@ -40,7 +40,7 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     cp_bench bench = {.rounds = 3, .row = row_store};
     must(cp_measure_rounds(3, 2, entries));
     ck_assert_str_eq(order, "aababab");
-    cp_measure_report(&bench, &entries[0], &entries[1]);
+    cp_bench_report(&bench, &entries[0], &entries[1]);
     ck_assert_str_eq(reported.what, "a");
     ck_assert_str_eq(reported.of, "b");
     ck_assert_double_eq(reported.value, 2);
@@ -50,7 +50,7 @@ TEST(rounds_alternate_and_quotients_are_of_rounds) {
     /* An even number of rounds has a median, and without a base there is no
      * fraction. */
     bench.rounds = 2;
-    cp_measure_report(&bench, &entries[0], NULL);
+    cp_bench_report(&bench, &entries[0], NULL);
     ck_assert_double_eq(reported.value, (4 / 2 + 0.4 / 2) / 2);
     ck_assert_double_eq(reported.milliseconds, 0);
     ck_assert_double_eq(reported.fraction.median, 0);

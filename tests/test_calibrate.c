@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "app/bench.h"
-#include "app/meter.h"
+#include "measure/bench.h"
+#include "measure/calibrate_cores.h"
 #include "ground/host.h"
 #include "predict/simulate.h"
 #include "reference/attend/fast.h"
@@ -230,7 +230,7 @@ static void measure_rings(double seconds[2]) {
                             .runner = &cp_runner_threads,
                             .row = row_store,
                             .context = &seconds};
-    must(cp_bench_ring(&bench));
+    must(cp_bench_ring_cores(&bench));
 }
 
 static double simulated_seconds(const cp_hardware *h, cp_variant variant) {
@@ -261,7 +261,7 @@ TEST(a_ring_takes_about_the_simulated_time) {
         must(cp_hardware_read("laptop", NULL, &h));
         const cp_calibration request =
             request_of(heads, 2, cp_host_cores(), 1, &h);
-        must(cp_calibrate_run(&cp_runner_threads, &request));
+        must(cp_calibrate_cores(&cp_runner_threads, &request));
         measure_rings(measured);
         agree = true;
         for (int n = 0; n < 2 && agree; n++) {

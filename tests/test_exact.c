@@ -5,6 +5,7 @@ static char where[200]; /* the current call, for failures */
 
 #include "model/attend_call.h"
 #include "harness/rig.h"
+#include "planned.h"
 #include "problem.h"
 #include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
@@ -348,27 +349,17 @@ LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2 * RANKS) {
     free(bits);
 }
 
-static cp_cache *cache;
-static cp_layout *layout;
-static cp_plan *plan;
-
 static void plan_call(cp_variant variant, int ranks) {
-    const int64_t fresh[] = {1}, past[] = {300};
-    const cp_shape shape = {16, 16, 4};
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
-    must(cp_cache_new(ranks, 1, 400, &cache));
+    const int64_t fresh = 1, past = 300;
+    new_cache(ranks, 1, 400);
     cache->dealing = leafwise;
-    must(cp_cache_lay_out(cache, false, past, &layout));
-    must(cp_cache_commit(cache, layout));
-    cp_layout_free(layout);
-    must(cp_cache_lay_out(cache, cp_variant_decodes(variant), fresh, &layout));
-    must(cp_plan_build(variant, layout, &shape, NULL, &plan));
+    take_turn(false, &past);
+    lay_out(cp_variant_decodes(variant), &fresh);
+    build(variant, &(cp_shape){16, 16, 4}, NULL);
 }
 
 static void expect(const char *words) {
-    cp_plan_report report;
+    cp_plan_report_free(&report);
     refuses(cp_plan_check(plan, &report), CP_BROKEN, words);
 }
 
@@ -415,9 +406,7 @@ TEST(keys_of_other_leaves_are_refused) {
     cp_piece *other = &layout->keys[1].pieces.items[0];
     ck_assert_int_eq(one->span.count, other->span.count);
     layout->leaves = false;
-    cp_plan_report report;
-    must(cp_plan_check(plan, &report));
-    cp_plan_report_free(&report);
+    prove();
     layout->leaves = true;
     const cp_span kept = one->span;
     one->span = layout->cache[0].pieces.items[0].span = other->span;

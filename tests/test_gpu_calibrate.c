@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "app/device_calibrate.h"
+#include "measure/calibrate_device.h"
 
 static const cp_device_runner runner = {.only = CP_NO_RANK};
 static int64_t rows[] = {1, 12}, keys[] = {16, 300}, bytes[] = {64, 4096};
@@ -36,7 +36,7 @@ LOOP(calibration_recovers_the_pretended_machine, 0, HARNESS_SANITIZED ? 4 : 6) {
     cp_hardware h;
     const cp_calibration request = request_of(ranks, &h);
     begin(1);
-    must(cp_device_calibrate(&runner, setups[_i].numbers, &request));
+    must(cp_calibrate_device(&runner, setups[_i].numbers, &request));
     if (emulator_pretends()) {
         /* The times of the pretended clock. */
         const double each = ranks > 1 ? ceil(4096.0 / (ranks - 1)) : 0;
@@ -90,7 +90,7 @@ static cp_status calibrate(crowd_member *member) {
                                     .group = &member->group,
                                     .timeout = self->timeout};
     const cp_status status =
-        cp_device_calibrate(&apart, CP_NUMBERS_BF16, &request);
+        cp_calibrate_device(&apart, CP_NUMBERS_BF16, &request);
     cp_nccl_free(world);
     return status;
 }
@@ -132,7 +132,7 @@ LOOP(failures_leave_nothing_behind, 0, 3 * emulator_pretends()) {
     for (; status != CP_OK && n < 100000; n *= 3) {
         begin_open(1);
         break_it[_i](n);
-        status = cp_device_calibrate(&runner, CP_NUMBERS_BF16, &request);
+        status = cp_calibrate_device(&runner, CP_NUMBERS_BF16, &request);
         ck_assert_msg(status == CP_OK || *cp_message() != '\0', "no message");
         break_it[_i](0);
         end();
@@ -159,7 +159,7 @@ LOOP(impossible_calls_are_refused, 0,
     cp_calibration request = request_of(2, &h);
     request.shape = impossible[_i].shape;
     emulator_begin(&(emulator_options){.bytes = impossible[_i].room});
-    refuses(cp_device_calibrate(&runner, impossible[_i].numbers, &request),
+    refuses(cp_calibrate_device(&runner, impossible[_i].numbers, &request),
             impossible[_i].status, impossible[_i].words);
     end();
 }

@@ -3,7 +3,7 @@
 #define EXPECT_ALSO where
 static char where[200]; /* the current call, for failures */
 
-#include "expect.h"
+#include "planned.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -64,24 +64,15 @@ LOOP(a_ring_of_uneven_heads_is_exact, 0, 5 * SHAPES) {
 
 /* The bytes of a slot's row, counted by hand: new, queries, sent, partial. */
 static void weighs(cp_shape shape, cp_wire wire, const int64_t bytes[4]) {
-    const int64_t tokens = 6;
     const cp_plan_options options = {
         .element_bytes = 2, .spare = 1, .wire = wire};
-    cp_cache *cache;
-    cp_layout *layout;
-    cp_plan *plan;
-    must(cp_cache_new(3, 1, 16, &cache));
-    must(cp_cache_lay_out(cache, false, &tokens, &layout));
-    must(cp_plan_build(CP_PASS_KV, layout, &shape, &options, &plan));
+    plan_one(CP_PASS_KV, 3, 0, 6, &shape, &options);
     for (int n = 0; n < plan->slot_count; n++) {
         const cp_slot *slot = &plan->slots[n];
         const int which = (int)slot->kind - CP_SLOT_NEW;
         if (slot->kind != CP_SLOT_CACHE)
             ck_assert_int_eq(slot->bytes, slot->rows * bytes[which]);
     }
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
 }
 
 TEST(a_row_has_the_bytes_of_its_encoding) {
@@ -102,21 +93,9 @@ TEST(a_row_has_the_bytes_of_its_encoding) {
 }
 
 TEST(work_counts_key_and_value_dimensions) {
-    const int64_t tokens = 4; /* 10 pairs */
-    const cp_shape shape = {6, 1, 20, 16, true};
-    cp_plan_report report;
-    cp_cache *cache;
-    cp_layout *layout;
-    cp_plan *plan;
-    must(cp_cache_new(1, 1, 16, &cache));
-    must(cp_cache_lay_out(cache, false, &tokens, &layout));
-    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
-    must(cp_plan_check(plan, &report));
+    plan_one(CP_PASS_KV, 1, 0, 4, &(cp_shape){6, 1, 20, 16, true}, NULL);
+    prove(); /* 10 pairs */
     ck_assert_int_eq((int64_t)report.flops[0], 10 * 6 * 2 * (20 + 16));
-    cp_plan_report_free(&report);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
 }
 
 TEST(bad_value_sizes_are_refused) {

@@ -3,13 +3,12 @@
 #define EXPECT_ALSO where
 static char where[200]; /* the current step, for failures */
 
-#include "expect.h"
+#include "planned.h"
 
 #include <stdio.h>
 
 #include "ground/random.h"
 #include "harness/rig.h"
-#include "plan/check.h"
 
 enum { SEQUENCES = 5, BLOCKS = 37, MOST = 200 };
 
@@ -276,22 +275,12 @@ static uint64_t fingerprint(const cp_cache *cache) {
     return sum;
 }
 
-static cp_status commit(cp_cache *cache, const int64_t *fresh, bool decode) {
-    cp_layout *layout;
-    CP_TRY(cp_cache_lay_out(cache, decode, fresh, &layout));
-    const cp_status status = cp_cache_commit(cache, layout);
-    cp_layout_free(layout);
-    return status;
-}
-
 TEST(a_refused_call_changes_nothing) {
-    cp_cache *cache;
-    cp_layout *layout;
-    must(cp_cache_new(2, 3, 100, &cache));
+    new_cache(2, 3, 100);
     refuses(cp_cache_fork(cache, 0, 1, 0), CP_INVALID, "without pages");
     refuses(cp_cache_page(cache, 0, 9), CP_INVALID, "9 blocks of 0 rows");
     must(cp_cache_page(cache, 4, 5));
-    must(commit(cache, (int64_t[]){13, 4, 0}, false));
+    take_turn(false, (int64_t[]){13, 4, 0});
     must(cp_cache_fork(cache, 0, 2, 12));
     const uint64_t before = fingerprint(cache);
     refuses(cp_cache_page(cache, 4, 5), CP_INVALID,
@@ -300,47 +289,42 @@ TEST(a_refused_call_changes_nothing) {
             "sequence 1 has 4 tokens already");
     refuses(cp_cache_fork(cache, 0, 3, 3), CP_INVALID,
             "sequence 3 cannot fork sequence 0, of 3");
+    forget_call();
     /* On each rank 3 blocks of 5 are used; a shared one would be copied. */
     refuses_with(cp_cache_lay_out(cache, false, (int64_t[]){0, 0, 26}, &layout),
                  CP_CAPACITY,
                  "rank 0: 4 more blocks of 4 tokens are needed, and 2 of 5 "
                  "are free");
     ck_assert_ptr_null(layout);
-    must(cp_cache_lay_out(cache, false, (int64_t[]){2, 0, 2}, &layout));
-    cp_layout_free(layout); /* a call that failed */
+    lay_out(false, (int64_t[]){2, 0, 2}); /* a call that failed */
     hold(fingerprint(cache) == before);
-    cp_cache_free(cache);
-    must(cp_cache_new(2, 2, 100, &cache));
+    new_cache(2, 2, 100);
     must(cp_cache_page(cache, 4, 25));
-    must(commit(cache, (int64_t[]){3, 0}, false));
+    take_turn(false, (int64_t[]){3, 0});
     refuses(cp_cache_fork(cache, 0, 1, 4), CP_INVALID,
             "4 tokens of sequence 0, which has 3");
-    cp_cache_free(cache);
     /* An interleaved prompt alternates between ranks: its first half is not in
      * its first rows. */
-    must(cp_cache_new(2, 2, 200, &cache));
+    new_cache(2, 2, 200);
     cache->dealing = (cp_dealing){.placement = CP_INTERLEAVE, .block = 4};
     must(cp_cache_page(cache, 4, 50));
-    must(commit(cache, (int64_t[]){100, 0}, false));
+    take_turn(false, (int64_t[]){100, 0});
     const uint64_t combed = fingerprint(cache);
     refuses(cp_cache_fork(cache, 0, 1, 50), CP_INVALID,
             "cannot be shared up to 50 tokens: rank 0 has others between");
     hold(fingerprint(cache) == combed);
     must(cp_cache_fork(cache, 0, 1, 100));
-    cp_cache_free(cache);
 }
 
 /* The longest user of a shared block writes into it, after the rows of all, so
  * no more blocks are needed than without sharing. */
 TEST(the_longest_user_of_a_block_does_not_copy_it) {
-    cp_cache *cache;
-    cp_layout *layout;
-    must(cp_cache_new(1, 3, 8, &cache));
+    new_cache(1, 3, 8);
     must(cp_cache_page(cache, 8, 3));
-    must(commit(cache, (int64_t[]){5, 0, 0}, false));
+    take_turn(false, (int64_t[]){5, 0, 0});
     must(cp_cache_fork(cache, 0, 1, 5));
     must(cp_cache_fork(cache, 0, 2, 3));
-    must(cp_cache_lay_out(cache, true, (int64_t[]){1, 1, 1}, &layout));
+    lay_out(true, (int64_t[]){1, 1, 1});
     ck_assert_int_eq(layout->copies[0].count, 2);
     const cp_move first = layout->copies[0].items[0];
     hold(first.from == 0 && first.to == 8 && first.count == 5);
@@ -348,8 +332,6 @@ TEST(the_longest_user_of_a_block_does_not_copy_it) {
     ck_assert_int_eq(layout->appended[0].pieces.items[1].row, 5);
     must(cp_cache_commit(cache, layout));
     ck_assert_int_eq(cache->pages[0]->left, 0);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
 }
 
 /* The checker knows which rows two sequences may share. */
@@ -369,30 +351,17 @@ TEST(the_checker_finds_rows_shared_by_mistake) {
          "another of sequence 1"}, /* the same positions, but new */
         {0, 11, "rank 0 has keys in rows 11 to 17 of a cache of 16"},
     };
-    const cp_plan_options options = {.element_bytes = 4, .spare = 1};
-    const cp_shape shape = {2, 1, 8};
-    cp_cache *cache;
-    cp_layout *layout;
-    cp_plan *plan;
-    must(cp_cache_new(1, 2, 8, &cache));
+    new_cache(1, 2, 8);
     must(cp_cache_page(cache, 4, 4));
-    must(commit(cache, (int64_t[]){6, 0}, false));
+    take_turn(false, (int64_t[]){6, 0});
     must(cp_cache_fork(cache, 0, 1, 4));
-    must(commit(cache, (int64_t[]){0, 2}, false));
-    for (int n = 0; n <= COUNT_OF(damage); n++) {
-        must(cp_cache_lay_out(cache, true, (int64_t[]){1, 1}, &layout));
-        must(cp_plan_build(CP_DECODE, layout, &shape, &options, &plan));
-        cp_plan_report report;
-        if (n == COUNT_OF(damage)) {
-            must(cp_plan_check(plan, &report));
-            cp_plan_report_free(&report);
-        } else {
-            cp_piece *items = layout->cache[0].pieces.items;
-            items[damage[n].piece].row += damage[n].row;
-            refuses(cp_plan_check(plan, &report), CP_BROKEN, damage[n].text);
-        }
-        cp_plan_free(plan);
-        cp_layout_free(layout);
+    take_turn(false, (int64_t[]){0, 2});
+    for (int n = 0; n < COUNT_OF(damage); n++) {
+        lay_out(true, (int64_t[]){1, 1});
+        build(CP_DECODE, &(cp_shape){2, 1, 8}, NULL);
+        prove();
+        cp_piece *items = layout->cache[0].pieces.items;
+        items[damage[n].piece].row += damage[n].row;
+        is_wrong(damage[n].text);
     }
-    cp_cache_free(cache);
 }

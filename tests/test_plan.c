@@ -1,78 +1,13 @@
 /* Plans: correct ones pass, and each kind of damage is found and named. */
-#include "expect.h"
-
-#include <string.h>
+#include "planned.h"
 
 #include "plan/build.h"
-#include "tokens/cache.h"
-#include "plan/check.h"
-#include "variants/variants.h"
 
-/* The current test's objects; freed after it. */
-static cp_cache *cache;
-static cp_layout *layout;
-static cp_plan *plan;
+static const cp_shape shape = {4, 2, 8};
 
-static void free_all(void) {
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
-    plan = NULL;
-    layout = NULL;
-    cache = NULL;
-}
-
-AROUND_EACH(free_all, free_all);
-
-/* The layout of one call over an empty cache. */
-static void lay_out(int ranks, int64_t tokens) {
-    const cp_call call = {
-        .ranks = ranks, .sequences = 1, .new_tokens = &tokens, .room = tokens};
-    must(cp_layout_new(&call, &layout));
-}
-
-static void build(cp_variant variant, int spare) {
-    const cp_shape shape = {4, 2, 8};
-    const cp_plan_options options = {.element_bytes = 4, .spare = spare};
-    cp_plan_free(plan);
-    must(cp_plan_build(variant, layout, &shape, &options, &plan));
-}
-
+/* A call without a past. */
 static void plan_call(cp_variant variant, int ranks, int64_t tokens) {
-    lay_out(ranks, tokens);
-    build(variant, 1);
-}
-
-/* The n-th operation of a kind in a rank's program. */
-static cp_op *find(int rank, cp_op_kind kind, int n) {
-    cp_program *program = &plan->programs[rank];
-    for (int64_t i = 0; i < program->count; i++)
-        if (program->ops[i].kind == kind && n-- == 0)
-            return &program->ops[i];
-    ck_abort_msg("rank %d has no such operation", rank);
-    return NULL;
-}
-
-static void erase(int rank, cp_op *op) {
-    cp_program *program = &plan->programs[rank];
-    const int64_t at = op - program->ops;
-    memmove(op, op + 1, (size_t)(program->count - at - 1) * sizeof(cp_op));
-    program->count--;
-}
-
-static void expect(const char *text) {
-    cp_plan_report report;
-    cp_status status = cp_plan_link(plan);
-    if (status == CP_OK)
-        status = cp_plan_check(plan, &report);
-    refuses(status, CP_BROKEN, text);
-}
-
-/* The plan passes. */
-static void check_plan(void) {
-    cp_plan_report report;
-    must(cp_plan_check(plan, &report));
-    cp_plan_report_free(&report);
+    plan_one(variant, ranks, 0, tokens, &shape, NULL);
 }
 
 enum { MERGED_TWICE = 1, PACKED_TWICE = 11 };
@@ -170,8 +105,8 @@ static const char *damage(int which) {
 LOOP(damage_to_a_plan_is_found, 0, DAMAGES) {
     const bool pass_kv = _i < FIRST_OF_PASS_Q;
     plan_call(pass_kv ? CP_PASS_KV : CP_PASS_Q, 4, pass_kv ? 23 : 40);
-    check_plan();
-    expect(damage(_i));
+    prove();
+    is_wrong(damage(_i));
     if (_i == MERGED_TWICE) {
         ck_assert(!find(1, CP_OP_ATTEND, 2)->merged);
         ck_assert(find(1, CP_OP_ATTEND, 3)->merged);
@@ -180,19 +115,13 @@ LOOP(damage_to_a_plan_is_found, 0, DAMAGES) {
         ck_assert_int_eq(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN);
 }
 
-/* The cache gets a turn. */
-static void take(const int64_t *turn) {
-    must(cp_cache_lay_out(cache, false, turn, &layout));
-    must(cp_cache_commit(cache, layout));
-    cp_layout_free(layout);
-}
-
-static void third_turn(void) {
+static void third_turn(cp_variant variant) {
     const int64_t turns[3][2] = {{17, 5}, {3, 8}, {9, 2}};
-    must(cp_cache_new(2, 2, 30, &cache));
-    take(turns[0]);
-    take(turns[1]);
-    must(cp_cache_lay_out(cache, false, turns[2], &layout));
+    new_cache(2, 2, 30);
+    take_turn(false, turns[0]);
+    take_turn(false, turns[1]);
+    lay_out(false, turns[2]);
+    build(variant, &shape, NULL);
 }
 
 enum { QUERIES, KEYS, CACHE, APPENDED };
@@ -258,11 +187,10 @@ static const struct {
 LOOP(damage_to_the_lists_of_a_layout_is_found, 0, COUNT_OF(cuts)) {
     for (cp_variant v = CP_PASS_KV; v < CP_DECODE; v++) {
         if (cuts[_i].list <= KEYS)
-            lay_out(3, 24);
+            plan_call(v, 3, 24);
         else
-            third_turn();
-        build(v, 1);
-        check_plan();
+            third_turn(v);
+        prove();
         cp_block *lists[] = {layout->queries, layout->keys, layout->cache,
                              layout->appended};
         cp_pieces *pieces = &lists[cuts[_i].list][cuts[_i].rank].pieces;
@@ -273,34 +201,33 @@ LOOP(damage_to_the_lists_of_a_layout_is_found, 0, COUNT_OF(cuts)) {
         piece->span.sequence += cuts[_i].sequence;
         piece->span.start += cuts[_i].start;
         piece->span.count += cuts[_i].count;
-        expect(cuts[_i].text);
-        free_all();
+        is_wrong(cuts[_i].text);
     }
 }
 
 TEST(a_query_of_no_sequence_is_found) {
     plan_call(CP_PASS_KV, 3, 24);
     cp_pieces_append(&layout->queries[2].pieces, (cp_piece){{1, 0, 1, 1}, 8});
-    expect("rank 2 holds a query of sequence 1 of 1");
+    is_wrong("rank 2 holds a query of sequence 1 of 1");
 }
 
 TEST(a_cache_without_room_is_found) {
     plan_call(CP_PASS_Q, 2, 24);
     layout->room = 11;
-    expect("rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
-           "cache; expected row 6, and room ends before 11");
+    is_wrong("rank 0 has 6 keys of sequence 0, from 18 on, in row 6 of its "
+             "cache; expected row 6, and room ends before 11");
     layout->room = 24;
     layout->keys[1].rows++;
-    expect("the key block of rank 1 needs 12 rows and has 13; that of "
-           "rank 0 has 12");
+    is_wrong("the key block of rank 1 needs 12 rows and has 13; that of "
+             "rank 0 has 12");
 }
 
 LOOP(no_interleaving_of_a_small_plan_goes_wrong, 0, 12) {
     const int ranks = 1 + _i / 3, spare = 1 + _i % 3;
-    lay_out(ranks, 11);
     for (cp_variant v = CP_PASS_KV; v < CP_DECODE; v++) {
+        const cp_plan_options options = {.element_bytes = 4, .spare = spare};
         int64_t states = 0;
-        build(v, spare);
+        plan_one(v, ranks, 0, 11, &shape, &options);
         must(cp_plan_explore(plan, 20000000, &states));
         ck_assert_int_gt(states, ranks);
     }
@@ -330,7 +257,7 @@ static void block_sends(void) {
 LOOP(blocking_sends_deadlock_in_both_opinions, 0, 3) {
     plan_call(CP_PASS_KV, 2 + _i, 20);
     block_sends();
-    expect("deadlock: rank 0 waits for its send to rank 1");
+    is_wrong("deadlock: rank 0 waits for its send to rank 1");
     refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
             "all ranks are stuck");
 }
@@ -338,7 +265,7 @@ LOOP(blocking_sends_deadlock_in_both_opinions, 0, 3) {
 TEST(a_missing_wait_is_found_in_both_opinions) {
     plan_call(CP_PASS_KV, 3, 20);
     erase(1, find(1, CP_OP_WAIT, 0));
-    expect("rank 1, hop 2: exchange");
+    is_wrong("rank 1, hop 2: exchange");
     refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
             "in some order rank 1, hop 2");
 }
@@ -361,10 +288,10 @@ static void send_twice(cp_plan *plan) {
 }
 
 TEST(a_slot_that_is_sent_twice_is_lent_until_both_are_over) {
-    const cp_shape shape = {4, 2, 8};
-    lay_out(3, 20);
+    new_cache(3, 1, 20);
+    lay_out(false, (int64_t[]){20});
     must(cp_plan_new(send_twice, layout, &shape, NULL, &plan));
-    expect("hop 1: pack writes slot 4, which a send is still reading");
+    is_wrong("hop 1: pack writes slot 4, which a send is still reading");
     refuses(cp_plan_explore(plan, 1000000, NULL), CP_BROKEN,
             "in some order rank");
 }
@@ -376,25 +303,21 @@ TEST(one_buffer_overwrites_or_deadlocks) {
             cp_op *op = find(rank, CP_OP_EXCHANGE, n);
             op->in.slot = op->out.slot = find(rank, CP_OP_PACK, 0)->out.slot;
         }
-    expect("which its own send is still reading");
+    is_wrong("which its own send is still reading");
     block_sends();
-    expect("deadlock");
+    is_wrong("deadlock");
 }
 
 LOOP(two_million_tokens_on_128_ranks, 0, 3) {
-    const cp_shape shape = {128, 8, 128};
     const int64_t million = 1000000;
-    must(cp_cache_new(128, 1, 20000, &cache));
-    take(&million);
-    must(cp_cache_lay_out(cache, false, &million, &layout));
-    cp_plan_report report;
-    must(cp_plan_build(CP_PASS_KV + (cp_variant)_i, layout, &shape, NULL,
-                       &plan));
-    must(cp_plan_check(plan, &report));
+    new_cache(128, 1, 20000);
+    take_turn(false, &million);
+    lay_out(false, &million);
+    build(CP_PASS_KV + (cp_variant)_i, &(cp_shape){128, 8, 128}, NULL);
+    prove();
     int64_t pairs = 0;
     for (int k = 0; k < 128; k++)
         pairs += report.pairs[k];
     ck_assert_int_eq(pairs, million * (million + 1) / 2 + million * million);
     ck_assert(report.balance < 1.01);
-    cp_plan_report_free(&report);
 }

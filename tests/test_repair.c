@@ -1,53 +1,25 @@
 /* A rank is lost: the ledger of the survivors, the calls that restore what is
  * missing, and conversations that continue as if nothing had happened. */
-#include "expect.h"
+#include "planned.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "model/session_repair.h"
-#include "plan/check.h"
 #include "tokens/repair.h"
-#include "variants/variants.h"
 #include "tests/harness/tiny_gguf.h"
-
-/* The current test's objects; freed after it. */
-static cp_cache *cache;
-static cp_layout *layout;
-static cp_plan *plan;
-
-static void let_go(void) {
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    plan = NULL;
-    layout = NULL;
-}
-
-static void free_all(void) {
-    let_go();
-    cp_cache_free(cache);
-    cache = NULL;
-}
-
-AROUND_EACH(free_all, free_all);
 
 enum { SEQUENCES = 3, POSITIONS = 600, ROOM = 640, PAGE = 16 };
 
 /* Lay a call out and prove its plan. */
-static void lay_out(bool decode, const int64_t *fresh, cp_variant variant) {
-    const cp_shape shape = {4, 2, 8};
-    const cp_plan_options options = {.element_bytes = 4, .spare = 1};
-    cp_plan_report report;
-    let_go();
-    must(cp_cache_lay_out(cache, decode, fresh, &layout));
-    must(cp_plan_build(decode ? CP_DECODE : variant, layout, &shape, &options,
-                       &plan));
-    must(cp_plan_check(plan, &report));
-    cp_plan_report_free(&report);
+static void plan_turn(bool decode, const int64_t *fresh, cp_variant variant) {
+    lay_out(decode, fresh);
+    build(decode ? CP_DECODE : variant, &(cp_shape){4, 2, 8}, NULL);
+    prove();
 }
 
-static void take_turn(bool decode, const int64_t *fresh, cp_variant variant) {
-    lay_out(decode, fresh, variant);
+static void make_turn(bool decode, const int64_t *fresh, cp_variant variant) {
+    plan_turn(decode, fresh, variant);
     must(cp_cache_commit(cache, layout));
 }
 
@@ -105,7 +77,7 @@ static bool refill_part(int64_t most, uint64_t *random) {
     if (count == 0)
         return false;
     ck_assert_int_le(count, most);
-    take_turn(false, lengths, rings[harness_random(random) % 4]);
+    make_turn(false, lengths, rings[harness_random(random) % 4]);
     ck_assert_int_eq(layout->new_tokens, count);
     cp_cache_refilled(cache);
     check_holders(false);
@@ -129,14 +101,14 @@ static void random_turns(uint64_t *random) {
             all += fresh[s];
         }
         if (all > 0)
-            take_turn(decode, fresh, rings[harness_random(random) % 4]);
+            make_turn(decode, fresh, rings[harness_random(random) % 4]);
     }
 }
 
 LOOP(tokens_of_a_lost_rank_are_redistributed, 0, 6 * COUNT_OF(ways)) {
     uint64_t random = (uint64_t)_i + 1;
     const int ranks = 2 + _i % 3 + _i / COUNT_OF(ways) % 3;
-    must(cp_cache_new(ranks, SEQUENCES, ROOM, &cache));
+    new_cache(ranks, SEQUENCES, ROOM);
     cache->dealing = ways[_i % COUNT_OF(ways)];
     if (_i % 2 == 0)
         must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
@@ -159,12 +131,12 @@ LOOP(tokens_of_a_lost_rank_are_redistributed, 0, 6 * COUNT_OF(ways)) {
 TEST(a_second_loss_during_recovery) {
     int64_t lengths[SEQUENCES], count;
     uint64_t random = 3;
-    must(cp_cache_new(4, SEQUENCES, ROOM, &cache));
-    take_turn(false, (int64_t[]){400, 0, 33}, CP_PASS_KV);
+    new_cache(4, SEQUENCES, ROOM);
+    make_turn(false, (int64_t[]){400, 0, 33}, CP_PASS_KV);
     must(cp_cache_lose(cache, 1, ROOM));
     must(cp_cache_refill(cache, 60, lengths, &count));
     ck_assert_int_eq(count, 60);
-    take_turn(false, lengths, CP_PASS_Q);
+    make_turn(false, lengths, CP_PASS_Q);
     cp_cache_refilled(cache);
     must(cp_cache_lose(cache, 2, ROOM));
     refill(100, &random);
@@ -176,9 +148,9 @@ TEST(a_second_loss_during_recovery) {
  * into a leaf. */
 TEST(leaves_come_back_in_order) {
     uint64_t random = 3;
-    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    new_cache(3, SEQUENCES, ROOM);
     cache->dealing = ways[COUNT_OF(ways) - 1];
-    take_turn(false, (int64_t[]){512, 0, 0}, CP_PASS_KV);
+    make_turn(false, (int64_t[]){512, 0, 0}, CP_PASS_KV);
     must(cp_cache_lose(cache, 1, ROOM));
     refill(1000, &random);
     must(cp_cache_lose(cache, 1, ROOM));
@@ -190,15 +162,15 @@ TEST(leaves_come_back_in_order) {
 
 TEST(nothing_else_is_done_while_tokens_are_missing) {
     int64_t lengths[SEQUENCES], count;
-    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    new_cache(3, SEQUENCES, ROOM);
     must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
-    take_turn(false, (int64_t[]){90, 0, 0}, CP_PASS_KV);
+    make_turn(false, (int64_t[]){90, 0, 0}, CP_PASS_KV);
     refuses(cp_cache_lose(cache, 3, ROOM), CP_INVALID,
             "lost rank 3: there are 3 ranks");
     refuses(cp_cache_lose(cache, 0, 1), CP_INVALID,
             "it must not be less than 640");
     must(cp_cache_lose(cache, 0, ROOM));
-    let_go();
+    forget_call();
     refuses(cp_cache_lay_out(cache, false, (int64_t[]){5, 0, 0}, &layout),
             CP_INVALID, "brings 5 tokens for 0 positions");
     must(cp_cache_refill(cache, 12, lengths, &count));
@@ -211,31 +183,31 @@ TEST(nothing_else_is_done_while_tokens_are_missing) {
 /* A sequence that has not begun loses nothing. */
 TEST(losing_a_rank_without_tokens_changes_nothing) {
     int64_t lengths[SEQUENCES], count;
-    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    new_cache(3, SEQUENCES, ROOM);
     must(cp_cache_lose(cache, 1, ROOM));
     must(cp_cache_refill(cache, 12, lengths, &count));
     ck_assert_int_eq(count, 0);
     must(cp_cache_lose(cache, 1, ROOM));
     refuses(cp_cache_lose(cache, 0, ROOM), CP_INVALID, "there are 1 ranks");
-    take_turn(false, (int64_t[]){5, 6, 7}, CP_PASS_KV);
+    make_turn(false, (int64_t[]){5, 6, 7}, CP_PASS_KV);
     check_holders(true);
 }
 
 /* Sequences that shared lost pages each restore their own copy. */
 TEST(shared_pages_are_lost_and_brought_back) {
     uint64_t random = 5;
-    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
+    new_cache(3, SEQUENCES, ROOM);
     must(cp_cache_page(cache, PAGE, ROOM * SEQUENCES / PAGE));
-    take_turn(false, (int64_t[]){300, 0, 0}, CP_PASS_KV);
+    make_turn(false, (int64_t[]){300, 0, 0}, CP_PASS_KV);
     must(cp_cache_fork(cache, 0, 1, 200));
-    take_turn(true, (int64_t[]){1, 1, 0}, CP_DECODE);
+    make_turn(true, (int64_t[]){1, 1, 0}, CP_DECODE);
     must(cp_cache_lose(cache, 2, ROOM));
     refill(1000, &random);
     check_holders(true);
     random_turns(&random);
     /* Tokens after the repair can be cut; those that it restored cannot. */
     const int64_t length = cache->length[0];
-    take_turn(true, (int64_t[]){4, 0, 0}, CP_DECODE);
+    make_turn(true, (int64_t[]){4, 0, 0}, CP_DECODE);
     must(cp_cache_truncate(cache, 0, length));
     refuses(cp_cache_truncate(cache, 0, 190), CP_INVALID, "between them");
     check_holders(true);
@@ -244,14 +216,14 @@ TEST(shared_pages_are_lost_and_brought_back) {
 /* The proof of a call with holes, if one is omitted or filled twice. */
 static void damaged(void (*damage)(void), const char *words) {
     int64_t lengths[SEQUENCES], count;
-    cp_plan_report report;
-    must(cp_cache_new(3, SEQUENCES, ROOM, &cache));
-    take_turn(false, (int64_t[]){90, 0, 40}, CP_PASS_KV);
-    take_turn(false, (int64_t[]){30, 0, 40}, CP_PASS_KV);
+    new_cache(3, SEQUENCES, ROOM);
+    make_turn(false, (int64_t[]){90, 0, 40}, CP_PASS_KV);
+    make_turn(false, (int64_t[]){30, 0, 40}, CP_PASS_KV);
     must(cp_cache_lose(cache, 1, ROOM));
     must(cp_cache_refill(cache, 1000, lengths, &count));
-    lay_out(false, lengths, CP_PASS_KV);
+    plan_turn(false, lengths, CP_PASS_KV);
     damage();
+    cp_plan_report_free(&report);
     refuses(cp_plan_check(plan, &report), CP_BROKEN, words);
 }
 

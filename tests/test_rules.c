@@ -4,10 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tokens/cache.h"
-#include "plan/check.h"
-#include "expect.h"
-#include "variants/variants.h"
+#include "planned.h"
 
 enum {
     EQUATION_1,
@@ -64,19 +61,8 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
     const cp_plan_options options = {
         .element_bytes = setting->machine.element_bytes, .spare = 1};
     counted sums = {0, 0, 0};
-    cp_cache *cache;
-    cp_layout *layout;
-    cp_plan *plan;
-    cp_plan_report report;
-    must(cp_cache_new(setting->ranks, 1, fresh + cached, &cache));
-    if (cached > 0) {
-        must(cp_cache_lay_out(cache, false, &cached, &layout));
-        must(cp_cache_commit(cache, layout));
-        cp_layout_free(layout);
-    }
-    must(cp_cache_lay_out(cache, false, &fresh, &layout));
-    must(cp_plan_build(variant, layout, &setting->shape, &options, &plan));
-    must(cp_plan_check(plan, &report));
+    plan_one(variant, setting->ranks, cached, fresh, &setting->shape, &options);
+    prove();
     for (int k = 0; k < report.ranks; k++) {
         sums.pairs += report.pairs[k];
         sums.all_to_all += report.bytes[k];
@@ -87,10 +73,6 @@ static counted count_plan(cp_variant variant, const cp_setting *setting,
                          plan->slots[plan->programs[0].ops[i].in.slot].bytes;
     sums.all_to_all -= sums.ring;
     ck_assert_int_eq(report.hops, setting->ranks - 1);
-    cp_plan_report_free(&report);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
     return sums;
 }
 

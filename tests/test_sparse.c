@@ -3,14 +3,13 @@
 #define EXPECT_ALSO where
 static char where[200]; /* the current turn, for failures */
 
-#include "expect.h"
+#include "planned.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "harness/rig.h"
 #include "predict/simulate.h"
-#include "plan/check.h"
 #include "variants/sparse.h"
 
 enum { SEQUENCES = 3, TURNS = 4, RANKS = 7 };
@@ -119,40 +118,13 @@ LOOP(conversations_are_those_of_one_rank, 0, RANKS *COUNT_OF(conversations)) {
     }
 }
 
-/* The current test's objects; freed after it. */
-static cp_cache *cache;
-static cp_layout *layout;
-static cp_plan *plan;
-static cp_plan_report report;
-
-static void free_all(void) {
-    cp_plan_report_free(&report);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
-    cp_cache_free(cache);
-    plan = NULL;
-    layout = NULL;
-    cache = NULL;
-}
-
-AROUND_EACH(free_all, free_all);
-
 static const cp_shape shape = {4, 2, 8};
 
 static void plan_call(int ranks, int64_t cached, int64_t fresh,
                       cp_indexer indexer, cp_variant variant) {
     const cp_plan_options options = {
         .element_bytes = 4, .spare = 1, .indexer = indexer};
-    free_all();
-    must(cp_cache_new(ranks, 1, cached + fresh, &cache));
-    if (cached > 0) {
-        must(cp_cache_lay_out(cache, false, &cached, &layout));
-        must(cp_cache_commit(cache, layout));
-        cp_layout_free(layout);
-        layout = NULL;
-    }
-    must(cp_cache_lay_out(cache, cp_variant_decodes(variant), &fresh, &layout));
-    must(cp_plan_build(variant, layout, &shape, &options, &plan));
+    plan_one(variant, ranks, cached, fresh, &shape, &options);
 }
 
 static const cp_variant rings[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
@@ -165,7 +137,7 @@ LOOP(plans_are_proved_and_cost_what_the_formulas_say, 1, 17) {
         for (int far = 0; far < 2; far++) {
             const int64_t cached = far ? 40 * _i : 3, fresh = far ? 1 : 2 * _i;
             plan_call(_i, cached, fresh, indexer, rings[v]);
-            must(cp_plan_check(plan, &report));
+            prove();
             const int64_t rows = layout->queries->rows;
             const int64_t key_rows = layout->keys->rows;
             const int64_t query_bytes = rows * (2 * (8 + 1) * 4 + 5 * 8);
@@ -185,23 +157,6 @@ LOOP(plans_are_proved_and_cost_what_the_formulas_say, 1, 17) {
             if (_i <= 3)
                 must(cp_plan_explore(plan, 100000, NULL));
         }
-}
-
-/* The n-th operation of a kind in a rank's program. */
-static cp_op *find(int rank, cp_op_kind kind, int n) {
-    cp_program *program = &plan->programs[rank];
-    for (int64_t i = 0; i < program->count; i++)
-        if (program->ops[i].kind == kind && n-- == 0)
-            return &program->ops[i];
-    ck_abort_msg("rank %d has no such operation", rank);
-    return NULL;
-}
-
-static void erase(int rank, cp_op *op) {
-    cp_program *program = &plan->programs[rank];
-    const int64_t at = op - program->ops;
-    memmove(op, op + 1, (size_t)(program->count - at - 1) * sizeof(cp_op));
-    program->count--;
 }
 
 /* The operation that packs a list. */
@@ -255,13 +210,8 @@ LOOP(damage_to_a_sparse_plan_is_found, 0, DAMAGES) {
     const cp_indexer indexer = {2, 8, 5};
     plan_call(4, _i < OF_KEYS ? 0 : 400, _i < OF_KEYS ? 16 : 8, indexer,
               CP_PASS_Q);
-    must(cp_plan_check(plan, &report));
-    cp_plan_report_free(&report);
-    const char *message = damage(_i);
-    cp_status status = cp_plan_link(plan);
-    if (status == CP_OK)
-        status = cp_plan_check(plan, &report);
-    refuses(status, CP_BROKEN, message);
+    prove();
+    is_wrong(damage(_i));
 }
 
 TEST(impossible_sparse_plans_are_refused) {
@@ -300,7 +250,7 @@ LOOP(the_ring_with_fewer_bytes_is_chosen, 0, 24) {
     int64_t bytes[2];
     for (int v = 0; v < 2; v++) {
         plan_call(ranks, past, now, indexer, rings[v]);
-        must(cp_plan_check(plan, &report));
+        prove();
         bytes[v] = report.bytes[0];
     }
     must(cp_choose_sparse(&indexer, &shape, 4, CP_WIRE_FP32, ranks, 1, &now,
@@ -331,10 +281,8 @@ LOOP(the_simulator_sends_these_bytes, 0, 8) {
     const cp_shape model_shape = cp_model_sizes_shape(&model);
     const cp_plan_options options = {
         .element_bytes = model.cache_bytes, .spare = 1, .indexer = indexer};
-    plan_call(3, past, fresh, indexer, rings[_i % 3]);
-    cp_plan_free(plan);
-    must(cp_plan_build(rings[_i % 3], layout, &model_shape, &options, &plan));
-    must(cp_plan_check(plan, &report));
+    plan_one(rings[_i % 3], 3, past, fresh, &model_shape, &options);
+    prove();
     double sent = 0;
     for (int k = 0; k < 3; k++)
         sent += (double)report.bytes[k];

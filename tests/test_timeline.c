@@ -1,6 +1,6 @@
 /* Virtual clocks of small plans against closed forms; and drawings. */
 #define _POSIX_C_SOURCE 200809L
-#include "expect.h"
+#include "planned.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,6 @@
 
 #include "predict/draw.h"
 #include "predict/timeline.h"
-#include "variants/variants.h"
 
 enum { MOST_RANKS = 8, MOST_OPS = 16 };
 
@@ -275,18 +274,9 @@ LOOP(drawings_have_every_rank, 0, 6) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    const int64_t tokens = 50;
     const cp_shape shape = {4, 2, 8};
-    const cp_call call = {
-        .ranks = 5, .sequences = 1, .new_tokens = &tokens, .room = 50};
-    cp_layout *layout;
-    cp_plan *plan;
-    must(cp_layout_new(&call, &layout));
-    must(cp_plan_build(_i < 3 ? CP_PASS_KV : CP_PASS_Q, layout, &shape, NULL,
-                       &plan));
+    plan_one(_i < 3 ? CP_PASS_KV : CP_PASS_Q, 5, 0, 50, &shape, NULL);
     must(cp_draw(plan, drawings[_i % 3].kind, out));
-    cp_plan_free(plan);
-    cp_layout_free(layout);
     fclose(out);
     ck_assert_ptr_nonnull(strstr(text, drawings[_i % 3].rank));
     int open = 0;

@@ -1,11 +1,10 @@
 /* Sliding windows: positions, kernels, rings and their proofs. */
-#include "expect.h"
+#include "planned.h"
 
 #include <math.h>
 
 #include "harness/rig.h"
 #include "plan/build.h"
-#include "plan/check.h"
 #include "problem.h"
 #include "reference/attend/fast.h"
 #include "tokens/window.h"
@@ -150,17 +149,6 @@ LOOP(rings_see_windows, 0, COUNT_OF(ranks) * COUNT_OF(windows)) {
     }
 }
 
-static cp_layout *lay_out(int n, int64_t tokens, cp_placement placement) {
-    const cp_call call = {.ranks = n,
-                          .sequences = 1,
-                          .new_tokens = &tokens,
-                          .room = tokens,
-                          .dealing.placement = placement};
-    cp_layout *layout;
-    must(cp_layout_new(&call, &layout));
-    return layout;
-}
-
 static int64_t exchanges_of(const cp_plan *plan, int rank) {
     const cp_program *program = &plan->programs[rank];
     int64_t count = 0;
@@ -177,26 +165,16 @@ static const struct {
 };
 
 LOOP(hops_that_no_query_needs_are_skipped, 0, COUNT_OF(skips)) {
-    cp_layout *layout = lay_out(8, 8000, CP_ZIGZAG);
     const cp_shape shape = {2, 1, 4, .window = skips[_i].window};
-    cp_plan *plan;
-    cp_plan_report report;
-    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
-    must(cp_plan_check(plan, &report));
+    plan_one(CP_PASS_KV, 8, 0, 8000, &shape, NULL);
+    prove();
     ck_assert_int_eq(exchanges_of(plan, 3), skips[_i].hops);
-    cp_plan_report_free(&report);
-    cp_plan_free(plan);
-    cp_layout_free(layout);
 }
 
 /* Without any one of its attends a plan is wrong. */
 TEST(no_attend_is_too_many) {
-    cp_layout *layout = lay_out(5, 500, CP_ZIGZAG);
-    const cp_shape shape = {2, 1, 4, .window = 60};
-    cp_plan *plan;
-    cp_plan_report report;
     int attends = 0;
-    must(cp_plan_build(CP_PASS_KV, layout, &shape, NULL, &plan));
+    plan_one(CP_PASS_KV, 5, 0, 500, &(cp_shape){2, 1, 4, .window = 60}, NULL);
     for (int k = 0; k < 5; k++)
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             cp_op *op = &plan->programs[k].ops[n];
@@ -211,8 +189,6 @@ TEST(no_attend_is_too_many) {
             *op = saved;
         }
     ck_assert_int_eq(attends, 14); /* two chunks back */
-    cp_plan_free(plan);
-    cp_layout_free(layout);
 }
 
 TEST(what_windows_do_not_go_with_is_refused) {
@@ -220,12 +196,11 @@ TEST(what_windows_do_not_go_with_is_refused) {
     const cp_shape wrong = {2, 1, 4, .window = -1};
     const cp_plan_options chosen = {
         .element_bytes = 4, .spare = 1, .indexer = {1, 4, 3}};
-    cp_layout *layout = lay_out(2, 100, CP_ZIGZAG);
-    cp_plan *plan;
+    new_cache(2, 1, 100);
+    lay_out(false, (int64_t[]){100});
     refuses_with(cp_plan_build(CP_PASS_Q, layout, &shape, &chosen, &plan),
                  CP_INVALID,
                  "a window of 7 tokens goes with neither chosen keys nor exact "
                  "order");
     refuses(cp_shape_check(&wrong), CP_INVALID, "a window of -1 tokens");
-    cp_layout_free(layout);
 }

@@ -4,7 +4,7 @@
 #define EXPECT_ALSO where
 static char where[200]; /* the current call, for failures */
 
-#include "expect.h"
+#include "planned.h"
 
 #include <float.h>
 #include <math.h>
@@ -15,7 +15,6 @@ static char where[200]; /* the current call, for failures */
 #include "reference/run/encode.h"
 #include "reference/run/threads.h"
 #include "reference/run/walk.h"
-#include "variants/variants.h"
 
 enum { WIDEST = 40 };
 
@@ -603,21 +602,11 @@ static cp_status answer_all(cp_comm *comm, void *context) {
 
 LOOP(every_rank_has_the_same_answer, 2, MOST_RANKS + 1) {
     const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
-    const int64_t past = PAST, now = 1;
     const cp_threads_options threads = {.ranks = _i};
     for (int n = 0; n < (_i == 2 || _i == 4 ? 2 : 1); n++) {
         static shared_answers answers;
         const cp_plan_options options = {4, .spare = 1, .wire = CP_WIRE_INT8};
-        cp_cache *cache;
-        cp_layout *layout;
-        cp_plan *plan;
-        must(cp_cache_new(_i, 1, PAST + 1, &cache));
-        must(cp_cache_lay_out(cache, false, &past, &layout));
-        must(cp_cache_commit(cache, layout));
-        cp_layout_free(layout);
-        must(cp_cache_lay_out(cache, true, &now, &layout));
-        must(cp_plan_build(n == 0 ? CP_GATHER_O : CP_TREE, layout, &shape,
-                           &options, &plan));
+        plan_one(n == 0 ? CP_GATHER_O : CP_TREE, _i, PAST, 1, &shape, &options);
         answers.plan = plan;
         must(cp_threads_run(&threads, answer_all, &answers));
         for (int r = 1; r < _i; r++) {
@@ -625,8 +614,5 @@ LOOP(every_rank_has_the_same_answer, 2, MOST_RANKS + 1) {
                 farthest(answers.answers[0], answers.answers[r], NUMBERS);
             ck_assert_msg(off < 2e-4, "%d of %d: %g", r, _i, off);
         }
-        cp_plan_free(plan);
-        cp_layout_free(layout);
-        cp_cache_free(cache);
     }
 }

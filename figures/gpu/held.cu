@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/kernels/prefill.h"
+#include "measure/attention_device.h"
 
 #ifdef __cplusplus
 #define SEEN extern "C"
@@ -14,15 +14,9 @@
 #define SEEN
 #endif
 
-/* On the device: queries in tiles, all keys in one piece of sequence 0. */
-typedef struct {
-    int64_t first[2], count;
-    cp_piece keys, tiles[];
-} held_lists;
-
 /* A call of one size; its memory stays as long as the process. */
 typedef struct {
-    int prefill; /* which of Hopper's for prompts; 0: call.kernel */
+    const cp_timed_kernel *kernel;
     cp_device_attention call;
 } held_case;
 
@@ -35,31 +29,25 @@ static cudaError_t reserve(int64_t bytes, void **memory) {
     return error == cudaSuccess ? cudaMemset(*memory, 0, (size_t)bytes) : error;
 }
 
-/* Queries in tiles of at most that many rows, on the device. */
-static cudaError_t send_lists(cp_device_attention *call, const held_size *size,
-                              int64_t longest) {
-    const cp_piece all = {{0, size->start, size->rows, 1}, 0};
-    const size_t bytes =
-        sizeof(held_lists) +
-        (size_t)cp_ceil_divide(size->rows, longest) * sizeof(cp_piece);
-    held_lists *lists = (held_lists *)calloc(1, bytes), *device_lists;
-    void *memory = NULL;
+/* The call, but for what a caller has, and its lists on the device. */
+static cudaError_t make_call(held_case *held, const held_size *size) {
+    const cp_span queries = {0, size->start, size->rows, 1};
+    const int64_t most = (int64_t)sizeof(cp_timed_lists) +
+                         size->rows * (int64_t)sizeof(cp_piece);
+    cp_timed_lists *lists = (cp_timed_lists *)calloc(1, (size_t)most);
+    void *sent = NULL;
+    int blocks = 0;
+    cudaError_t error = cp_device_blocks(&blocks);
     if (lists == NULL)
         return cudaErrorMemoryAllocation;
-    lists->first[1] = 1;
-    lists->keys.span.count = size->keys;
-    lists->keys.span.step = 1;
-    for (int64_t i = 0; i < size->rows; i += longest)
-        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
-    cudaError_t error = reserve((int64_t)bytes, &memory);
     if (error == cudaSuccess)
-        error = cudaMemcpy(memory, lists, bytes, cudaMemcpyHostToDevice);
-    device_lists = (held_lists *)memory;
-    call->queries_of.items = device_lists->tiles;
-    call->queries_of.count = &device_lists->count;
-    call->queries_of.room = lists->count;
-    call->keys_of.items = &device_lists->keys;
-    call->keys_of.first = device_lists->first;
+        error = reserve(most, &sent);
+    if (error == cudaSuccess) {
+        const int64_t bytes =
+            cp_timed_call(held->kernel, blocks, queries, size->keys, lists,
+                          (const cp_timed_lists *)sent, &held->call);
+        error = cudaMemcpy(sent, lists, (size_t)bytes, cudaMemcpyHostToDevice);
+    }
     free(lists);
     return error;
 }
@@ -77,52 +65,23 @@ static cudaError_t give_room(cp_device_attention *call) {
     return error;
 }
 
-/* By the names that longring bench has for them. */
-static const struct {
-    const char *name;
-    cp_attend_kernel kernel;
-    int prefill;
-} kernels[] = {{"few", CP_ATTEND_FEW, 0},
-               {"hopper-few", CP_ATTEND_HOPPER_FEW, 0},
-               {"hopper-plain", CP_ATTEND_TILES, CP_PREFILL_PLAIN},
-               {"hopper", CP_ATTEND_TILES, CP_PREFILL_FAST}};
-enum { KERNELS = sizeof(kernels) / sizeof(kernels[0]) };
-
 /* For calls of one size in bf16, on the current device; NULL where there is no
  * memory or no such kernel. It stays. */
 SEEN held_case *held_new(const char *name, const held_size *size) {
     held_case *held = (held_case *)calloc(1, sizeof(*held));
     int n = 0;
-    while (n < KERNELS && strcmp(name, kernels[n].name) != 0)
+    while (n < CP_TIMED_KERNELS && strcmp(name, cp_timed_kernels[n].name) != 0)
         n++;
-    if (held == NULL || n == KERNELS) {
+    if (held == NULL || n == CP_TIMED_KERNELS) {
         free(held);
         return NULL;
     }
-    held->prefill = kernels[n].prefill;
-    held->call.kernel = kernels[n].kernel;
+    held->kernel = &cp_timed_kernels[n];
     held->call.shape.query_heads = size->heads;
     held->call.shape.kv_heads = size->kv_heads;
     held->call.shape.head_dim = size->dim;
     held->call.element = CP_BF16;
-    held->call.keys_of.sequences = 1;
-    held->call.keys_of.longest = held->call.key_rows = size->keys;
-    held->call.key_heads = size->kv_heads;
-    held->call.rows = size->rows;
-    const cp_shape *shape = &held->call.shape;
-    const int64_t longest =
-        held->prefill > 0 ? cp_device_prefill_tile(shape)
-                          : cp_device_query_tile(held->call.kernel, shape);
-    int blocks = 0;
-    cudaError_t error = cp_device_blocks(&blocks);
-    if (error == cudaSuccess)
-        error = send_lists(&held->call, size, longest);
-    held->call.splits =
-        held->prefill > 0
-            ? 1
-            : cp_device_splits(&held->call, blocks,
-                               cp_device_most_splits(held->call.kernel, shape,
-                                                     blocks, size->rows));
+    cudaError_t error = make_call(held, size);
     if (error == cudaSuccess)
         error = give_room(&held->call);
     return error == cudaSuccess ? held : NULL;
@@ -139,9 +98,7 @@ SEEN int held_run(const held_case *held, bool merge, const void *queries,
     call.values = values;
     call.output = output;
     call.lse = lse;
-    return (int)(held->prefill > 0
-                     ? cp_device_prefill(&call, held->prefill, stream)
-                     : cp_device_attend(&call, stream));
+    return (int)cp_timed_attend(held->kernel, &call, stream);
 }
 
 typedef struct {

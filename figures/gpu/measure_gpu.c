@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/timed_device.h"
+#include "measure/timed_device.h"
 #include "cuda/kernels/device_encode.h"
 #include "cuda/run/nccl_link.h"
 #include "tests/emulator/emulator.h"

@@ -14,7 +14,10 @@
 
 #include <blis.h>
 
-#include "app/measure.h"
+#include "measure/attention_cores.h"
+#include "measure/bench.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "figures/ladder/rungs.h"
 #include "figures/tools.h"
 #include "reference/attend/micro.h"
@@ -35,57 +38,22 @@ static float *filled(int64_t count, uint64_t seed) {
 
 /* ---- whole rungs */
 
-typedef struct {
-    int64_t tokens;
-    cp_piece query, key;
-    cp_pieces query_pieces, key_pieces;
-    float *queries, *keys, *values, *output, *lse;
-} ladder_problem;
-
-/* As many new tokens as cached ones, and none of the new ones among the keys,
- * is full; a prompt among itself is causal. */
-static void open_problem(ladder_problem *p, int64_t tokens, bool causal) {
-    const int64_t wide = tokens * shape.query_heads * shape.head_dim;
-    const int64_t narrow = tokens * shape.kv_heads * shape.head_dim;
-    p->tokens = tokens;
-    p->query = (cp_piece){{0, causal ? 0 : tokens, tokens, 1}, 0};
-    p->key = (cp_piece){{0, 0, tokens, 1}, 0};
-    p->query_pieces = (cp_pieces){&p->query, 1, 1};
-    p->key_pieces = (cp_pieces){&p->key, 1, 1};
-    p->queries = filled(wide, 1);
-    p->keys = filled(narrow, 2);
-    p->values = filled(narrow, 3);
-    p->output = filled(wide, 4);
-    p->lse = filled(tokens * shape.query_heads, 5);
-}
-
-static void close_problem(ladder_problem *p) {
-    free(p->queries);
-    free(p->keys);
-    free(p->values);
-    free(p->output);
-    free(p->lse);
+static void open_problem(cp_timed_attention *p, cp_bench_part part,
+                         int64_t tokens) {
+    *p = (cp_timed_attention){.shape = shape};
+    need(cp_timed_attention_new(p, THREADS, cp_bench_queries(part, tokens),
+                                (cp_span){0, 0, tokens, 1}));
 }
 
 typedef struct {
-    const ladder_problem *p;
+    const cp_timed_attention *p;
     cp_kernel attend;
 } ladder_job;
 
 static cp_status attend_once(void *context, double *seconds) {
     const ladder_job *job = context;
-    const ladder_problem *p = job->p;
-    const cp_attention call = {.shape = &shape,
-                               .query_pieces = &p->query_pieces,
-                               .queries = p->queries,
-                               .key_pieces = &p->key_pieces,
-                               .keys = p->keys,
-                               .values = p->values,
-                               .threads = THREADS,
-                               .output = p->output,
-                               .lse = p->lse};
     const double start = cp_clock();
-    const cp_status status = job->attend(&call);
+    const cp_status status = job->attend(&job->p->call);
     *seconds = cp_clock() - start;
     return status;
 }
@@ -101,13 +69,11 @@ static double fraction(const cp_bench_case *a, const cp_bench_case *of,
 
 /* Rungs first to last - 1 against the peak, which takes a turn of its own
  * before each of them. */
-static void run_rungs(const ladder_problem *p, int first, int last, int rounds,
-                      bool warm, double *fractions) {
+static void run_rungs(const cp_timed_attention *p, double work, int first,
+                      int last, int rounds, bool warm, double *fractions) {
     static const int threads = THREADS;
     cp_bench_case entries[2 * ALL];
     ladder_job jobs[ALL];
-    const double work = 4.0 * (double)(shape.query_heads * shape.head_dim) *
-                        (double)cp_span_pairs(p->query.span, p->key.span);
     const int count = last - first;
     for (int i = 0; i < count; i++) {
         jobs[i] = (ladder_job){p, cp_ladder[first + i].attend};
@@ -127,23 +93,23 @@ static void run_rungs(const ladder_problem *p, int first, int last, int rounds,
 /* ||dO|| / ||O|| of a rung, causal, 512 tokens. */
 static double error_of(cp_kernel attend) {
     static double *truth, *lse;
-    ladder_problem p;
+    cp_timed_attention p;
     double seconds, difference = 0.0, norm = 0.0;
-    open_problem(&p, 512, true);
+    open_problem(&p, CP_BENCH_CAUSAL, 512);
     const int64_t rows = 512 * shape.query_heads, count = rows * shape.head_dim;
     if (truth == NULL) {
         need(cp_allocate(&truth, count, 8, "true output"));
         need(cp_allocate(&lse, rows, 8, "true lse"));
-        need(cp_oracle(&shape, &p.query_pieces, p.queries, &p.key_pieces,
-                       p.keys, p.values, truth, lse));
+        need(cp_oracle(&shape, &p.queries, p.call.queries, &p.keys, p.call.keys,
+                       p.call.values, truth, lse));
     }
     ladder_job job = {&p, attend};
     need(attend_once(&job, &seconds));
     for (int64_t i = 0; i < count; i++) {
-        difference += pow((double)p.output[i] - truth[i], 2.0);
+        difference += pow((double)p.call.output[i] - truth[i], 2.0);
         norm += truth[i] * truth[i];
     }
-    close_problem(&p);
+    free(p.tensors[0]);
     return sqrt(difference / norm);
 }
 
@@ -160,13 +126,17 @@ static void print_rungs(int first, int last, const char *name) {
     static double fractions[2 * LENGTHS][ALL];
     for (int n = 0; n < LENGTHS; n++)
         for (int causal = 0; causal < 2; causal++) {
-            ladder_problem p;
+            const cp_bench_part part =
+                causal == 1 ? CP_BENCH_CAUSAL : CP_BENCH_FULL;
+            const double work = cp_bench_work(part, &shape, lengths[n], 4);
+            cp_timed_attention p;
             double *to = fractions[2 * n + causal];
-            open_problem(&p, lengths[n], causal == 1);
+            open_problem(&p, part, lengths[n]);
             if (first == 0 && lengths[n] <= 2048) /* it takes seconds */
-                run_rungs(&p, 0, 1, 3, lengths[n] == 2048, to);
-            run_rungs(&p, first > 0 ? first : 1, last, rounds[n], false, to);
-            close_problem(&p);
+                run_rungs(&p, work, 0, 1, 3, lengths[n] == 2048, to);
+            run_rungs(&p, work, first > 0 ? first : 1, last, rounds[n], false,
+                      to);
+            free(p.tensors[0]);
         }
     for (int rung = first; rung < last; rung++) {
         const bool later = name != NULL || rung >= CP_RUNGS;

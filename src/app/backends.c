@@ -1,12 +1,19 @@
 /* The table of backends, and what is measured at their places. */
-#include "app/command.h"
-#include "app/meter.h"
+#include "app/backends.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "measure/calibrate_cores.h"
+#ifdef CP_HAVE_CUDA
+#include "measure/calibrate_device.h"
+#endif
 #include "reference/attend/bf16.h"
 #include "reference/attend/micro.h"
+
+const char *const cp_backend_names[CP_BACKEND_NAMES] = {
+    "threads", "threads-bf16", "mpi",     "mpi-bf16",
+    "cuda",    "cuda-fp32",    "cuda-fp8"};
 
 const cp_backend *const cp_backends[] = {
     &cp_backend_threads,
@@ -30,7 +37,7 @@ const cp_backend *cp_backend_find(const char *name) {
     return NULL;
 }
 
-const cp_runner *cp_meter_cores(const cp_backend *backend) {
+const cp_runner *cp_backend_cores(const cp_backend *backend) {
 #ifdef CP_HAVE_MPI
     if (backend == &cp_backend_mpi || backend == &cp_backend_mpi_bf16)
         return cp_runner_mpi;
@@ -40,30 +47,35 @@ const cp_runner *cp_meter_cores(const cp_backend *backend) {
     return backend == &cp_backend_threads ? &cp_runner_threads : NULL;
 }
 
-cp_status cp_meter_bench(const cp_backend *backend, const cp_bench *bench) {
+cp_status cp_backend_bench(const cp_backend *backend, const cp_bench *bench) {
 #ifdef CP_HAVE_CUDA
-    if (cp_meter_cores(backend) == NULL)
-        return cp_cuda_bench(backend, bench);
+    if (cp_backend_cores(backend) == NULL)
+        return cp_bench_device(bench, backend == &cp_backend_cuda_fp32);
 #endif
     (void)backend;
-    return cp_bench_attention(bench);
+    return cp_bench_cores(bench);
 }
 
-cp_status cp_meter_calibrate(const cp_backend *backend,
-                             const cp_calibration *calibration) {
-    const cp_runner *runner = cp_meter_cores(backend);
+cp_status cp_backend_calibrate(const cp_backend *backend,
+                               const cp_calibration *calibration) {
+    const cp_runner *runner = cp_backend_cores(backend);
 #ifdef CP_HAVE_CUDA
+    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
+                               : backend == &cp_backend_cuda_fp8
+                                   ? CP_NUMBERS_F8
+                                   : CP_NUMBERS_BF16;
     if (runner == NULL)
-        return cp_cuda_calibrate(backend, calibration);
+        return cp_calibrate_device(cp_cuda_runner(calibration->ranks), numbers,
+                                   calibration);
 #endif
-    return cp_calibrate_run(runner, calibration);
+    return cp_calibrate_cores(runner, calibration);
 }
 
-bool cp_command_in_order(void) {
+bool cp_cores_in_order(void) {
     return cp_micro_get()->in_order;
 }
 
-const char *cp_command_kernel(void) {
+const char *cp_cores_kernel(void) {
     static char about[200];
     snprintf(about, sizeof(about), "%s; bf16: %s", cp_micro_get()->about,
              cp_bf16_about());

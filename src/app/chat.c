@@ -52,15 +52,15 @@ static cp_status answer_begin(cp_chat *chat, int64_t sequence) {
 }
 
 /* The prefix that a sequence shares with sequence 0 is not read again, except
- * for at least the last token, after which the answer is drawn. */
+ * for at least the last token, after which the answer is drawn. Several
+ * sequences are a batch, which has no earlier turns. */
 static void shared_prefix_find(cp_chat *chat, int64_t sequence) {
     const cp_conversation *first = &chat->conversations[0];
     cp_conversation *conversation = &chat->conversations[sequence];
     const int64_t most =
         cp_min(first->tokens.count, conversation->tokens.count - 1);
     conversation->shared_prefix = 0;
-    if (chat->document == NULL || conversation->turn_start > 0 ||
-        first->turn_start > 0)
+    if (chat->document == NULL)
         return;
     while (conversation->shared_prefix < most &&
            conversation->tokens.items[conversation->shared_prefix] ==

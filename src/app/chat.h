@@ -7,6 +7,8 @@
 
 #include "app/command.h"
 #include "app/cost.h"
+#include "app/io.h"
+#include "app/opened.h"
 #include "app/transcript.h"
 #include "model/template.h"
 
@@ -24,6 +26,7 @@ typedef struct {
         shared_prefix; /* length of the prefix to be taken over from sequence 0
                        when that has read it; 0: none */
     int64_t left;      /* tokens that the answer may still get */
+    bool thinks;       /* its answer begins within a thought */
     bool ended;        /* tokens includes its end: nothing more is drawn */
     double last_token_time; /* when its last token came */
     cp_sampler sampler;

@@ -69,6 +69,16 @@ static cp_status thoughts_drop(cp_chat *chat, int64_t sequence) {
     return status;
 }
 
+/* Does an answer begin within a thought? Then its prompt ends with <think>, or
+ * with that and an empty line. */
+static bool ends_in_thought(const cp_chat *chat, const cp_ids *tokens) {
+    const int32_t open = cp_tokenizer_find(chat->opened.tokenizer, "<think>");
+    for (int64_t n = 1; n <= cp_min(2, tokens->count); n++)
+        if (tokens->items[tokens->count - n] == open)
+            return true;
+    return false;
+}
+
 cp_status cp_question_add(cp_chat *chat, const char *question,
                           int64_t sequence) {
     cp_conversation *conversation = &chat->conversations[sequence];
@@ -78,19 +88,11 @@ cp_status cp_question_add(cp_chat *chat, const char *question,
     CP_TRY(thoughts_drop(chat, sequence));
     if (joins)
         CP_TRY(text_join(chat, question, &bytes));
-    return cp_template_turn(&chat->template, chat->opened.tokenizer, first,
+    CP_TRY(cp_template_turn(&chat->template, chat->opened.tokenizer, first,
                             joins ? chat->document : question, bytes,
-                            &conversation->tokens);
-}
-
-/* Does an answer begin within a thought? Then its prompt ends with <think>, or
- * with that and an empty line. */
-static void mood_begin(cp_chat *chat, const cp_conversation *conversation) {
-    const int32_t open = cp_tokenizer_find(chat->opened.tokenizer, "<think>");
-    chat->mood = CP_SPEAKS;
-    for (int64_t n = 1; n <= cp_min(2, conversation->answer_start); n++)
-        if (conversation->tokens.items[conversation->answer_start - n] == open)
-            chat->mood = CP_THINKS;
+                            &conversation->tokens));
+    conversation->thinks = ends_in_thought(chat, &conversation->tokens);
+    return CP_OK;
 }
 
 static bool is_empty_lines(cp_gguf_string text) {
@@ -125,7 +127,7 @@ static void token_show(cp_chat *chat, int32_t token) {
 void cp_answer_show(cp_chat *chat, const cp_conversation *conversation,
                     int64_t from) {
     if (from == 0)
-        mood_begin(chat, conversation);
+        chat->mood = conversation->thinks ? CP_THINKS : CP_SPEAKS;
     for (int64_t n = from; n < conversation->answer.count; n++)
         token_show(chat, conversation->answer.items[n]);
 }

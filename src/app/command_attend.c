@@ -1,6 +1,8 @@
 /* longring attend: exact attention of .npy tensors over N ranks. */
 #define _GNU_SOURCE
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_ring.h"
 
 #include <dirent.h>
 #include <errno.h>

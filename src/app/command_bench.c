@@ -1,10 +1,10 @@
 /* longring bench: how fast attention and the ring are on this machine. */
 #include "app/command.h"
+#include "app/opened.h"
 
 #include <string.h>
 
-#include "app/bench.h"
-#include "app/meter.h"
+#include "app/backends.h"
 #include "ground/host.h"
 #include "reference/attend/fast.h"
 #include "group/process_group.h"
@@ -139,7 +139,7 @@ static cp_status bench_check(void *context) {
     const bool joined = cp_process_group_own()->broadcast != NULL;
     CP_TRY(cp_command_ring_check(ring));
     bench->dealing = ring->placement.dealing;
-    bench->runner = cp_meter_cores(ring->backend);
+    bench->runner = cp_backend_cores(ring->backend);
     if (joined && on_gpu(run))
         return cp_refuse("--on %s: a single process measures a GPU",
                          ring->backend->name);
@@ -169,7 +169,7 @@ static void head_print(const bench_run *run) {
         const char *last = strrchr(run->arguments[i], '/');
         printf(" %s", last != NULL ? last + 1 : run->arguments[i]);
     }
-    printf("\n# micro-kernel: %s", cp_command_kernel());
+    printf("\n# micro-kernel: %s", cp_cores_kernel());
     puts("\nwhat,rate,unit,milliseconds,fraction,fraction_low,fraction_high,"
          "of,rounds");
 }
@@ -179,7 +179,7 @@ static void title_print(const bench_run *run) {
     const cp_bench *bench = &run->bench;
     const cp_shape *shape = &bench->shape;
     cp_host_describe(machine, sizeof(machine));
-    printf("%s\nmicro-kernel: %s\n", machine, cp_command_kernel());
+    printf("%s\nmicro-kernel: %s\n", machine, cp_cores_kernel());
     printf("%ld query heads, %ld key and value heads of %ld;\n%d "
            "thread%s; median of %d round%s [lowest highest]\n\n",
            shape->query_heads, shape->kv_heads, shape->head_dim, bench->threads,
@@ -227,17 +227,14 @@ static cp_status weights_load(bench_run *run) {
 
 static cp_status bench_work(void *context) {
     bench_run *run = context;
-    const bool model = run->model != NULL;
-    if (model)
+    if (run->model != NULL)
         CP_TRY(weights_load(run));
     if (run->csv)
         head_print(run);
     else
         title_print(run);
     fflush(stdout);
-    return model && !on_gpu(run)
-               ? cp_bench_model(&run->bench)
-               : cp_meter_bench(run->ring.backend, &run->bench);
+    return cp_backend_bench(run->ring.backend, &run->bench);
 }
 
 int cp_command_bench(int count, char *const *arguments) {

@@ -1,12 +1,14 @@
 /* longring calibrate: measure this machine and describe it. */
 #define _GNU_SOURCE
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_ring.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "app/meter.h"
+#include "app/backends.h"
 #include "ground/host.h"
 #include "predict/calibrate.h"
 #include "group/process_group.h"
@@ -75,7 +77,7 @@ static cp_status description_write(void *context, FILE *out) {
             calibration->ranks, cp_plural(calibration->ranks),
             run->backend->name, calibration->shape.query_heads,
             calibration->shape.kv_heads, calibration->shape.head_dim);
-    fprintf(out, "# micro-kernel: %s\n", cp_command_kernel());
+    fprintf(out, "# micro-kernel: %s\n", cp_cores_kernel());
     cp_hardware_write(&run->hardware, out);
     return CP_OK;
 }
@@ -91,7 +93,7 @@ static cp_status calibrate_work(void *context) {
     run->calibration.context = run;
     cp_progress_show(&run->progress, 0, 1);
     const cp_status measured =
-        cp_meter_calibrate(run->backend, &run->calibration);
+        cp_backend_calibrate(run->backend, &run->calibration);
     cp_progress_end(&run->progress);
     CP_TRY(measured);
     CP_TRY(cp_page_make(description_write, run, &text));

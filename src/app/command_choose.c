@@ -1,6 +1,7 @@
 /* longring choose: which ring each rule chooses, and where its choice
  * changes. */
 #include "app/command.h"
+#include "app/options_call.h"
 
 #include <math.h>
 

@@ -1,5 +1,7 @@
 /* longring logits: a model's scores of given tokens, over N ranks. */
 #include "app/command.h"
+#include "app/io.h"
+#include "app/opened.h"
 
 #include <math.h>
 #include <stdlib.h>

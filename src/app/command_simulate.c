@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_call.h"
 #include "predict/pipeline.h"
 #include "predict/rules.h"
 #include "variants/sparse.h"

@@ -1,5 +1,7 @@
 /* longring state: a layer with a state, on .npy tensors, over N ranks. */
 #include "app/command.h"
+#include "app/io.h"
+#include "app/options_ring.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,8 @@
 /* longring tokenize: text to a model's tokens, and back. */
 #define _POSIX_C_SOURCE 200809L
 #include "app/command.h"
+#include "app/io.h"
+#include "app/opened.h"
 
 #include <errno.h>
 #include <stdlib.h>

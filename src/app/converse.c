@@ -43,7 +43,6 @@ static void help_show(const cp_chat *chat) {
 
 static cp_status variant_set(cp_chat *chat, const char *name) {
     cp_variant variant;
-    name += strspn(name, " ");
     if (!cp_variant_parse(name, &variant) || cp_variant_decodes(variant))
         return cp_refuse(
             "/variant %s: choose one of auto, pass-kv, pass-q, all-gather",
@@ -58,7 +57,6 @@ static cp_status variant_set(cp_chat *chat, const char *name) {
 static cp_status document_set(cp_chat *chat, const char *path) {
     char *text;
     int64_t bytes;
-    path += strspn(path, " ");
     if (path[0] == '\0') {
         chat->document_bytes = 0;
         free(chat->document);
@@ -113,14 +111,14 @@ static cp_status ranks_set(cp_chat *chat, const char *text) {
     return CP_OK;
 }
 
-/* The argument after a command's name; NULL if the line has another command, or
- * no argument. */
+/* The argument after a command's name, perhaps ""; NULL if the line has another
+ * command. */
 static const char *behind(const char *line, const char *command) {
     const size_t length = strlen(command);
-    if (strncmp(line, command, length) != 0 || line[length] != ' ')
+    if (strncmp(line, command, length) != 0)
         return NULL;
-    line += length + strspn(line + length, " ");
-    return line[0] != '\0' ? line : NULL;
+    line += length;
+    return line[0] == ' ' || line[0] == '\0' ? line + strspn(line, " ") : NULL;
 }
 
 static cp_status line_answer(cp_chat *chat, const char *line) {
@@ -133,15 +131,15 @@ static cp_status line_answer(cp_chat *chat, const char *line) {
         return cp_cost_plan(&chat->cost, chat->session);
     if (strcmp(line, "/clear") == 0)
         return conversation_clear(chat);
-    if (strcmp(line, "/file") == 0 || strncmp(line, "/file ", 6) == 0)
-        return document_set(chat, line + 5);
-    if (strncmp(line, "/variant", 8) == 0)
-        return variant_set(chat, line + 8);
-    if ((word = behind(line, "/ranks")) != NULL)
+    if ((word = behind(line, "/file")) != NULL)
+        return document_set(chat, word);
+    if ((word = behind(line, "/variant")) != NULL)
+        return variant_set(chat, word);
+    if ((word = behind(line, "/ranks")) != NULL && word[0] != '\0')
         return ranks_set(chat, word);
-    if ((word = behind(line, "/save")) != NULL)
+    if ((word = behind(line, "/save")) != NULL && word[0] != '\0')
         return cp_chat_save(chat, word);
-    if ((word = behind(line, "/load")) != NULL)
+    if ((word = behind(line, "/load")) != NULL && word[0] != '\0')
         return load_instead(chat, word);
     if (line[0] == '/')
         return cp_refuse("%s: no such command; /help lists them", line);

@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/command.h"
+#include "app/io.h"
+#include "ground/screen.h"
+#include "ground/text.h"
 #include "predict/draw.h"
 
 void cp_cost_clear(cp_cost *cost) {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "app/command.h"
+#include "app/opened.h"
 
 void cp_transcript_drop(cp_transcript *transcript) {
     const cp_transcript_call *last = &transcript->calls[--transcript->count];

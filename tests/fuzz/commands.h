@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "app/command.h"
+#include "app/options_ring.h"
 
 enum { COMMAND_WORDS = 40 };
 

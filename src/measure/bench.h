@@ -3,9 +3,9 @@
 #define CP_BENCH_H
 
 #include "ground/options.h"
+#include "measure/stopwatch.h"
 #include "model/session.h"
 #include "reference/attend/attend.h"
-#include "reference/run/runner.h"
 
 /* What can be measured. */
 typedef enum {
@@ -21,6 +21,14 @@ typedef enum {
 } cp_bench_part;
 extern const char *const cp_bench_names[CP_BENCH_PARTS];
 
+/* The queries of an attention (full, causal or decode) over this many keys. */
+cp_span cp_bench_queries(cp_bench_part part, int64_t keys);
+
+/* What its rate counts: operations, or, of decode, the bytes of the keys and
+ * values that are read, with element_bytes for a number. */
+double cp_bench_work(cp_bench_part part, const cp_shape *shape, int64_t keys,
+                     int64_t element_bytes);
+
 /* The spread over the rounds of one measurement. All zero: none. */
 typedef struct {
     double median, low, high;
@@ -35,8 +43,6 @@ typedef struct {
     const char *of;      /* what the fraction is a fraction of, or "" */
     cp_spread fraction;  /* our rate / that rate */
 } cp_bench_row;
-
-enum { CP_BENCH_ROUNDS = 99 }; /* larger counts are refused */
 
 /* What to measure, how, and where the rows go. */
 typedef struct {
@@ -57,13 +63,26 @@ typedef struct {
     void *context;
 } cp_bench;
 
-/* Each of these reports its rows, and fails as what it measures does, or with
- * CP_MEMORY. The first measures the parts that bench->parts selects. The second
- * compares rings of each size in bench->ranks with one rank that has as many
- * cores in all. The third measures prompts and generation of bench->model,
- * which must have enough positions. */
-cp_status cp_bench_attention(const cp_bench *bench);
-cp_status cp_bench_ring(const cp_bench *bench);
-cp_status cp_bench_model(const cp_bench *bench);
+/* Report a row: the rates of bench_case, and their ratios to those of base,
+ * which may be NULL. */
+void cp_bench_report(const cp_bench *bench, const cp_bench_case *bench_case,
+                     const cp_bench_case *base);
+
+/* Measure on cores, or on one GPU with numbers of fp32 or bf16, the parts that
+ * bench->parts selects; or prompts and generation of bench->model, which must
+ * have enough positions. These report their rows, and fail as what they measure
+ * does, with CP_MEMORY, and with CP_BROKEN if a GPU's result is wrong. */
+cp_status cp_bench_cores(const cp_bench *bench);
+cp_status cp_bench_device(const cp_bench *bench, bool fp32);
+
+/* What they share: the model against these ceilings, of operations and of bytes;
+ * a number of keys and values has element_bytes bytes. */
+cp_status cp_bench_model(const cp_bench *bench, const cp_bench_case ceilings[2],
+                         int64_t element_bytes);
+
+/* Rings of each size in bench->ranks against one rank that has as many cores in
+ * all, or the GPU alone; on a GPU only for the largest of bench->tokens. */
+cp_status cp_bench_ring_cores(const cp_bench *bench);
+cp_status cp_bench_ring_device(const cp_bench *bench, bool fp32);
 
 #endif

@@ -4,8 +4,8 @@
 #define CP_TIMED_DEVICE_H
 
 #include "cuda/kernels/device.h"
-#include "cuda/kernels/kernels.h"
 #include "cuda/kernels/multiply.h"
+#include "measure/attention_device.h"
 
 /* Tensors on the device: inputs, then the rest. */
 enum {
@@ -24,12 +24,6 @@ enum {
     CP_TIMED_LISTS,
     CP_TIMED_TENSORS
 };
-
-/* Queries in tiles, all keys in one piece of sequence 0. */
-typedef struct {
-    int64_t first[2], count;
-    cp_piece keys, tiles[];
-} cp_timed_lists;
 
 typedef struct {
     cp_shape shape;
@@ -56,11 +50,11 @@ cp_status cp_device_numbers(char *memory, int64_t bytes, cudaStream_t stream);
 cp_status cp_timed_device_set(cp_timed_device *device);
 void cp_timed_device_clear(cp_timed_device *device);
 
-/* An attention of rows that begin at position `start` over `keys` keys, in tiles
- * of at most `longest` rows. Enqueues its lists, which the next one overwrites. */
+/* An attention of these queries over `keys` keys. Enqueues its lists, which the
+ * next one overwrites. */
 cp_status cp_timed_device_attention(const cp_timed_device *device,
-                                    cp_attend_kernel kernel, int64_t start,
-                                    int64_t rows, int64_t keys, int64_t longest,
+                                    const cp_timed_kernel *kernel,
+                                    cp_span queries, int64_t keys,
                                     cp_device_attention *call);
 
 #endif

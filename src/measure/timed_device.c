@@ -1,4 +1,5 @@
-#include "app/timed_device.h"
+/* What timing on a GPU needs. */
+#include "measure/timed_device.h"
 
 #include <stdlib.h>
 
@@ -84,36 +85,23 @@ void cp_timed_device_clear(cp_timed_device *device) {
 }
 
 cp_status cp_timed_device_attention(const cp_timed_device *device,
-                                    cp_attend_kernel kernel, int64_t start,
-                                    int64_t rows, int64_t keys, int64_t longest,
+                                    const cp_timed_kernel *kernel,
+                                    cp_span queries, int64_t keys,
                                     cp_device_attention *call) {
-    const cp_piece all = {{0, start, rows, 1}, 0};
-    cp_timed_lists *lists = device->lists;
-    const cp_timed_lists *sent =
-        (const cp_timed_lists *)device->memory[CP_TIMED_LISTS];
-    *lists = (cp_timed_lists){.first = {0, 1}, .keys = {{0, 0, keys, 1}, 0}};
-    for (int64_t i = 0; i < rows; i += longest)
-        lists->tiles[lists->count++] = cp_piece_part(all, i, longest);
     *call = (cp_device_attention){
-        .kernel = kernel,
         .shape = device->shape,
         .element = device->element,
-        .queries_of = {sent->tiles, &sent->count, lists->count},
-        .keys_of = {&sent->keys, sent->first, 1, keys},
         .queries = device->memory[CP_TIMED_QUERIES],
         .keys = device->memory[CP_TIMED_KEYS],
         .values = device->memory[CP_TIMED_VALUES],
-        .key_rows = keys,
         .unfinished = (float *)device->memory[CP_TIMED_UNFINISHED],
         .tickets = (int32_t *)device->memory[CP_TIMED_TICKETS],
-        .rows = rows,
         .output = (float *)device->memory[CP_TIMED_OUTPUT],
         .lse = (float *)device->memory[CP_TIMED_LSE],
     };
-    call->splits = cp_device_splits(
-        call, device->blocks,
-        cp_device_most_splits(kernel, &device->shape, device->blocks, rows));
-    return cp_bytes_copy(device->memory[CP_TIMED_LISTS], lists,
-                         (char *)(lists->tiles + lists->count) - (char *)lists,
+    const int64_t bytes = cp_timed_call(
+        kernel, device->blocks, queries, keys, device->lists,
+        (const cp_timed_lists *)device->memory[CP_TIMED_LISTS], call);
+    return cp_bytes_copy(device->memory[CP_TIMED_LISTS], device->lists, bytes,
                          device->queues.compute, "tiles");
 }

@@ -2,12 +2,11 @@
  * alone. */
 #include <stdio.h>
 
-#include "app/device_calibrate.h"
-#include "app/measure.h"
-#include "app/meter.h"
-#include "app/timed_device.h"
+#include "measure/bench.h"
+#include "measure/timed_device.h"
 #include "cuda/kernels/device.h"
 #include "cuda/run/streams.h"
+#include "predict/calibrate.h"
 #include "tokens/cache.h"
 #include "variants/variants.h"
 
@@ -91,8 +90,6 @@ static cp_status team_walk(void *context, double *seconds) {
 static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
                            int64_t tokens) {
     static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_KV, CP_PASS_Q};
-    const cp_span all = {0, 0, tokens, 1};
-    const cp_shape *shape = &bench->shape;
     device_team teams[3] = {{0}};
     cp_bench_case entries[3];
     cp_status status = CP_OK;
@@ -103,8 +100,7 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
             .what = "one rank",
             .unit = "TFLOP/s",
             .scale = 1e12,
-            .work = 4.0 * (double)(shape->query_heads * shape->head_dim) *
-                    (double)cp_span_pairs(all, all),
+            .work = cp_bench_work(CP_BENCH_CAUSAL, &bench->shape, tokens, 0),
             .run = team_walk,
             .context = &teams[n]};
         if (n > 0)
@@ -115,13 +111,14 @@ static cp_status ring_rows(const cp_bench *bench, cp_element element, int ranks,
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, 3, entries);
     for (int n = 1; n < 3 && status == CP_OK; n++)
-        cp_measure_report(bench, &entries[n], &entries[0]);
+        cp_bench_report(bench, &entries[n], &entries[0]);
     for (int n = 0; n < 3; n++)
         team_close(&teams[n]);
     return status;
 }
 
-cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element) {
+cp_status cp_bench_ring_device(const cp_bench *bench, bool fp32) {
+    const cp_element element = fp32 ? CP_F32 : CP_BF16;
     const int64_t tokens = cp_largest(&bench->tokens);
     for (int64_t n = 0; n < bench->ranks.count; n++) {
         const int64_t ranks = bench->ranks.items[n];

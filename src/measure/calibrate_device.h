@@ -1,8 +1,7 @@
-/* Calibration of ranks on GPUs, and what their benchmark shares with it. */
-#ifndef CP_DEVICE_CALIBRATE_H
-#define CP_DEVICE_CALIBRATE_H
+/* Calibration of ranks on GPUs. */
+#ifndef CP_CALIBRATE_DEVICE_H
+#define CP_CALIBRATE_DEVICE_H
 
-#include "app/bench.h"
 #include "predict/calibrate.h"
 
 #include "cuda/model/device_engine.h"
@@ -14,13 +13,8 @@
  * the group calls it with the same arguments. Fails with CP_MEMORY, naming the
  * bytes; with CP_INVALID if such matrices cannot be multiplied; and with
  * CP_BROKEN as CUDA and the link do. */
-cp_status cp_device_calibrate(const cp_device_runner *runner,
+cp_status cp_calibrate_device(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *calibration);
-
-/* Report rows that compare rings of each size in bench->ranks, all on this GPU,
- * with one rank: a prefill of the largest of bench->tokens. Fails as walks
- * do. */
-cp_status cp_cuda_bench_ring(const cp_bench *bench, cp_element element);
 
 #endif

@@ -3,7 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "app/measure.h"
+#include "measure/attention_cores.h"
+#include "measure/bench.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "reference/attend/panels.h"
 #include "reference/attend/partial.h"
 
@@ -11,9 +14,8 @@
 typedef struct {
     const cp_bench *bench;
     cp_bench_part part;
-    cp_span queries, keys;
     int64_t rows; /* of partials, where heads are rows; floats of a workspace */
-    float *tensors[5];
+    cp_timed_attention one; /* its tensors are any row's */
 } attention_case;
 
 enum { MICRO_TIMES = 512 };
@@ -31,7 +33,7 @@ static cp_status micro_run(void *context, double *seconds) {
 #pragma omp parallel for num_threads(threads) schedule(static, MICRO_TIMES)
     for (int n = 0; n < threads * MICRO_TIMES; n++) {
         cp_workspace workspace = {
-            attention->tensors[0] + n / MICRO_TIMES * attention->rows, 0};
+            attention->one.tensors[0] + n / MICRO_TIMES * attention->rows, 0};
         const cp_panels panels = cp_panels_lay_out(
             &cp_panels_fp32, shape, m->panel, &workspace, &workspace);
         for (int64_t j = 0; j < panels.most; j += m->slice)
@@ -63,55 +65,33 @@ static cp_status micro_open(attention_case *attention, cp_bench_case *out) {
                                 (double)(threads * shape->head_dim * m->panel),
                         .run = micro_run,
                         .context = attention};
-    return cp_measure_tensors((int)threads, 1, &floats, attention->tensors);
+    return cp_measure_tensors((int)threads, 1, &floats, attention->one.tensors);
 }
 
 static cp_status attention_run(void *context, double *seconds) {
     const attention_case *attention = context;
-    cp_piece query = {attention->queries, 0}, key = {attention->keys, 0};
-    const cp_pieces queries = {&query, 1, 1}, keys = {&key, 1, 1};
-    const cp_attention call = {.shape = &attention->bench->shape,
-                               .query_pieces = &queries,
-                               .queries = attention->tensors[0],
-                               .key_pieces = &keys,
-                               .keys = attention->tensors[1],
-                               .values = attention->tensors[2],
-                               .threads = attention->bench->threads,
-                               .output = attention->tensors[3],
-                               .lse = attention->tensors[4]};
     (void)seconds;
-    return attention->bench->kernel(&call);
+    return attention->bench->kernel(&attention->one.call);
 }
 
 /* Full, causal, or one token of decode. */
 static cp_status attention_open(attention_case *attention, int64_t size,
                                 cp_bench_case *out) {
-    const cp_shape *shape = &attention->bench->shape;
-    const bool decode = attention->part == CP_BENCH_DECODE;
-    const int64_t start = attention->part == CP_BENCH_FULL ? size
-                          : decode                         ? size - 1
-                                                           : 0;
-    const int64_t count = decode ? 1 : size;
-    const int64_t wide = shape->query_heads * shape->head_dim;
-    const int64_t narrow = shape->kv_heads * shape->head_dim;
-    const int64_t sizes[] = {count * wide, size * narrow, size * narrow,
-                             count * wide, count * shape->query_heads};
-    attention->keys = (cp_span){0, 0, size, 1};
-    attention->queries = (cp_span){0, start, count, 1};
+    const cp_bench *bench = attention->bench;
+    attention->one.shape = bench->shape;
     out->run = attention_run;
     out->work =
-        decode ? 8.0 * (double)(narrow * size)
-               : 4.0 * (double)wide *
-                     (double)cp_span_pairs(attention->queries, attention->keys);
-    return cp_measure_tensors(attention->bench->threads, 5, sizes,
-                              attention->tensors);
+        cp_bench_work(attention->part, &bench->shape, size, sizeof(float));
+    return cp_timed_attention_new(&attention->one, bench->threads,
+                                  cp_bench_queries(attention->part, size),
+                                  (cp_span){0, 0, size, 1});
 }
 
 static cp_status merge_run(void *context, double *seconds) {
     const attention_case *attention = context;
     const int64_t dim = attention->bench->shape.head_dim,
                   threads = attention->bench->threads;
-    float *const *tensors = attention->tensors;
+    float *const *tensors = attention->one.tensors;
     (void)seconds;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t t = 0; t < threads; t++) {
@@ -135,11 +115,8 @@ static cp_status merge_open(attention_case *attention, int64_t size,
     out->run = merge_run;
     out->work = 8.0 * (double)(rows * (dim + 1));
     return cp_measure_tensors(attention->bench->threads, 4, sizes,
-                              attention->tensors);
+                              attention->one.tensors);
 }
-
-const char *const cp_bench_names[CP_BENCH_PARTS] = {
-    "fma", "micro", "read", "full", "causal", "decode", "merge", "ring"};
 
 /* A kind of row, in the order of measurement: the ceiling that attention is a
  * fraction of, its sizes, and the function that prepares one. Ceilings come
@@ -184,16 +161,16 @@ static cp_status row(const cp_bench *bench, const cp_bench_case *ceilings,
     if (status == CP_OK)
         status = cp_measure_rounds(bench->rounds, count, all);
     if (status == CP_OK)
-        cp_measure_report(bench, bench_case, count > 1 ? &all[1] : NULL);
+        cp_bench_report(bench, bench_case, count > 1 ? &all[1] : NULL);
     if (status == CP_OK && count > 2) {
         strcat(bench_case->what, "/micro");
-        cp_measure_report(bench, bench_case, &all[2]);
+        cp_bench_report(bench, bench_case, &all[2]);
     }
-    free(attention.tensors[0]);
+    free(attention.one.tensors[0]);
     return status;
 }
 
-cp_status cp_bench_attention(const cp_bench *bench) {
+static cp_status parts_measure(const cp_bench *bench) {
     int64_t one = 1;
     const cp_counts sizes[] = {{&one, 1}, bench->tokens, bench->keys};
     const bool *parts = bench->parts;
@@ -213,8 +190,22 @@ cp_status cp_bench_attention(const cp_bench *bench) {
         for (int64_t i = 0; i < count && status == CP_OK; i++)
             status = row(bench, ceilings, &kinds[k], counts->items[i]);
     }
-    free(micro.tensors[0]);
+    free(micro.one.tensors[0]);
     free(memory.numbers);
     CP_TRY(status);
-    return parts[CP_BENCH_RING] ? cp_bench_ring(bench) : CP_OK;
+    return parts[CP_BENCH_RING] ? cp_bench_ring_cores(bench) : CP_OK;
+}
+
+static cp_status model_measure(const cp_bench *bench) {
+    cp_reading memory = {.threads = bench->threads};
+    cp_bench_case ceilings[2] = {cp_measure_fma(&bench->threads)};
+    cp_status status = cp_measure_read(&memory, &ceilings[1]);
+    if (status == CP_OK)
+        status = cp_bench_model(bench, ceilings, sizeof(float));
+    free(memory.numbers);
+    return status;
+}
+
+cp_status cp_bench_cores(const cp_bench *bench) {
+    return bench->model != NULL ? model_measure(bench) : parts_measure(bench);
 }

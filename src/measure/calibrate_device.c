@@ -1,8 +1,7 @@
 /* What a calibration times on GPUs: one case at a time, on all ranks at
  * once. */
-#include "app/device_calibrate.h"
-#include "app/meter.h"
-#include "app/timed_device.h"
+#include "measure/calibrate_device.h"
+#include "measure/timed_device.h"
 
 #include <math.h>
 
@@ -20,9 +19,9 @@ typedef struct {
     const cp_calibration *calibration;
     const cp_timed_work *timed; /* the current case */
     cp_numbers numbers;
-    int64_t width;           /* of all query heads */
-    cp_attend_kernel kernel; /* for the current case */
-    int first, end;          /* ranks of this process */
+    int64_t width;          /* of all query heads */
+    cp_timed_kernel kernel; /* for the current case */
+    int first, end;         /* ranks of this process */
     device_workspace workspaces[CP_CALIBRATE_RANKS];
 } device_timing;
 
@@ -70,22 +69,22 @@ static cp_status send_lists(device_timing *timing) {
     const int64_t rows = timing->timed->rows, keys = timing->timed->keys;
     const cp_shape *shape = &timing->calibration->shape;
     CP_TRY(cp_cuda(cp_device_choose(shape, element_of(timing->numbers), rows,
-                                    &timing->kernel),
+                                    &timing->kernel.kernel),
                    "choosing a kernel"));
     for (int r = timing->first; r < timing->end && keys > 0; r++)
-        CP_TRY(cp_timed_device_attention(
-            &timing->workspaces[r].device, timing->kernel, keys, rows, keys,
-            cp_device_query_tile(timing->kernel, shape),
-            &timing->workspaces[r].attention));
+        CP_TRY(cp_timed_device_attention(&timing->workspaces[r].device,
+                                         &timing->kernel,
+                                         (cp_span){0, keys, rows, 1}, keys,
+                                         &timing->workspaces[r].attention));
     return CP_OK;
 }
 
 static cp_status attend(const device_timing *timing,
                         const device_workspace *space) {
-    return cp_cuda(
-        cp_device_attend(&space->attention, space->device.queues.compute),
-        "an attention of %ld rows over %ld keys", timing->timed->rows,
-        timing->timed->keys);
+    return cp_cuda(cp_timed_attend(&timing->kernel, &space->attention,
+                                   space->device.queues.compute),
+                   "an attention of %ld rows over %ld keys",
+                   timing->timed->rows, timing->timed->keys);
 }
 
 /* Only the product: quantizing rows to eight bits counts as memory traffic.
@@ -235,7 +234,7 @@ static cp_status time_work(void *context, const cp_timed_work *timed,
     return CP_OK;
 }
 
-cp_status cp_device_calibrate(const cp_device_runner *runner,
+cp_status cp_calibrate_device(const cp_device_runner *runner,
                               cp_numbers numbers,
                               const cp_calibration *calibration) {
     const bool shared = runner->only == CP_NO_RANK;
@@ -267,14 +266,4 @@ cp_status cp_device_calibrate(const cp_device_runner *runner,
     for (int r = timing.first; r < timing.end; r++)
         workspace_clear(&timing.workspaces[r]);
     return status;
-}
-
-cp_status cp_cuda_calibrate(const cp_backend *backend,
-                            const cp_calibration *calibration) {
-    const cp_numbers numbers = backend == &cp_backend_cuda_fp32 ? CP_NUMBERS_F32
-                               : backend == &cp_backend_cuda_fp8
-                                   ? CP_NUMBERS_F8
-                                   : CP_NUMBERS_BF16;
-    return cp_device_calibrate(cp_cuda_runner(calibration->ranks), numbers,
-                               calibration);
 }

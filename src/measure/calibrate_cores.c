@@ -1,19 +1,21 @@
 /* What a calibration times on CPUs: one case at a time, on all ranks at
  * once. */
 #define _GNU_SOURCE
-#include "app/meter.h"
+#include "measure/calibrate_cores.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "app/measure.h"
+#include "measure/attention_cores.h"
+#include "measure/ceilings.h"
+#include "measure/tensors.h"
 #include "model/gguf.h"
 #include "reference/attend/fast.h"
 #include "reference/model/linear.h"
 
-/* A rank's memory. A linear layer's output is not the input of the next one, or
+/* A rank's memory, which begins with an attention's. A linear layer's output is not the input of the next one, or
  * the numbers would grow from round to round. */
 enum { QUERIES, KEYS, VALUES, OUTPUT, LSE, SCRATCH, FROM, TO, TENSORS };
 
@@ -28,33 +30,23 @@ typedef struct {
     const cp_timed_work *timed; /* the current case, */
     int64_t times;              /* repetitions in a run */
     double peak;                /* the peak's seconds, if that is timed */
-} timing_case;
+} cores_timing;
 
 static void progress(void *comm) {
     cp_comm_progress(comm);
 }
 
 /* Attend as a walker does, with progress calls to its communicator. */
-static cp_status attend(const timing_case *timing_case, cp_comm *comm,
+static cp_status attend(const cores_timing *timing, cp_comm *comm,
                         float *const *memory) {
-    const int64_t rows = timing_case->timed->rows,
-                  seen = timing_case->timed->keys;
-    cp_piece query = {{0, seen, rows, 1}, 0};
-    cp_piece key = {{0, 0, seen, 1}, 0};
-    const cp_attention call = {
-        .shape = &timing_case->calibration->shape,
-        .query_pieces = &(cp_pieces){&query, 1, 1},
-        .queries = memory[QUERIES],
-        .key_pieces = &(cp_pieces){&key, 1, 1},
-        .keys = memory[KEYS],
-        .values = memory[VALUES],
-        .threads = timing_case->threads,
-        .output = memory[OUTPUT],
-        .lse = memory[LSE],
-        .progress = comm->ops->progress != NULL ? progress : NULL,
-        .progress_context = comm,
-    };
-    return cp_runner_kernel(timing_case->runner)(&call);
+    const int64_t rows = timing->timed->rows, seen = timing->timed->keys;
+    cp_timed_attention one = {.shape = timing->calibration->shape};
+    memcpy(one.tensors, memory, sizeof(one.tensors));
+    cp_timed_attention_set(&one, timing->threads, (cp_span){0, seen, rows, 1},
+                           (cp_span){0, 0, seen, 1});
+    one.call.progress = comm->ops->progress != NULL ? progress : NULL;
+    one.call.progress_context = comm;
+    return cp_runner_kernel(timing->runner)(&one.call);
 }
 
 /* The n-th part goes to the n-th rank ahead, whose part arrives as the n-th. */
@@ -72,26 +64,26 @@ static cp_status all_to_all(cp_comm *comm, int64_t bytes,
 }
 
 /* Each rank measures its own ceiling, all at the same time. */
-static cp_status peak(timing_case *timing_case, cp_comm *comm) {
-    const cp_bench_case ceiling = cp_measure_fma(&timing_case->threads);
+static cp_status peak(cores_timing *timing, cp_comm *comm) {
+    const cp_bench_case ceiling = cp_measure_fma(&timing->threads);
     double seconds;
     CP_TRY(ceiling.run(ceiling.context, &seconds));
     if (comm->rank == 0)
-        timing_case->peak = cp_calibration_work(timing_case->calibration,
-                                                timing_case->timed->rows, 0) *
-                            seconds / ceiling.work;
+        timing->peak =
+            cp_calibration_work(timing->calibration, timing->timed->rows, 0) *
+            seconds / ceiling.work;
     return CP_OK;
 }
 
-static cp_status once(timing_case *timing_case, cp_comm *comm,
+static cp_status once(cores_timing *timing, cp_comm *comm,
                       float *const *memory) {
-    const cp_timed_work *timed = timing_case->timed;
+    const cp_timed_work *timed = timing->timed;
     const int next = (comm->rank + 1) % comm->ranks;
     const int last = (comm->rank + comm->ranks - 1) % comm->ranks;
     const int64_t bytes = timed->bytes;
-    const cp_product product = {&timing_case->matrix, false, memory[OUTPUT]};
+    const cp_product product = {&timing->matrix, false, memory[OUTPUT]};
     if (timed->kind == CP_TIME_PEAK)
-        return peak(timing_case, comm);
+        return peak(timing, comm);
     if (timed->kind == CP_TIME_ALL_TO_ALL)
         return all_to_all(comm, bytes, memory);
     if (timed->kind == CP_TIME_COPY)
@@ -100,22 +92,22 @@ static cp_status once(timing_case *timing_case, cp_comm *comm,
         CP_TRY(cp_comm_exchange(comm, next, memory[FROM], bytes, last,
                                 memory[TO], bytes));
     if (timed->keys > 0)
-        CP_TRY(attend(timing_case, comm, memory));
+        CP_TRY(attend(timing, comm, memory));
     else if (timed->rows > 0)
-        (timing_case->runner->bf16 ? cp_linear_bf16 : cp_linear_rows)(
-            timed->rows, timing_case->matrix.in, memory[QUERIES], &product, 1,
-            timing_case->threads, memory[SCRATCH]);
+        (timing->runner->bf16 ? cp_linear_bf16 : cp_linear_rows)(
+            timed->rows, timing->matrix.in, memory[QUERIES], &product, 1,
+            timing->threads, memory[SCRATCH]);
     return timed->kind >= CP_TIME_EXCHANGE ? cp_comm_wait(comm) : CP_OK;
 }
 
 /* Messages go from one buffer into the other, and back the next time, as the
  * blocks of a ring do. */
 static cp_status rank_main(cp_comm *comm, void *context) {
-    timing_case *timing_case = context;
-    float **memory = timing_case->memory[comm->rank];
-    for (int64_t n = 0; n < timing_case->times; n++) {
+    cores_timing *timing = context;
+    float **memory = timing->memory[comm->rank];
+    for (int64_t n = 0; n < timing->times; n++) {
         float *const filled = memory[TO];
-        CP_TRY(once(timing_case, comm, memory));
+        CP_TRY(once(timing, comm, memory));
         memory[TO] = memory[FROM];
         memory[FROM] = filled;
     }
@@ -130,32 +122,32 @@ static cp_status rank_main(cp_comm *comm, void *context) {
  * message. */
 static cp_status time_work(void *context, const cp_timed_work *timed,
                            double *seconds) {
-    timing_case *timing_case = context;
+    cores_timing *timing = context;
     const bool peak = timed->kind == CP_TIME_PEAK;
     const int tries = peak || timed->kind >= CP_TIME_EXCHANGE ? 1 : 3;
     double best = INFINITY;
     bool alone = false;
     const double work =
-        cp_calibration_work(timing_case->calibration, timed->rows, timed->keys);
+        cp_calibration_work(timing->calibration, timed->rows, timed->keys);
     const double guess = 2e-6 + (double)timed->bytes / 5e9 + work / 3e10;
-    timing_case->timed = timed;
-    timing_case->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
+    timing->timed = timed;
+    timing->times = peak ? 1 : (int64_t)fmin(fmax(0.003 / guess, 1), 400);
     for (int n = 0; n < tries && !alone; n++) {
         double busy[CP_CALIBRATE_RANKS] = {0}, sum = 0;
-        cp_common_work common = {NULL, rank_main, timing_case, .busy = busy};
-        CP_TRY(cp_measure_ranks(timing_case->runner,
-                                (int)timing_case->calibration->ranks, &common));
-        for (int r = 0; r < timing_case->calibration->ranks; r++)
+        cp_common_work common = {NULL, rank_main, timing, .busy = busy};
+        CP_TRY(cp_measure_ranks(timing->runner, (int)timing->calibration->ranks,
+                                &common));
+        for (int r = 0; r < timing->calibration->ranks; r++)
             sum += busy[r];
-        alone = sum >= 0.95 * timing_case->cores * common.seconds;
-        best = fmin(best, common.seconds / (double)timing_case->times);
+        alone = sum >= 0.95 * timing->cores * common.seconds;
+        best = fmin(best, common.seconds / (double)timing->times);
     }
-    *seconds = peak ? timing_case->peak : best;
+    *seconds = peak ? timing->peak : best;
     return CP_OK;
 }
 
-static cp_status stage_set(timing_case *timing_case) {
-    const cp_calibration *calibration = timing_case->calibration;
+static cp_status stage_set(cores_timing *timing) {
+    const cp_calibration *calibration = timing->calibration;
     const int64_t rows = cp_largest(&calibration->rows);
     const int64_t width = cp_calibration_width(calibration);
     const int64_t wider = CP_CALIBRATE_WIDER * width, layer = width * wider;
@@ -171,21 +163,19 @@ static cp_status stage_set(timing_case *timing_case) {
         keys,
         rows * wider,
         rows * calibration->shape.query_heads,
-        cp_linear_scratch(rows, width, timing_case->threads),
+        cp_linear_scratch(rows, width, timing->threads),
         buffer,
         buffer};
     float *weights;
     int64_t bytes;
     for (int r = 0; r < calibration->ranks; r++)
-        if (timing_case->runner->only == CP_NO_RANK ||
-            timing_case->runner->only == r)
-            CP_TRY(
-                cp_measure_tensors(1, TENSORS, sizes, timing_case->memory[r]));
+        if (timing->runner->only == CP_NO_RANK || timing->runner->only == r)
+            CP_TRY(cp_measure_tensors(1, TENSORS, sizes, timing->memory[r]));
     CP_TRY(cp_matrix_bytes(CP_GGUF_F32, width, wider, &bytes));
-    CP_TRY(cp_allocate_lines(&timing_case->tiles, bytes, 1, "a linear layer"));
+    CP_TRY(cp_allocate_lines(&timing->tiles, bytes, 1, "a linear layer"));
     CP_TRY(cp_measure_tensors(1, 1, &layer, &weights));
-    cp_matrix_fill(CP_GGUF_F32, width, wider, weights, timing_case->tiles,
-                   &timing_case->matrix);
+    cp_matrix_fill(CP_GGUF_F32, width, wider, weights, timing->tiles,
+                   &timing->matrix);
     free(weights);
     return CP_OK;
 }
@@ -206,23 +196,23 @@ cp_timing_backend cp_timing_on_cores(const cp_runner *runner,
                                .element_bytes = sizeof(float)};
 }
 
-cp_status cp_calibrate_run(const cp_runner *runner,
-                           const cp_calibration *calibration) {
-    cp_timing_backend timing = cp_timing_on_cores(runner, calibration);
-    timing_case timing_case = {
+cp_status cp_calibrate_cores(const cp_runner *runner,
+                             const cp_calibration *calibration) {
+    cp_timing_backend timed = cp_timing_on_cores(runner, calibration);
+    cores_timing timing = {
         .runner = runner,
         .calibration = calibration,
         .peak = 1,
         .threads = cp_runner_cores(runner, (int)calibration->cores,
                                    (int)calibration->ranks),
-        .cores = fmin(1, timing.speed) * (double)calibration->ranks};
-    timing.time = time_work;
-    timing.context = &timing_case;
-    cp_status status = stage_set(&timing_case);
+        .cores = fmin(1, timed.speed) * (double)calibration->ranks};
+    timed.time = time_work;
+    timed.context = &timing;
+    cp_status status = stage_set(&timing);
     if (status == CP_OK)
-        status = cp_calibrate(&timing, calibration);
+        status = cp_calibrate(&timed, calibration);
     for (int64_t r = 0; r < calibration->ranks; r++)
-        free(timing_case.memory[r][0]);
-    free(timing_case.tiles);
+        free(timing.memory[r][0]);
+    free(timing.tiles);
     return status;
 }

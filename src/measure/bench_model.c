@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "app/measure.h"
+#include "measure/bench.h"
 #include "model/sample.h"
 
 /* What all runners share. Each generates after its prompt before the next one
@@ -143,14 +143,13 @@ static cp_status prompt_measure(comparison *comparison, int64_t prompt,
     CP_TRY(cp_measure_rounds(bench->rounds, count, comparison->entries));
     for (int i = 2; i < count; i++)
         if (i % 2 == 0 || bench->generate > 0)
-            cp_measure_report(bench, &comparison->entries[i],
-                              &comparison->entries[i % 2]);
+            cp_bench_report(bench, &comparison->entries[i],
+                            &comparison->entries[i % 2]);
     return CP_OK;
 }
 
-cp_status cp_measure_model(const cp_bench *bench,
-                           const cp_bench_case ceilings[2],
-                           int64_t element_bytes) {
+cp_status cp_bench_model(const cp_bench *bench, const cp_bench_case ceilings[2],
+                         int64_t element_bytes) {
     comparison comparison = {.bench = bench,
                              .facts = &bench->model->facts,
                              .element_bytes = element_bytes};
@@ -162,15 +161,5 @@ cp_status cp_measure_model(const cp_bench *bench,
     free(comparison.logits);
     free(comparison.readers);
     free(comparison.entries);
-    return status;
-}
-
-cp_status cp_bench_model(const cp_bench *bench) {
-    cp_reading memory = {.threads = bench->threads};
-    cp_bench_case ceilings[2] = {cp_measure_fma(&bench->threads)};
-    cp_status status = cp_measure_read(&memory, &ceilings[1]);
-    if (status == CP_OK)
-        status = cp_measure_model(bench, ceilings, sizeof(float));
-    free(memory.numbers);
     return status;
 }
