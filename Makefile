@@ -76,14 +76,14 @@ EMULATOR  = $(patsubst %,$(B)/emulator/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cud
 ON_EMULATOR = $(filter $(addprefix $(B)/tests/test_,emulator% streams% kernels% hopper% prefill% multiply% gpu% graphs% traces% soak),$(SUITES))
 emulator  = -isystem tests/emulator
 # In these suites emulator/races.c sees the kernels' loads and stores, except under a sanitizer.
-WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill)
+WATCHED   = $(addprefix $(B)/tests/test_,kernels hopper prefill gpu_state)
 watched   = $(if $(findstring -fsanitize,$(CFLAGS)),,-fsanitize=thread)
 # The same on a real GPU.
 NVCC     ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc))
 # Without its first word a recipe would begin with a dash, and make would ignore its exit status.
 nvcc      = $(or $(NVCC),nvcc)
 CUDA_HOME ?= $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-ON_GPU    = $(addprefix $(B)/gpu/test_,kernels prefill multiply streams streams_processes graphs traces gpu_model gpu_calibrate)
+ON_GPU    = $(addprefix $(B)/gpu/test_,kernels prefill multiply streams streams_processes graphs traces gpu_model gpu_state gpu_calibrate)
 GPU       = $(patsubst %,$(B)/gpu/%.o,$(SEE_CUDA) $(wildcard cuda/*/*.c cuda/*/*.cu))
 for_gpu  := -lcublasLt -lnccl
 real_cuda = -isystem $(CUDA_HOME)/include -iquote tests

@@ -208,6 +208,77 @@ LOOP(gpus_and_threads_give_the_same_logits, 0, COUNT_OF(setups)) {
     end_file();
 }
 
+/* A hybrid takes no tokens back, and one a step. Prompts are long, or shorter
+ * than the ranks are many. */
+static const model_turn hybrid_talk[] = {
+    {false, {23, 1, 0}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
+    {false, {0, 9, 37}}, {true, {1, 1, 1}},  {true, {1, 0, 1}},
+    {true, {0, 1, 1}},   {false, {1, 0, 0}}, {true, {1, 1, 1}},
+    {false, {2, 2, 2}},  {true, {0, 0, 1}},  {false, {40, 0, 3}},
+    {true, {1, 1, 1}},   {true, {1, 1, 1}},  {false, {3, 5, 1}},
+    {false, {1, 1, 19}}, {true, {1, 1, 1}},  {true, {1, 1, 0}},
+    {true, {1, 1, 1}},
+};
+_Static_assert(COUNT_OF(hybrid_talk) == TALK, "as long as talk");
+
+/* Key heads that several heads share, and taps that reach over chunks. */
+static const tiny_gguf_options hybrid = {.seed = 7,
+                                         .family = "qwen35",
+                                         .blocks = 4,
+                                         .rope_dim = 8,
+                                         .state_heads = 8};
+
+/* Greedy tokens are the same. */
+static void hold_tokens(const float *expected, const float *got,
+                        int64_t numbers) {
+    for (int64_t row = 0; row < numbers; row += f.words) {
+        int64_t best[2] = {0, 0};
+        for (int64_t i = 0; i < f.words; i++) {
+            best[0] = expected[row + i] > expected[row + best[0]] ? i : best[0];
+            best[1] = got[row + i] > got[row + best[1]] ? i : best[1];
+        }
+        ck_assert_int_eq(best[0], best[1]);
+    }
+}
+
+static const struct {
+    int ranks;
+    cp_variant variant;
+} hybrid_setups[] = {{1, CP_AUTO},    {2, CP_PASS_KV}, {2, CP_PASS_Q},
+                     {3, CP_PASS_KV}, {3, CP_PASS_Q},  {5, CP_PASS_KV},
+                     {5, CP_PASS_Q}};
+
+LOOP(hybrids_on_gpus_and_threads_give_the_same_tokens, 0,
+     COUNT_OF(hybrid_setups)) {
+    int64_t numbers, others;
+    begin_file(&hybrid, _i + 1);
+    const float *expected =
+        listen(&cp_backend_threads, 1, CP_AUTO, hybrid_talk, TALK, &numbers);
+    const float *got =
+        listen(&cp_backend_cuda_fp32, hybrid_setups[_i].ranks,
+               hybrid_setups[_i].variant, hybrid_talk, TALK, &others);
+    ck_assert_int_eq(numbers, others);
+    const double apart = distance(expected, got, numbers);
+    ck_assert_msg(apart < 2e-5, "%g", apart);
+    hold_tokens(expected, got, numbers);
+    end_file();
+}
+
+/* Few layers: what rounding does to a state lasts, on cores too. */
+TEST(fewer_bits_give_nearly_the_same_logits_of_a_hybrid) {
+    tiny_gguf_options model = hybrid;
+    model.blocks = 2;
+    model.seed = 8;
+    begin_file(&model, 2);
+    const double bf16 =
+        compare(&cp_backend_cuda, 3, CP_PASS_KV, hybrid_talk, TALK);
+    const double fp8 =
+        compare(&cp_backend_cuda_fp8, 3, CP_PASS_KV, hybrid_talk, TALK);
+    ck_assert_msg(bf16 > 1e-4 && bf16 < 0.027, "bf16: %g", bf16);
+    ck_assert_msg(fp8 > bf16 && fp8 < 0.3, "FP8: %g", fp8);
+    end_file();
+}
+
 /* The logits of three conversations with a common prefix that share pages, one
  * of them a part of a page. */
 static float *listen_forks(const cp_backend *backend, int ranks,
@@ -683,6 +754,62 @@ LOOP(a_decode_layer_has_a_known_number_of_nodes, 0, 3 * emulator_pretends()) {
     const int ranks = most[_i].ranks;
     ck_assert_int_eq(count_nodes(ranks, 3) - count_nodes(ranks, 1),
                      2 * ranks * most[_i].nodes);
+}
+
+LOOP(hybrids_in_processes_give_the_same_tokens, 0, 3 * emulator_pretends()) {
+    static const int counts[] = {2, 3, 5};
+    const int count = counts[_i];
+    begin_file(&hybrid, 2);
+    model_process all[CROWD] = {0};
+    int64_t numbers;
+    const float *expected =
+        listen(&cp_backend_threads, 1, CP_AUTO, hybrid_talk, TALK, &numbers);
+    for (int r = 0; r < count; r++)
+        all[r].turns = hybrid_talk;
+    run_processes(all, count, 1);
+    for (int r = 0; r < count; r++) {
+        ck_assert_msg(all[r].member.status == CP_OK, "rank %d: %s", r,
+                      all[r].member.message);
+        const double off = distance(expected, all[r].logits, numbers);
+        ck_assert_msg(off < 2e-5, "rank %d: %g", r, off);
+        hold_tokens(expected, all[r].logits, numbers);
+    }
+    end_file();
+}
+
+LOOP(after_a_failure_a_hybrid_continues, 0, 2 * emulator_pretends()) {
+    static const model_turn turns[] = {
+        {false, {20, 3, 0}}, {false, {4, 0, 2}}, {true, {1, 1, 1}}};
+    void (*const faults[])(int64_t) = {emulator_fail_launch,
+                                       emulator_fail_copy};
+    tiny_gguf_options model = hybrid;
+    model.blocks = 2;
+    begin_file(&model, 2);
+    const cp_session_options options = {.ranks = 2, .sequences = SEQUENCES};
+    float *undisturbed[2] = {on_host(4 * f.words), on_host(4 * f.words)};
+    float *got = on_host(4 * f.words);
+    must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
+    for (int64_t n = 0; n < 60; n += 1 + n / 4) {
+        must(cp_session_open(f.model, &options, &f.session));
+        answer(&turns[0], 1, faults[_i], 0, got);
+        for (int t = 0; t < 2; t++) {
+            float *out = n == 0 ? undisturbed[t] : got;
+            answer(&turns[t + 1], (uint64_t)t + 2, faults[_i], n, out);
+            ck_assert_msg(distance(undisturbed[t], out, f.words) < 1e-6,
+                          "failure %ld left something", n);
+        }
+        cp_session_close(f.session);
+        f.session = NULL;
+    }
+    end_file();
+}
+
+TEST(a_hybrid_that_a_gpu_cannot_run_is_refused) {
+    const cp_device_share half = {1, 2};
+    begin_file(&hybrid, 2);
+    refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
+            CP_INVALID, "--tensor 1");
+    end_file();
 }
 
 TEST(a_model_that_cannot_be_shared_is_refused) {

@@ -221,7 +221,8 @@ CP_INLINED eight get_of_head(const cp_device_rotate_args *a, int64_t token,
                              int head, int d) {
     const int64_t dim = a->shape.head_dim;
     const int64_t heads = a->shape.query_heads + 2 * a->shape.kv_heads;
-    const row from = {a->projected, (token * heads + head) * dim, CP_F32};
+    const int64_t first = token * (heads * dim + a->behind);
+    const row from = {a->projected, first + head * dim, CP_F32};
     const row bias = {a->bias, head * dim, CP_F32};
     eight y = get_eight(&from, d, dim);
     if (a->bias == NULL)

@@ -28,7 +28,8 @@ typedef struct {
  *   query_norm, key_norm   [D_H] weights, both or neither; as cp_device_norm's
  *   positions       [rows]
  *   frequencies     [pairs] radians per position
- *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values
+ *   projected       [rows][N_H + 2 N_KV][D_H]: queries, keys, values; and
+ *                   `behind` other numbers at the end of each row
  *   queries, keys, values   [index][heads][D_H]
  * A row whose index is -1 is neither read nor written. */
 typedef struct {
@@ -41,6 +42,7 @@ typedef struct {
     const double *frequencies;
     const int64_t *indices;
     const float *projected;
+    int64_t behind;
     cp_element element; /* of queries, keys and values */
     void *queries, *keys, *values;
 } cp_device_rotate_args;

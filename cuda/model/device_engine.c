@@ -25,6 +25,7 @@ static cp_status prepare(cp_engine *base, const cp_forward *call) {
     const bool decodes = call->plan->variant == CP_DECODE;
     cp_device_forward **pass = pass_of(base, call);
     cp_device_forward **prefill = &engine_of(base)->prefill;
+    CP_TRY(cp_device_states_begin(engine_of(base)->states, call->layout));
     if (*pass == NULL)
         CP_TRY(cp_device_forward_new(engine_of(base), decodes, pass));
     const cp_status status = cp_device_forward_serve(*pass, call);
@@ -38,6 +39,8 @@ static cp_status prepare(cp_engine *base, const cp_forward *call) {
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
     cp_device_forward *pass = *pass_of(base, call);
+    if (status == CP_OK)
+        cp_device_states_end(engine_of(base)->states, call->layout);
     if (pass != NULL && (status != CP_OK || call->plan->variant != CP_DECODE))
         cp_device_forward_leave(pass);
 }
@@ -108,7 +111,8 @@ static cp_status make_cache(cp_device_engine *engine, cp_device_rank *rank) {
     const cp_session_options *options = &engine->base.options;
     int64_t bytes;
     if (!cp_multiply(options->rows, row, &engine->cache_bytes) ||
-        !cp_multiply(engine->cache_bytes, 2 * f->layers, &bytes))
+        !cp_multiply(engine->cache_bytes, 2 * cp_facts_attending(f, f->layers),
+                     &bytes))
         return cp_fail(CP_MEMORY, "a cache of %ld rows overflows",
                        options->rows);
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
@@ -160,6 +164,10 @@ static cp_status open_engine(cp_engine *base, const void *context) {
         CP_TRY(cp_event_new(&engine->paced[n]));
     if (base->options.trace)
         CP_TRY(cp_device_trace_new(base->options.ranks, &engine->trace));
+    const cp_queued_ranks ranks = {runner->only, engine->count, engine->queues};
+    if (cp_facts_is_hybrid(f))
+        CP_TRY(cp_device_states_new(&ranks, f, base->options.sequences,
+                                    &engine->states));
     return cp_device_reserve(SCORED * 4 * (f->vocabulary + 1),
                              "the output layer", &engine->scores);
 }
@@ -179,6 +187,7 @@ static void free_rank(cp_device_engine *engine, int r) {
 static void close_engine(cp_engine *base) {
     cp_device_engine *engine = engine_of(base);
     free_passes(engine);
+    cp_device_states_free(engine->states);
     cp_device_trace_free(engine->trace);
     for (int r = 0; r < engine->count; r++)
         free_rank(engine, r);
@@ -195,6 +204,7 @@ static cp_status lose(cp_engine *base, int rank) {
     cp_device_engine *engine = engine_of(base);
     const int only = engine->runner->only;
     free_passes(engine);
+    cp_device_states_lose(engine->states, rank, only);
     if (only == CP_NO_RANK) {
         const size_t after = (size_t)(--engine->count - rank);
         free_rank(engine, rank);
@@ -217,7 +227,8 @@ static cp_status move(cp_engine *base, int n, const cp_moves *moves) {
     const cp_device_engine *engine = engine_of(base);
     const cp_model_facts *f = &base->model->facts;
     const int64_t row = engine->cache_bytes / base->options.rows;
-    for (int64_t tensor = 0; tensor < 2 * f->layers; tensor++) {
+    const int64_t tensors = 2 * cp_facts_attending(f, f->layers);
+    for (int64_t tensor = 0; tensor < tensors; tensor++) {
         char *rows = engine->ranks[n].cache + tensor * engine->cache_bytes;
         for (int64_t m = 0; m < moves->count; m++)
             CP_TRY(cp_bytes_copy(rows + moves->items[m].to * row,
@@ -277,6 +288,12 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *call) {
     return status;
 }
 
+static cp_status states(cp_engine *base, int64_t sequence, int64_t length,
+                        bool writes, float *numbers) {
+    return cp_device_states_copy(engine_of(base)->states, base->local.group,
+                                 sequence, length, writes, numbers);
+}
+
 static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .scored = SCORED,
                                         .open = open_engine,
@@ -287,6 +304,7 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .run = run,
                                         .move = move,
                                         .rows = rows,
+                                        .states = states,
                                         .lose = lose,
                                         .ended = ended,
                                         .copy = copy,

@@ -5,6 +5,7 @@
 #define CP_DEVICE_ENGINE_H
 
 #include "cuda/model/device_model.h"
+#include "cuda/model/device_states.h"
 #include "cuda/run/nccl_link.h"
 #include "cuda/run/streams.h"
 #include "model/engine.h"
@@ -50,6 +51,7 @@ typedef struct {
     cp_queues *queues;                   /* [count] */
     cp_device_rank *ranks;               /* [count] */
     cp_device_forward *decode, *prefill; /* or NULL */
+    cp_device_states *states;            /* of a hybrid model; or NULL */
     char *scores; /* of a few rows, fp32, then their best tokens */
 } cp_device_engine;
 

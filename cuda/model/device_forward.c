@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "cuda/kernels/model_kernels.h"
+#include "cuda/kernels/state_kernels.h"
 #include "cuda/run/graph.h"
 #include "model/arena.h"
 #include "model/pass.h"
@@ -37,6 +38,10 @@ typedef struct {
     float *scales;        /* [block] divisors of its rows; or NULL */
     float *wide;          /* [block] its products */
     char *partial;        /* [block][width] of a sum, bf16; or NULL */
+    /* In a hybrid: */
+    float *gates; /* [rows], over a walk */
+    cp_state_buffers *states;
+    int64_t mark; /* in a trace, of a walk */
 } rank_rows;
 
 struct cp_device_forward {
@@ -49,14 +54,30 @@ struct cp_device_forward {
     bool decodes, warm;         /* one step after another; has run once */
     bool eager;                 /* a step that could not be captured */
     cp_graph *graph;            /* of a step; or NULL */
+    /* In a hybrid: */
+    cp_state_buffers *buffers; /* [engine->count] */
+    cp_device_state_call *states;
 };
+
+/* The numbers of a row's products before a walk. */
+static int64_t mixed_width(const cp_model_facts *f, int64_t layer) {
+    const cp_mixer by = cp_facts_mixer(f, layer);
+    int64_t width = 0;
+    for (int n = 0; n < by.count; n++)
+        width += cp_facts_out(f, (cp_weight)((int)by.first + n));
+    return width;
+}
 
 static void claim(rank_rows *a, cp_arena *from) {
     const cp_model_facts *f = a->facts;
     const int64_t heads = f->shape.query_heads * f->shape.head_dim;
-    const int64_t keys = f->shape.kv_heads * f->shape.head_dim;
-    const int64_t widest = cp_max(cp_max(f->width, f->feed_forward), heads);
-    const int64_t made = cp_max(heads + 2 * keys, 2 * f->feed_forward);
+    const int64_t mixed =
+        cp_max(mixed_width(f, 0), mixed_width(f, f->layers - 1));
+    const int64_t gates = cp_max(cp_facts_out(f, CP_WEIGHT_OUTPUT_GATE),
+                                 cp_facts_out(f, CP_WEIGHT_STATE_GATE));
+    const int64_t widest =
+        cp_max(cp_max(f->width, f->feed_forward), cp_max(heads, gates));
+    const int64_t made = cp_max(mixed, 2 * f->feed_forward);
     const cp_numbers numbers = a->engine->model->numbers;
     a->words = cp_arena_claim(from, a->rows, sizeof(int64_t));
     a->indices = cp_arena_claim(from, a->rows, sizeof(int64_t));
@@ -70,6 +91,9 @@ static void claim(rank_rows *a, cp_arena *from) {
     a->wide = cp_arena_claim(from, a->block, 4 * made);
     if (a->engine->runner->tensor != NULL && numbers != CP_NUMBERS_F32)
         a->partial = cp_arena_claim(from, a->block, 2 * f->width);
+    a->gates = cp_arena_claim(from, a->rows, 4 * gates);
+    cp_state_buffers_claim(&f->states, a->rows,
+                           a->engine->base.options.sequences, from, a->states);
 }
 
 static cp_status make_activations(rank_rows *a, cp_device_room *device_room) {
@@ -188,8 +212,61 @@ static void norm(cp_rows *rows, cp_weight weight) {
     enqueue_norm(a, weight, rows->count, a->input, a->scales);
 }
 
+static int64_t gates_of(const rank_rows *a) {
+    return cp_facts_out(a->facts, cp_facts_has_state(a->facts, a->base.layer)
+                                      ? CP_WEIGHT_STATE_GATE
+                                      : CP_WEIGHT_OUTPUT_GATE);
+}
+
+/* Gates, which are the last products of attention, and rows of states. */
+static void split(rank_rows *a) {
+    const cp_state_facts *f = &a->facts->states;
+    const bool state = cp_facts_has_state(a->facts, a->base.layer);
+    const int64_t width = mixed_width(a->facts, a->base.layer);
+    const int64_t gates = gates_of(a), channels = cp_state_channels(f);
+    const int64_t first = a->base.first;
+    const cp_device_split_args call = {
+        .rows = a->base.count,
+        .stride = width,
+        .channels = state ? channels : 0,
+        .gates = gates,
+        .heads = state ? f->heads : 0,
+        .from = a->wide + (state ? 0 : width - gates),
+        .factor = tensor_of(a, CP_WEIGHT_STATE_FACTOR)->values,
+        .bias = tensor_of(a, CP_WEIGHT_STATE_BIAS)->values,
+        .to = a->states->rows + first * (channels + 2 * f->heads),
+        .kept = a->gates + first * gates,
+    };
+    note(a, cp_device_split(&call, a->stream), "keeping gates");
+}
+
+/* What the walk left, gated. */
+static const float *open_gates(rank_rows *a) {
+    const cp_state_facts *f = &a->facts->states;
+    const bool state = cp_facts_has_state(a->facts, a->base.layer);
+    const int64_t first = a->base.first, width = gates_of(a);
+    const int64_t dim = state ? f->value_dim : a->facts->shape.head_dim;
+    const cp_device_open_args call = {
+        .rows = a->base.count,
+        .heads = width / dim,
+        .dim = dim,
+        .indices = a->indices + first,
+        .placed = !state,
+        .answers = state ? a->states->answers + first * width : a->slots.output,
+        .weight = tensor_of(a, CP_WEIGHT_STATE_NORM)->values,
+        .epsilon = (float)a->facts->epsilon,
+        .gates = a->gates + first * width,
+    };
+    note(a, cp_device_open(&call, a->stream), "opening gates");
+    return call.gates;
+}
+
 static void scatter(cp_rows *rows) {
     rank_rows *a = (rank_rows *)rows;
+    if (cp_facts_is_hybrid(a->facts))
+        split(a);
+    if (cp_facts_has_state(a->facts, rows->layer))
+        return;
     const cp_device_rotate_args call = {
         .rows = rows->count,
         .shape = a->facts->shape,
@@ -202,6 +279,7 @@ static void scatter(cp_rows *rows) {
         .frequencies = a->engine->model->frequencies,
         .indices = a->indices + rows->first,
         .projected = a->wide,
+        .behind = gates_of(a),
         .element = a->engine->model->element,
         .queries = a->slots.queries,
         .keys = a->slots.keys,
@@ -213,11 +291,12 @@ static void scatter(cp_rows *rows) {
 static void gather(cp_rows *rows) {
     rank_rows *a = (rank_rows *)rows;
     const cp_shape *shape = &a->facts->shape;
+    const bool gated = cp_facts_is_hybrid(a->facts);
     const cp_device_gather_args call = {
         .rows = rows->count,
-        .width = shape->query_heads * shape->head_dim,
-        .indices = a->indices + rows->first,
-        .from = a->slots.output,
+        .width = gated ? gates_of(a) : shape->query_heads * shape->head_dim,
+        .indices = gated ? NULL : a->indices + rows->first,
+        .from = gated ? open_gates(a) : a->slots.output,
         .stored = CP_F32,
         .element = a->engine->model->element,
         .to = a->input,
@@ -253,12 +332,32 @@ static cp_status each(cp_pass *base, int64_t layer, const char *name,
     return CP_OK;
 }
 
+static cp_status walk_states(const cp_device_forward *pass, int64_t layer,
+                             int64_t attending) {
+    const cp_device_engine *engine = pass->engine;
+    const cp_weight taps = CP_WEIGHT_STATE_TAPS;
+    for (int r = 0; r < engine->count; r++)
+        pass->parts[r].mark = cp_device_trace_begin(
+            engine->trace, engine->ranks[r].rank, CP_COMPUTING,
+            engine->queues[r].compute, (cp_stretch){.name = "states"});
+    CP_TRY(cp_device_state_call_walk(
+        pass->states, layer - attending,
+        engine->model->tensors[cp_weight_index(taps, layer)].values));
+    for (int r = 0; r < engine->count; r++)
+        cp_device_trace_end(engine->trace, engine->ranks[r].rank,
+                            pass->parts[r].mark);
+    return CP_OK;
+}
+
 static cp_status walk(cp_pass *base, int64_t layer) {
     cp_device_forward *pass = (cp_device_forward *)base;
     const cp_device_engine *engine = pass->engine;
+    const int64_t attending = cp_facts_attending(base->facts, layer);
+    if (cp_facts_has_state(base->facts, layer))
+        return walk_states(pass, layer, attending);
     for (int r = 0; r < engine->count; r++) {
         pass->keys[r] =
-            engine->ranks[r].cache + 2 * layer * engine->cache_bytes;
+            engine->ranks[r].cache + 2 * attending * engine->cache_bytes;
         pass->values[r] = (char *)pass->keys[r] + engine->cache_bytes;
     }
     return cp_stream_walk(pass->walkers, engine->count, engine->runner->link,
@@ -342,6 +441,7 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
     rank_rows *a = &pass->parts[r];
     *a = (rank_rows){.engine = engine,
                      .rank = rank,
+                     .states = &pass->buffers[r],
                      .facts = &model->base.facts,
                      .stream = engine->queues[r].compute,
                      .rows = rows,
@@ -359,8 +459,21 @@ static cp_status fill_pass(cp_device_forward *pass, const cp_forward *call) {
     return CP_OK;
 }
 
+static cp_status serve_states(cp_device_forward *pass, const cp_forward *call) {
+    const cp_device_engine *engine = pass->engine;
+    cp_device_state_call_free(pass->states);
+    pass->states = NULL;
+    if (engine->states == NULL)
+        return CP_OK;
+    return cp_device_state_call_new(engine->states, call->layout,
+                                    engine->runner->link, pass->buffers,
+                                    &pass->states);
+}
+
 void cp_device_forward_leave(cp_device_forward *pass) {
     cp_graph_free(pass->graph);
+    cp_device_state_call_free(pass->states);
+    pass->states = NULL;
     for (int r = 0; r < pass->engine->count; r++) {
         cp_stream_walker_free(pass->walkers[r]);
         free(pass->parts[r].tokens);
@@ -382,6 +495,7 @@ void cp_device_forward_free(cp_device_forward *pass) {
     free(pass->parts);
     free(pass->walkers);
     free(pass->keys);
+    free(pass->buffers);
     free(pass);
 }
 
@@ -391,6 +505,8 @@ static cp_status make_arrays(cp_device_forward *pass) {
         cp_allocate(&pass->rooms, 2 * count, sizeof(cp_device_room), "rooms"));
     CP_TRY(cp_allocate(&pass->parts, count, sizeof(rank_rows), "parts"));
     CP_TRY(cp_allocate(&pass->walkers, count, sizeof(void *), "walkers"));
+    CP_TRY(cp_allocate(&pass->buffers, count, sizeof(cp_state_buffers),
+                       "buffers"));
     CP_TRY(cp_allocate(&pass->keys, 2 * count, sizeof(void *), "ranks"));
     pass->values = pass->keys + count;
     return CP_OK;
@@ -427,11 +543,12 @@ static cp_status renew(cp_device_forward *pass, const cp_forward *call) {
 
 cp_status cp_device_forward_serve(cp_device_forward *pass,
                                   const cp_forward *call) {
-    const cp_status status = renew(pass, call);
-    if (status != CP_CAPACITY && status != CP_INVALID)
-        return status;
-    cp_device_forward_leave(pass);
-    return fill_pass(pass, call);
+    cp_status status = renew(pass, call);
+    if (status == CP_CAPACITY || status == CP_INVALID) {
+        cp_device_forward_leave(pass);
+        status = fill_pass(pass, call);
+    }
+    return status == CP_OK ? serve_states(pass, call) : status;
 }
 
 static void warn_once(void) {
@@ -471,7 +588,8 @@ static cp_status enqueue(cp_device_forward *pass) {
     const cp_device_engine *engine = pass->engine;
     if (!pass->decodes)
         return cp_pass_run(&pass->base, true);
-    if (!pass->warm || !engine->runner->graphs || engine->trace != NULL)
+    if (!pass->warm || !engine->runner->graphs || engine->trace != NULL ||
+        pass->states != NULL) /* which copies a step reads, a graph would fix */
         return enqueue_step(pass);
     if (pass->graph == NULL && !pass->eager)
         CP_TRY(capture_step(pass));
@@ -482,6 +600,7 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
                         int64_t *bytes) {
     const cp_device_engine *engine = pass->engine;
     const int64_t layers = pass->base.facts->layers;
+    const int64_t attending = cp_facts_attending(pass->base.facts, layers);
     for (int r = 0; r < engine->count; r++)
         CP_TRY(
             cp_stream_walker_finish(pass->walkers[r], engine->runner->timeout));
@@ -490,7 +609,9 @@ static cp_status finish(cp_device_forward *pass, const cp_hidden *hidden,
         enqueue_norm(a, CP_WEIGHT_OUTPUT_NORM, a->count, hidden[r].rows, NULL);
         note(a, cudaStreamSynchronize(a->stream), "the end");
         CP_TRY(a->base.status);
-        bytes[a->rank->rank] = layers * cp_stream_walker_sent(pass->walkers[r]);
+        bytes[a->rank->rank] =
+            attending * cp_stream_walker_sent(pass->walkers[r]) +
+            cp_device_state_call_sent(pass->states, r);
     }
     return CP_OK;
 }

@@ -102,7 +102,7 @@ static cp_status take(void *context, cp_weight weight, int64_t layer, int count,
     cp_device_matrix *where = &model->tensors[cp_weight_index(weight, layer)];
     cp_device_matrix matrix = {.numbers = numbers_of(model, weight)};
     const bool is_row = cp_weight_is_vector(weight);
-    piece pieces[3];
+    piece pieces[4];
     if (tensors[0] == NULL) {
         *where = model->tensors[CP_WEIGHT_EMBEDDING];
         return CP_OK;
@@ -185,13 +185,21 @@ static cp_status share_facts(int64_t parts, cp_model_facts *f) {
     return CP_OK;
 }
 
+/* Layers with a state are for whole ranks, and for the kernels' registers. */
+static cp_status check_states(int64_t parts, const cp_state_facts *states) {
+    if (parts > 1 || states->key_dim > CP_DEVICE_DIM_MAX)
+        return cp_refuse("a model with states, keys of %ld numbers, shared by "
+                         "%ld GPUs; on GPUs, at most %d numbers and --tensor 1",
+                         states->key_dim, parts, CP_DEVICE_DIM_MAX);
+    return CP_OK;
+}
+
 static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
     cp_model_facts *facts = &model->base.facts, full_facts;
     int devices;
     CP_TRY(cp_facts_read(file, &full_facts));
     if (cp_facts_is_hybrid(&full_facts))
-        return cp_refuse("a model with states: its ranks run on threads and "
-                         "mpi, not on GPUs");
+        CP_TRY(check_states(model->share.parts, &full_facts.states));
     *facts = full_facts;
     CP_TRY(share_facts(model->share.parts, facts));
     CP_TRY(cp_device_count(&devices));

@@ -83,6 +83,9 @@ static cp_status copy(void *rank, const cp_step *step) {
                 cp_stream_address(w, step->in[t]),
                 cp_stream_address(w, step->out[t]), step->in[t].stride,
                 step->out[t].stride, step->out[t].width};
+    if (step->of == CP_SLOT_RUN)
+        return cp_bytes_copy(call.of[0].to, call.of[0].from, call.of[0].width,
+                             w->queues.compute, "a run");
     return cp_cuda(cp_device_copy(&call, w->queues.compute), "rank %d, an %s",
                    w->rank, cp_op_name(step->how));
 }
@@ -157,9 +160,17 @@ static cudaError_t merge_lists(const cp_stream_walker *w, const cp_step *step) {
     return cp_device_merge_lists(&call, w->queues.compute);
 }
 
+static cudaError_t combine_runs(const cp_stream_walker *w,
+                                const cp_step *step) {
+    return w->options.combine(
+        w->options.monoid, cp_stream_address(w, step->in[0]),
+        cp_stream_address(w, step->out[0]), w->queues.compute);
+}
+
 static cp_status combine(void *rank, const cp_step *step) {
-    return cp_cuda(step->of == CP_SLOT_LIST ? merge_lists(rank, step)
-                                            : merge(rank, step),
+    return cp_cuda(step->of == CP_SLOT_RUN    ? combine_runs(rank, step)
+                   : step->of == CP_SLOT_LIST ? merge_lists(rank, step)
+                                              : merge(rank, step),
                    "rank %d, a merge", ((cp_stream_walker *)rank)->rank);
 }
 
@@ -260,8 +271,10 @@ static cp_status copy_messages(const cp_stream_walker *w, const cp_step *step) {
 static cp_status trade(cp_stream_walker *w, const cp_step *step) {
     for (int n = 0; n < step->halves; n++) {
         const cp_step_half *half = &w->steps.halves[step->half + n];
-        w->halves[n] = (cp_message_half){half->peer, half->receive,
-                                         w->buffers[half->buffer], half->bytes};
+        const int *peers = w->options.peers;
+        w->halves[n] = (cp_message_half){
+            peers != NULL ? peers[half->peer] : half->peer, half->receive,
+            w->buffers[half->buffer], half->bytes};
     }
     return step->halves > 0
                ? w->link->trade(w->link->context, w->halves, step->halves,

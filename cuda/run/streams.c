@@ -169,6 +169,10 @@ int64_t cp_stream_walker_sent(const cp_stream_walker *w) {
     return w->sent;
 }
 
+void *cp_stream_walker_slot(const cp_stream_walker *w, int slot) {
+    return w->buffers[2 * slot];
+}
+
 static cp_status count_blocks(cp_stream_options *options) {
     int all;
     CP_TRY(cp_cuda(cp_device_blocks(&all), "querying blocks"));
@@ -177,10 +181,13 @@ static cp_status count_blocks(cp_stream_options *options) {
     return CP_OK;
 }
 
-/* All attentions of a program are of one shape. */
+/* All attentions of a program are of one shape. A scan has none. */
 static cp_status choose_kernel(cp_stream_walker *w, const cp_plan *plan) {
     const bool step = plan->layout->placement == CP_ROUND_ROBIN;
     const cp_op *op = plan->programs[w->rank].ops;
+    w->attended = plan->shape;
+    if (plan->run_bytes > 0)
+        return CP_OK;
     while (op->kind != CP_OP_ATTEND)
         op++;
     w->attended = cp_plan_shape(plan, op->in.slot);

@@ -22,6 +22,12 @@ typedef struct {
     int64_t growth; /* pieces by which each list of a call may grow (renew) */
     cp_device_trace *trace; /* records what ran when; or NULL */
     cp_device_room *room;   /* for its memory, borrowed; or NULL */
+    const int *peers; /* [ranks] the plan's ranks as the link numbers them;
+                         NULL: alike */
+    /* A scan: enqueue the combination of an earlier run into a later one. */
+    cudaError_t (*combine)(const void *monoid, const void *earlier, void *later,
+                           cudaStream_t stream);
+    const void *monoid;
 } cp_stream_options;
 
 /* Reserve a rank's slots on the current device, all at once, in the options'
@@ -78,5 +84,8 @@ cp_status cp_stream_walker_finish(cp_stream_walker *walker, double timeout);
 
 /* The bytes that the rank sent in its last walk. */
 int64_t cp_stream_walker_sent(const cp_stream_walker *walker);
+
+/* Where a slot of the plan begins, on the device. */
+void *cp_stream_walker_slot(const cp_stream_walker *walker, int slot);
 
 #endif

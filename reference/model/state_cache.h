@@ -1,21 +1,12 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* What sequences keep between calls in layers with a state, and where. */
+/* What sequences keep between calls in layers with a state. */
 #ifndef CP_STATE_CACHE_H
 #define CP_STATE_CACHE_H
 
 #include "group/process_group.h"
 #include "model/facts.h"
+#include "model/kept_states.h"
 #include "reference/run/states.h"
-
-enum { CP_NO_COPY = -1 };
-
-/* A sequence's two copies, on any rank: how many tokens they are the states
- * after, which of them the call reads and writes, which rank keeps them before
- * and after it, and which has the first new token. */
-typedef struct {
-    int64_t length[2];
-    int from, to, keeper, next, owner;
-} cp_kept_state;
 
 /* The states and tails of all sequences, in all such layers, each on the rank
  * that keeps it. */
@@ -33,10 +24,6 @@ typedef struct cp_state_cache {
 float *cp_state_cache_layer(const cp_state_cache *cache, int rank,
                             int64_t sequence, int copy, int64_t layer);
 
-/* Which rank has which part of a sequence's new tokens in a prompt: peers
- * [ranks]. */
-void cp_state_parts(const cp_layout *layout, int64_t sequence, int *peers);
-
 /* For the one rank of this process, or CP_NO_RANK: for all. Memory that is never
  * written costs nothing. Fails with CP_INVALID for a layer whose states overflow
  * and with CP_MEMORY. */
@@ -44,10 +31,8 @@ cp_status cp_state_cache_new(int ranks, int only, int64_t sequences,
                              const cp_model_facts *facts, cp_state_cache **out);
 void cp_state_cache_free(cp_state_cache *cache);
 
-/* Before the ranks run a call, and after it succeeded: without end, the states
- * are those before the call. begin fails with CP_INVALID if a sequence was cut
- * to a length after which no state is left. In these and the next two, the cache
- * may be NULL: the model has no such layers. */
+/* cp_kept_states_begin and end. In these and the next two, the cache may be
+ * NULL: the model has no such layers. */
 cp_status cp_state_cache_begin(cp_state_cache *cache, const cp_layout *layout);
 void cp_state_cache_end(cp_state_cache *cache, const cp_layout *layout);
 

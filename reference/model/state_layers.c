@@ -227,26 +227,14 @@ const cp_state_rows *cp_state_call_rows(const cp_state_call *call) {
     return &call->base;
 }
 
-static void count_rows(cp_state_call *call) {
-    const cp_pieces *pieces = &call->layout->queries[call->comm->rank].pieces;
-    int64_t row = 0;
-    for (int64_t n = 0; n < pieces->count; n++) {
-        const cp_span span = pieces->items[n].span;
-        for (int64_t i = 0; i < call->count; i++) {
-            sequence_call *s = &call->sequences[i];
-            if (s->sequence == span.sequence && s->count == 0)
-                s->first = row;
-            if (s->sequence == span.sequence)
-                s->count += span.count;
-        }
-        row += span.count;
-    }
-}
-
 static cp_status enter(cp_state_call *call, int64_t sequence) {
     const cp_layout *layout = call->layout;
     sequence_call *s = &call->sequences[call->count++];
+    const cp_state_span span =
+        cp_state_span_of(layout, call->comm->rank, sequence);
     s->sequence = sequence;
+    s->first = span.first;
+    s->count = span.count;
     s->tokens = layout->fresh[sequence];
     CP_TRY(cp_allocate(&s->row, call->base.stride + call->base.answer_width,
                        sizeof(float), "a row"));
@@ -284,7 +272,6 @@ static cp_status open_call(cp_state_call *call) {
     for (int64_t s = 0; s < cache->sequences; s++)
         if (layout->fresh[s] > 0)
             CP_TRY(enter(call, s));
-    count_rows(call);
     return CP_OK;
 }
 

@@ -121,6 +121,28 @@ static cp_status copy_via_host(const cp_cache *from, cp_engine *out,
     return status;
 }
 
+static cp_status copy_states(const cp_cache *from, cp_engine *out,
+                             cp_engine *in) {
+    const cp_model_facts *facts = &out->model->facts;
+    const int64_t layers =
+        facts->layers - cp_facts_attending(facts, facts->layers);
+    cp_status status = CP_OK;
+    float *numbers;
+    if (layers == 0)
+        return CP_OK;
+    CP_TRY(cp_allocate(&numbers, layers, 4 * cp_state_numbers(&facts->states),
+                       "states"));
+    for (int64_t s = 0; s < from->sequences; s++) {
+        const int64_t length = from->length[s];
+        if (length > 0 && status == CP_OK)
+            status = out->on->states(out, s, length, false, numbers);
+        if (length > 0 && status == CP_OK)
+            status = in->on->states(in, s, length, true, numbers);
+    }
+    free(numbers);
+    return status;
+}
+
 static double balance(int ranks, const cp_pieces *lists) {
     int64_t most = 0, all = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -165,6 +187,8 @@ static cp_status move_all(cp_migration *migration, const cp_cache *from,
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
                      : copy_via_host(from, out, to, in, migration->tokens);
+        if (status == CP_OK && out->on->migrate == NULL)
+            status = copy_states(from, out, in);
     }
     cp_plan_report_free(&counted);
     cp_plan_free(plan);

@@ -1,0 +1,609 @@
+/* Tangled from book/16-state-gpu.nw; edit the chapter. */
+/* Layers with a state on GPUs. */
+#include "cuda/model/device_states.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/kernels/state_kernels.h"
+#include "cuda/run/streams.h"
+#include "model/kept_states.h"
+#include "variants/scan.h"
+
+struct cp_device_states {
+    cp_state_facts facts;
+    int64_t layers, sequences, numbers; /* of a layer: a state, and its tail */
+    cp_queued_ranks ranks;
+    float **memory;      /* [ranks.count]: [sequences][2][layers][numbers] */
+    cp_kept_state *kept; /* [sequences] */
+};
+
+/* A sequence with new tokens in a call. */
+typedef struct {
+    int64_t sequence, tokens;
+    int *peers;                        /* [ranks] which has each part */
+    cp_stream_walker **tails, **pairs; /* [count] of the parts here */
+} sequence_call;
+
+struct cp_device_state_call {
+    cp_device_states *states;
+    const cp_layout *layout;
+    bool scans;
+    int64_t count;
+    sequence_call *sequences;  /* [count] */
+    cp_rank_message *messages; /* [count] */
+    cp_state_buffers *buffers; /* [ranks here], as below */
+    int64_t *sent;
+    void **no_cache;
+    cp_plan *tails, *pairs;
+};
+
+static int64_t state_floats(const cp_state_facts *f) {
+    return f->heads * f->key_dim * f->value_dim;
+}
+
+/* What a layer keeps; NULL for CP_NO_COPY, and for a rank elsewhere. */
+static float *layer_at(const cp_device_states *states, int rank,
+                       int64_t sequence, int copy, int64_t layer) {
+    const int n = cp_queued_index(&states->ranks, rank);
+    const int64_t at = (2 * sequence + copy) * states->layers + layer;
+    return copy == CP_NO_COPY || n < 0
+               ? NULL
+               : states->memory[n] + at * states->numbers;
+}
+
+static cp_status make_memory(cp_device_states *states, int n) {
+    int64_t bytes;
+    char *memory;
+    if (!cp_multiply(states->numbers, 4 * states->layers, &bytes) ||
+        !cp_multiply(bytes, 2 * states->sequences, &bytes))
+        return cp_fail(CP_MEMORY, "states of %ld sequences overflow",
+                       states->sequences);
+    CP_TRY(cp_event_new(&states->ranks.events[n]));
+    CP_TRY(cp_device_reserve(bytes, "a rank's states", &memory));
+    states->memory[n] = (float *)(void *)memory;
+    return cp_cuda(cudaMemsetAsync(memory, 0, (size_t)bytes,
+                                   states->ranks.queues[n].compute),
+                   "clearing states");
+}
+
+cp_status cp_device_states_new(const cp_queued_ranks *ranks,
+                               const cp_model_facts *facts, int64_t sequences,
+                               cp_device_states **out) {
+    cp_device_states *states;
+    CP_TRY(cp_allocate(out, 1, sizeof(*states), "states"));
+    states = *out;
+    states->facts = facts->states;
+    states->layers = facts->layers - cp_facts_attending(facts, facts->layers);
+    states->sequences = sequences;
+    states->numbers = cp_state_numbers(&facts->states);
+    states->ranks = *ranks;
+    CP_TRY(cp_allocate(&states->ranks.events, ranks->count, sizeof(cudaEvent_t),
+                       "events"));
+    CP_TRY(
+        cp_allocate(&states->memory, ranks->count, sizeof(float *), "states"));
+    CP_TRY(
+        cp_allocate(&states->kept, sequences, sizeof(cp_kept_state), "states"));
+    for (int n = 0; n < ranks->count; n++)
+        CP_TRY(make_memory(states, n));
+    return CP_OK;
+}
+
+void cp_device_states_free(cp_device_states *states) {
+    if (states == NULL)
+        return;
+    for (int n = 0; n < states->ranks.count; n++) {
+        if (states->memory != NULL)
+            cudaFree(states->memory[n]);
+        if (states->ranks.events != NULL)
+            cp_event_free(states->ranks.events[n]);
+    }
+    free(states->memory);
+    free(states->ranks.events);
+    free(states->kept);
+    free(states);
+}
+
+cp_status cp_device_states_begin(cp_device_states *states,
+                                 const cp_layout *layout) {
+    return states != NULL ? cp_kept_states_begin(states->kept, layout) : CP_OK;
+}
+
+void cp_device_states_end(cp_device_states *states, const cp_layout *layout) {
+    if (states != NULL)
+        cp_kept_states_end(states->kept, layout);
+}
+
+/* Between the host and a rank, if it is in this process. */
+static cp_status copy_states(const cp_device_states *states, int rank,
+                             int64_t sequence, int copy, bool writes,
+                             void *numbers) {
+    const int n = cp_queued_index(&states->ranks, rank);
+    float *at = layer_at(states, rank, sequence, copy, 0);
+    if (n < 0)
+        return CP_OK;
+    cudaStream_t stream = states->ranks.queues[n].compute;
+    CP_TRY(cp_bytes_copy(writes ? at : numbers, writes ? numbers : at,
+                         states->layers * states->numbers * 4, stream,
+                         "states"));
+    return cp_cuda(cudaStreamSynchronize(stream), "copying states");
+}
+
+cp_status cp_device_states_copy(cp_device_states *states,
+                                const cp_process_group *group, int64_t sequence,
+                                int64_t length, bool writes, float *numbers) {
+    cp_kept_state *kept = &states->kept[sequence];
+    const int64_t bytes = states->layers * states->numbers * 4;
+    const int keeper = kept->keeper, copy = kept->length[1] == length;
+    char *all;
+    if (writes) {
+        *kept = (cp_kept_state){.length = {length, CP_NO_COPY}};
+        return copy_states(states, 0, sequence, 0, true, numbers);
+    }
+    if (group == NULL || group->ranks == 1)
+        return copy_states(states, keeper, sequence, copy, false, numbers);
+    CP_TRY(cp_allocate(&all, group->ranks, bytes, "states"));
+    cp_status status = copy_states(states, keeper, sequence, copy, false,
+                                   all + keeper * bytes);
+    if (status == CP_OK)
+        status = group->all_gather(all, bytes);
+    memcpy(numbers, all + keeper * bytes, (size_t)bytes);
+    free(all);
+    return status;
+}
+
+void cp_device_states_lose(cp_device_states *states, int rank, int only) {
+    if (states == NULL)
+        return;
+    cp_queued_ranks *ranks = &states->ranks;
+    cp_kept_states_lose(states->kept, states->sequences);
+    ranks->only = only;
+    if (only != CP_NO_RANK)
+        return;
+    cudaFree(states->memory[rank]);
+    cp_event_free(ranks->events[--ranks->count]);
+    memmove(states->memory + rank, states->memory + rank + 1,
+            (size_t)(ranks->count - rank) * sizeof(float *));
+}
+
+static int64_t row_width(const cp_state_facts *f) {
+    return cp_state_channels(f) + 2 * f->heads;
+}
+
+static int64_t answer_width(const cp_state_facts *f) {
+    return f->heads * f->value_dim;
+}
+
+void cp_state_buffers_claim(const cp_state_facts *f, int64_t tokens,
+                            int64_t sequences, cp_arena *from,
+                            cp_state_buffers *out) {
+    out->rows = cp_arena_claim(from, tokens, 4 * row_width(f));
+    out->answers = cp_arena_claim(from, tokens, 4 * answer_width(f));
+    out->visitors = cp_arena_claim(from, f->period > 0 ? sequences : 0,
+                                   4 * (row_width(f) + answer_width(f)));
+}
+
+static cudaError_t put_pair(const void *facts, const void *earlier, void *later,
+                            cudaStream_t stream) {
+    const cp_device_pairs_args call = {*(const cp_state_facts *)facts, earlier,
+                                       later};
+    return cp_device_pairs(&call, stream);
+}
+
+static cudaError_t put_tail(const void *facts, const void *earlier, void *later,
+                            cudaStream_t stream) {
+    const cp_state_facts *f = facts;
+    const cp_device_tails_args call = {cp_state_channels(f), f->taps - 1,
+                                       earlier, later};
+    return cp_device_tails(&call, stream);
+}
+
+/* The part of the n-th walker here, and the rank that walks it. */
+static int part_of(const cp_device_state_call *call, const sequence_call *s,
+                   int n) {
+    int part = n;
+    while (call->states->ranks.only != CP_NO_RANK &&
+           s->peers[part] != call->states->ranks.only)
+        part++;
+    return part;
+}
+
+static cp_status make_walkers(cp_device_state_call *call, sequence_call *s) {
+    const cp_queued_ranks *ranks = &call->states->ranks;
+    CP_TRY(cp_allocate(&s->peers, call->layout->ranks, sizeof(int), "parts"));
+    CP_TRY(cp_allocate(&s->tails, ranks->count, sizeof(void *), "walkers"));
+    CP_TRY(cp_allocate(&s->pairs, ranks->count, sizeof(void *), "walkers"));
+    cp_state_parts(call->layout, s->sequence, s->peers);
+    for (int n = 0; n < ranks->count; n++) {
+        const int part = part_of(call, s, n);
+        const cp_queues queues =
+            ranks->queues[cp_queued_index(ranks, s->peers[part])];
+        cp_stream_options options = {.element = CP_F32,
+                                     .peers = s->peers,
+                                     .combine = put_tail,
+                                     .monoid = &call->states->facts};
+        CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
+                                    &s->tails[n]));
+        options.combine = put_pair;
+        CP_TRY(cp_stream_walker_new(call->pairs, part, queues, &options,
+                                    &s->pairs[n]));
+    }
+    return CP_OK;
+}
+
+static cp_status open_call(cp_device_state_call *call,
+                           const cp_state_buffers *buffers) {
+    const cp_state_facts *f = &call->states->facts;
+    const cp_layout *layout = call->layout;
+    const int64_t all = layout->sequences, ranks = call->states->ranks.count;
+    const int64_t width = f->key_dim + f->value_dim;
+    CP_TRY(cp_allocate(&call->sequences, all, sizeof(sequence_call), "states"));
+    CP_TRY(
+        cp_allocate(&call->messages, all, sizeof(cp_rank_message), "states"));
+    CP_TRY(
+        cp_allocate(&call->buffers, ranks, sizeof(cp_state_buffers), "states"));
+    CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
+    CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));
+    memcpy(call->buffers, buffers, (size_t)ranks * sizeof(*buffers));
+    if (call->scans) {
+        CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
+                            4 * (call->states->numbers - state_floats(f)),
+                            &call->tails));
+        CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
+                            4 * f->heads * f->key_dim * width, &call->pairs));
+    }
+    for (int64_t s = 0; s < all; s++) {
+        sequence_call *next = &call->sequences[call->count];
+        if (layout->fresh[s] == 0)
+            continue;
+        call->count++;
+        next->sequence = s;
+        next->tokens = layout->fresh[s];
+        if (call->scans)
+            CP_TRY(make_walkers(call, next));
+    }
+    return CP_OK;
+}
+
+cp_status cp_device_state_call_new(cp_device_states *states,
+                                   const cp_layout *layout, const cp_link *link,
+                                   const cp_state_buffers *buffers,
+                                   cp_device_state_call **out) {
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "states"));
+    states->ranks.link = link;
+    (*out)->states = states;
+    (*out)->layout = layout;
+    (*out)->scans = layout->ranks > 1 && layout->placement != CP_ROUND_ROBIN;
+    return open_call(*out, buffers);
+}
+
+void cp_device_state_call_free(cp_device_state_call *call) {
+    if (call == NULL)
+        return;
+    for (int64_t i = 0; i < call->count; i++) {
+        sequence_call *s = &call->sequences[i];
+        for (int n = 0; n < call->states->ranks.count; n++) {
+            cp_stream_walker_free(s->tails != NULL ? s->tails[n] : NULL);
+            cp_stream_walker_free(s->pairs != NULL ? s->pairs[n] : NULL);
+        }
+        free(s->tails);
+        free(s->pairs);
+        free(s->peers);
+    }
+    free(call->sequences);
+    free(call->messages);
+    free(call->buffers);
+    free(call->sent);
+    free(call->no_cache);
+    cp_plan_free(call->tails);
+    cp_plan_free(call->pairs);
+    free(call);
+}
+
+/* Consecutive tokens of a sequence on the n-th rank here, in a layer. */
+typedef struct {
+    const cp_state_facts *facts;
+    cudaStream_t stream;
+    float *row, *answer;
+    int64_t count;
+} token_run;
+
+static cp_status put(cudaError_t error) {
+    return cp_cuda(error, "a layer with a state");
+}
+
+static cp_device_channels channels_of(const token_run *run) {
+    const cp_state_facts *f = run->facts;
+    return (cp_device_channels){run->count, row_width(f), cp_state_channels(f),
+                                f->taps - 1, run->row};
+}
+
+/* The tail of a run behind an earlier tail, or NULL. */
+static cp_status take(const token_run *run, const float *earlier, float *tail) {
+    const cp_device_take_args call = {channels_of(run), tail};
+    CP_TRY(put(cp_device_take(&call, run->stream)));
+    return earlier != NULL
+               ? put(put_tail(run->facts, earlier, tail, run->stream))
+               : CP_OK;
+}
+
+static cp_status convolve(const token_run *run, const float *taps,
+                          const float *tail) {
+    const cp_state_facts *f = run->facts;
+    const cp_device_convolve_args call = {channels_of(run), taps, tail};
+    const cp_device_normalise_args heads = {run->count, row_width(f),
+                                            f->key_heads, f->key_dim, run->row};
+    CP_TRY(put(cp_device_convolve(&call, run->stream)));
+    return put(cp_device_normalise(&heads, run->stream));
+}
+
+/* From states before, or NULL, to states after, or NULL. */
+static cp_status follow(const token_run *run, cp_device_state_rows before,
+                        cp_device_state_rows after) {
+    const cp_device_follow_args call = {.facts = *run->facts,
+                                        .tokens = run->count,
+                                        .stride = row_width(run->facts),
+                                        .rows = run->row,
+                                        .before = before,
+                                        .after = after,
+                                        .answers = run->answer};
+    return put(cp_device_follow(&call, run->stream));
+}
+
+static cp_status make_pair(const token_run *run, float *pair) {
+    const cp_state_facts *f = run->facts;
+    const cp_device_follow_args call = {
+        .facts = *f,
+        .tokens = run->count,
+        .stride = row_width(f),
+        .rows = run->row,
+        .pairs = true,
+        .after = {pair, f->key_dim + f->value_dim}};
+    return put(cp_device_follow(&call, run->stream));
+}
+
+/* The states of a cache, and the U of a pair. */
+static cp_device_state_rows states_at(const cp_state_facts *f, float *at) {
+    return (cp_device_state_rows){at, f->value_dim};
+}
+
+static cp_device_state_rows states_in(const cp_state_facts *f, float *pair) {
+    return (cp_device_state_rows){pair + f->key_dim, f->key_dim + f->value_dim};
+}
+
+/* The tail that follows a layer's state. */
+static float *tail_in(const cp_state_facts *f, float *state) {
+    return state != NULL ? state + state_floats(f) : NULL;
+}
+
+/* A part of a sequence's tokens in a layer, on a rank here. */
+typedef struct {
+    int part;
+    token_run chunks[2];
+    const cp_stream_walker *tails, *pairs;
+    float *before, *after; /* of part 0: what it finds, and leaves */
+} part_call;
+
+static float *slot_at(const cp_stream_walker *walker, cp_use run) {
+    return cp_stream_walker_slot(walker, run.slot);
+}
+
+static part_call part_at(const cp_device_state_call *call,
+                         const sequence_call *s, int64_t layer, int n) {
+    const cp_device_states *states = call->states;
+    const cp_state_facts *f = &states->facts;
+    const cp_kept_state *kept = &states->kept[s->sequence];
+    const int part = part_of(call, s, n), rank = s->peers[part];
+    const int index = cp_queued_index(&states->ranks, rank);
+    const cp_state_span span =
+        cp_state_span_of(call->layout, rank, s->sequence);
+    const int64_t chunk = cp_ceil_divide(s->tokens, 2 * call->layout->ranks);
+    part_call p = {
+        .part = part,
+        .tails = s->tails[n],
+        .pairs = s->pairs[n],
+        .before = layer_at(states, rank, s->sequence, kept->from, layer),
+        .after = layer_at(states, rank, s->sequence, kept->to, layer)};
+    for (int half = 0; half < 2; half++) {
+        const int64_t first = span.first + half * cp_min(span.count, chunk);
+        p.chunks[half] =
+            (token_run){f, states->ranks.queues[index].compute,
+                        call->buffers[index].rows + first * row_width(f),
+                        call->buffers[index].answers + first * answer_width(f),
+                        half == 0 ? cp_min(span.count, chunk)
+                                  : cp_max(0, span.count - chunk)};
+    }
+    return p;
+}
+
+static cp_status take_tails(const cp_device_state_call *call,
+                            const part_call *p) {
+    for (int half = 0; half < 2; half++) {
+        const bool first = p->part == 0 && half == 0;
+        const cp_use tail = cp_plan_own_run(call->tails, p->part, half);
+        CP_TRY(take(&p->chunks[half],
+                    first ? tail_in(p->chunks->facts, p->before) : NULL,
+                    slot_at(p->tails, tail)));
+    }
+    return CP_OK;
+}
+
+static cp_status convolve_chunks(const cp_device_state_call *call,
+                                 const part_call *p, const float *taps) {
+    const cp_state_facts *f = p->chunks->facts;
+    for (int half = 0; half < 2; half++) {
+        const cp_use prefix = cp_plan_prefix_run(call->tails, p->part, half);
+        const float *tail = p->part == 0 && half == 0
+                                ? tail_in(f, p->before)
+                                : slot_at(p->tails, prefix);
+        if (p->part == 0 && half == 1)
+            CP_TRY(take(&p->chunks[half], tail, tail_in(f, p->after)));
+        CP_TRY(convolve(&p->chunks[half], taps, tail));
+    }
+    return CP_OK;
+}
+
+/* Part 0 answers its first chunk at once, and then knows a state: M = 0. */
+static cp_status make_pairs(const cp_device_state_call *call,
+                            const part_call *p) {
+    const token_run *first = p->chunks;
+    const cp_state_facts *f = first->facts;
+    float *pair = slot_at(p->pairs, cp_plan_own_run(call->pairs, p->part, 0));
+    float *second = slot_at(p->pairs, cp_plan_own_run(call->pairs, p->part, 1));
+    if (p->part > 0) {
+        CP_TRY(make_pair(first, pair));
+        return make_pair(first + 1, second);
+    }
+    CP_TRY(put(cudaMemsetAsync(pair, 0, (size_t)call->pairs->run_bytes,
+                               first->stream)));
+    return follow(first, states_at(f, p->before), states_in(f, pair));
+}
+
+static cp_status answer_chunks(const cp_device_state_call *call,
+                               const part_call *p) {
+    const cp_state_facts *f = p->chunks->facts;
+    for (int half = p->part == 0; half < 2; half++) {
+        const cp_use prefix = cp_plan_prefix_run(call->pairs, p->part, half);
+        CP_TRY(follow(&p->chunks[half], states_in(f, slot_at(p->pairs, prefix)),
+                      states_at(f, p->part == 0 ? p->after : NULL)));
+    }
+    return CP_OK;
+}
+
+static cp_status walk_scan(cp_device_state_call *call, const sequence_call *s,
+                           cp_stream_walker *const *walkers) {
+    const cp_queued_ranks *ranks = &call->states->ranks;
+    CP_TRY(cp_stream_walk(walkers, ranks->count, ranks->link, call->no_cache,
+                          call->no_cache));
+    for (int n = 0; n < ranks->count; n++)
+        call->sent[cp_queued_index(ranks, s->peers[part_of(call, s, n)])] +=
+            cp_stream_walker_sent(walkers[n]);
+    return CP_OK;
+}
+
+static cp_status scan_sequence(cp_device_state_call *call,
+                               const sequence_call *s, int64_t layer,
+                               const float *taps) {
+    const int count = call->states->ranks.count;
+    for (int n = 0; n < count; n++) {
+        const part_call p = part_at(call, s, layer, n);
+        CP_TRY(take_tails(call, &p));
+    }
+    CP_TRY(walk_scan(call, s, s->tails));
+    for (int n = 0; n < count; n++) {
+        const part_call p = part_at(call, s, layer, n);
+        CP_TRY(convolve_chunks(call, &p, taps));
+        CP_TRY(make_pairs(call, &p));
+    }
+    CP_TRY(walk_scan(call, s, s->pairs));
+    for (int n = 0; n < count; n++) {
+        const part_call p = part_at(call, s, layer, n);
+        CP_TRY(answer_chunks(call, &p));
+    }
+    return CP_OK;
+}
+
+/* The row, or the answer, of the first token of a sequence, on a rank; NULL: it
+ * is in another process. */
+static float *row_on(const cp_device_state_call *call, const sequence_call *s,
+                     int rank, bool answer) {
+    const cp_device_states *states = call->states;
+    const cp_state_facts *f = &states->facts;
+    const int n = cp_queued_index(&states->ranks, rank);
+    if (n < 0)
+        return NULL;
+    const cp_state_buffers *buffers = &call->buffers[n];
+    const int64_t both = row_width(f) + answer_width(f);
+    const int64_t row = cp_state_span_of(call->layout, rank, s->sequence).first;
+    if (states->kept[s->sequence].owner != rank)
+        return buffers->visitors + s->sequence * both +
+               (answer ? row_width(f) : 0);
+    return answer ? buffers->answers + row * answer_width(f)
+                  : buffers->rows + row * row_width(f);
+}
+
+/* Send what call->messages has of all sequences. */
+static cp_status send_all(cp_device_state_call *call) {
+    const cp_queued_ranks *ranks = &call->states->ranks;
+    for (int64_t i = 0; i < call->count; i++) {
+        const cp_rank_message *m = &call->messages[i];
+        const int n = cp_queued_index(ranks, m->from);
+        if (n >= 0 && m->from != m->to)
+            call->sent[n] += m->bytes;
+    }
+    return cp_rank_messages_pass(ranks, call->messages, call->count);
+}
+
+/* Rows to the keepers, or answers back to the owners. */
+static cp_status send_rows(cp_device_state_call *call, bool answers) {
+    const cp_state_facts *f = &call->states->facts;
+    for (int64_t i = 0; i < call->count; i++) {
+        const sequence_call *s = &call->sequences[i];
+        const cp_kept_state *kept = &call->states->kept[s->sequence];
+        const int from = answers ? kept->next : kept->owner;
+        const int to = answers ? kept->owner : kept->next;
+        call->messages[i] =
+            (cp_rank_message){from, to, row_on(call, s, from, answers),
+                              row_on(call, s, to, answers),
+                              4 * (answers ? answer_width(f) : row_width(f))};
+    }
+    return send_all(call);
+}
+
+static cp_status follow_sequence(const cp_device_state_call *call,
+                                 const sequence_call *s, int64_t layer,
+                                 const float *taps) {
+    const cp_device_states *states = call->states;
+    const cp_state_facts *f = &states->facts;
+    const cp_kept_state *kept = &states->kept[s->sequence];
+    const int rank = kept->next, n = cp_queued_index(&states->ranks, rank);
+    float *before = layer_at(states, rank, s->sequence, kept->from, layer);
+    float *after = layer_at(states, rank, s->sequence, kept->to, layer);
+    if (n < 0)
+        return CP_OK;
+    const token_run run = {f, states->ranks.queues[n].compute,
+                           row_on(call, s, rank, false),
+                           row_on(call, s, rank, true), s->tokens};
+    CP_TRY(take(&run, tail_in(f, before), tail_in(f, after)));
+    CP_TRY(convolve(&run, taps, tail_in(f, before)));
+    return follow(&run, states_at(f, before), states_at(f, after));
+}
+
+static cp_status follow_all(cp_device_state_call *call, int64_t layer,
+                            const float *taps) {
+    CP_TRY(send_rows(call, false));
+    for (int64_t i = 0; i < call->count; i++)
+        CP_TRY(follow_sequence(call, &call->sequences[i], layer, taps));
+    return send_rows(call, true);
+}
+
+/* States go to the rank that is to keep them, before a prompt's first layer. */
+static cp_status hand_over(cp_device_state_call *call) {
+    const cp_device_states *states = call->states;
+    for (int64_t i = 0; i < call->count; i++) {
+        const int64_t s = call->sequences[i].sequence;
+        const cp_kept_state *kept = &states->kept[s];
+        const bool found = kept->from != CP_NO_COPY;
+        call->messages[i] =
+            (cp_rank_message){found ? kept->keeper : 0, found ? kept->next : 0,
+                              layer_at(states, kept->keeper, s, kept->from, 0),
+                              layer_at(states, kept->next, s, kept->from, 0),
+                              4 * states->layers * states->numbers};
+    }
+    return send_all(call);
+}
+
+cp_status cp_device_state_call_walk(cp_device_state_call *call, int64_t layer,
+                                    const float *taps) {
+    if (layer == 0)
+        CP_TRY(hand_over(call));
+    if (!call->scans)
+        return follow_all(call, layer, taps);
+    for (int64_t n = 0; n < call->count; n++)
+        CP_TRY(scan_sequence(call, &call->sequences[n], layer, taps));
+    return CP_OK;
+}
+
+int64_t cp_device_state_call_sent(const cp_device_state_call *call, int n) {
+    return call != NULL ? call->sent[n] : 0;
+}

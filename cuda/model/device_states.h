@@ -1,0 +1,68 @@
+/* Tangled from book/16-state-gpu.nw; edit the chapter. */
+/* Layers with a state on GPUs: what sequences keep between calls, and what the
+ * ranks of this process enqueue for such a layer. */
+#ifndef CP_DEVICE_STATES_H
+#define CP_DEVICE_STATES_H
+
+#include "cuda/run/rank_messages.h"
+#include "group/process_group.h"
+#include "model/arena.h"
+#include "model/facts.h"
+#include "tokens/layout.h"
+
+/* The states and tails of all sequences, two copies of each, on every rank of
+ * this process. Which copy of which rank is valid, all processes know. */
+typedef struct cp_device_states cp_device_states;
+
+/* ranks' events are made here. Fails with CP_MEMORY, naming the bytes, and as
+ * CUDA does; free even then. */
+cp_status cp_device_states_new(const cp_queued_ranks *ranks,
+                               const cp_model_facts *facts, int64_t sequences,
+                               cp_device_states **out);
+void cp_device_states_free(cp_device_states *states);
+
+/* cp_kept_states_begin and end (kept_states.h); states may be NULL. */
+cp_status cp_device_states_begin(cp_device_states *states,
+                                 const cp_layout *layout);
+void cp_device_states_end(cp_device_states *states, const cp_layout *layout);
+
+/* Read or write what all layers keep of a sequence of this length, as in
+ * cp_engine_ops (engine.h). The queues are idle. */
+cp_status cp_device_states_copy(cp_device_states *states,
+                                const cp_process_group *group, int64_t sequence,
+                                int64_t length, bool writes, float *numbers);
+
+/* A rank is lost, and all states; only is then the rank of this process. states
+ * may be NULL. */
+void cp_device_states_lose(cp_device_states *states, int rank, int only);
+
+/* A rank's memory in a call, on the device. Before a walk, rows has
+ * queries, keys, values, decays and rates of each of its tokens; after it,
+ * answers has [heads][value_dim] for each. visitors has room for a row and an
+ * answer of each sequence, for tokens of other ranks. */
+typedef struct {
+    float *rows, *answers, *visitors;
+} cp_state_buffers;
+void cp_state_buffers_claim(const cp_state_facts *facts, int64_t tokens,
+                            int64_t sequences, cp_arena *from,
+                            cp_state_buffers *out);
+
+/* The layers of a call; layout must outlive it. buffers [ranks here]. Fails as
+ * plans and their walkers do; *out is then to be freed, too. Free when the
+ * queues are idle. */
+typedef struct cp_device_state_call cp_device_state_call;
+cp_status cp_device_state_call_new(cp_device_states *states,
+                                   const cp_layout *layout, const cp_link *link,
+                                   const cp_state_buffers *buffers,
+                                   cp_device_state_call **out);
+void cp_device_state_call_free(cp_device_state_call *call);
+
+/* Enqueue a layer, counted among those with a state; taps [channels][taps] on
+ * the device. All processes call it. Fails as walks and launches do. */
+cp_status cp_device_state_call_walk(cp_device_state_call *call, int64_t layer,
+                                    const float *taps);
+
+/* The bytes that the n-th rank here has sent in all walks. */
+int64_t cp_device_state_call_sent(const cp_device_state_call *call, int n);
+
+#endif
