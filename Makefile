@@ -271,7 +271,7 @@ fit: writers ## fit the constants of the paper's cluster, test what they depend 
 	+@$(again) -s paper
 sanitized = ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=tests/harness/leaks.txt:print_suppressions=0
 in_asan   = B=build/asan CFLAGS="-O2 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test
+sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test (TURN=k/n: some suites)
 	@$(call install,$(FOR_BUILD))
 	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
 soak_time = $(or $(TIME),600)
