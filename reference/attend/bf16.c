@@ -340,14 +340,13 @@ WIDE static void turn_by_vectors(const float *const *rows, int64_t dim,
             _mm512_storeu_si512(right + 2 * i * LANES, at[i]);
     }
 }
-/* 2^x; 0 for -inf. Weights are rounded to 8 bits, these are good for 18. */
+/* 2^x; 0 for -inf. Weights are rounded to 8 bits, these are good for 13. */
 WIDE static inline __m512 power(__m512 x) {
     enum { FLOOR = 1 };
     const __m512 f = _mm512_reduce_ps(x, FLOOR);
-    __m512 p = _mm512_set1_ps(0.0134266844f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.052242474f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241280205f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693044845f));
+    __m512 p = _mm512_set1_ps(0.0770671587f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.227644864f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695116815f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1));
     return _mm512_scalef_ps(p, x);
 }

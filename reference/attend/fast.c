@@ -13,8 +13,7 @@
 #include "reference/attend/team.h"
 
 enum {
-    USUAL_ROWS = 1024, /* of a task, to estimate the number of tasks */
-    MOST_ROWS = 2048,
+    USUAL_ROWS = 1024,      /* of a task, to estimate the number of tasks */
     TASKS = 16,             /* that a call is cut into if possible */
     LEAST_TILES = 10,       /* of a share of many rows' keys */
     MOST_TILES = 64,        /* of a share of few rows' keys */
@@ -58,7 +57,7 @@ static void count_rows(fast_call *c) {
         else
             c->many += span.count * call->shape->query_heads;
     }
-    cp_team_size(&c->team, c->many, MOST_ROWS, c->format->micro()->panel);
+    cp_team_size(&c->team, c->many, c->format->rows, c->format->micro()->panel);
 }
 
 static void reserve(fast_call *c, cp_task *task) {

@@ -260,12 +260,36 @@ static void add_seen(const cp_panels *buffers, const cp_reach *reach,
     }
 }
 
+/* What the next panel needs of an array, and how many floats of it to ask for
+ * with each slice of keys. */
+typedef struct {
+    const float *at;
+    int64_t share;
+} next_part;
+
+static next_part next_of(const cp_panels *buffers, const float *array,
+                         int64_t floats, int64_t number) {
+    const int64_t slices = buffers->most / buffers->micro->slice;
+    return (next_part){array + (number + 1) * floats,
+                       round_up(cp_ceil_divide(floats, slices), STRIP)};
+}
+
+static inline void fetch(next_part *part) {
+    for (int64_t i = 0; i < part->share; i += STRIP)
+        __builtin_prefetch(part->at + i, 0, 2);
+    part->at += part->share;
+}
+
 static bool score_panel(const cp_panels *buffers, int64_t number,
                         const cp_reach *reach, float *top) {
     const cp_micro *micro = buffers->micro;
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
     const int64_t stride = micro->panel_stride;
     const float *queries = buffers->queries + number * dim * stride;
+    next_part next[2] = {
+        next_of(buffers, buffers->queries, dim * stride, number),
+        next_of(buffers, buffers->sums, buffers->slices * slice * stride,
+                number)};
     const int64_t start = cp_panels_first(buffers, reach);
     const bool known = micro->wide && reach->full == start &&
                        reach->least == reach->most && reach->most % slice == 0;
@@ -273,6 +297,8 @@ static bool score_panel(const cp_panels *buffers, int64_t number,
         const float *keys =
             buffers->keys + j / slice * dim * micro->slice_stride;
         float *scores = buffers->scores + j * stride;
+        fetch(&next[0]);
+        fetch(&next[1]);
         if (known)
             cp_wide_multiply(slice, micro->panel, dim, keys, queries, false,
                              scores, stride, top);
@@ -325,6 +351,7 @@ static bool weigh_scores(const cp_panels *buffers, const cp_reach *reach,
 }
 
 const cp_panel_format cp_panels_fp32 = {.micro = cp_micro_get,
+                                        .rows = 2048,
                                         .step = 1,
                                         .begin = pack_queries,
                                         .pack = pack_tile,

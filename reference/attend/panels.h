@@ -33,6 +33,7 @@ enum {
 /* How operands are packed and multiplied. */
 typedef struct cp_panel_format {
     const cp_micro *(*micro)(void);
+    int64_t rows;  /* of a task, at most */
     int64_t step;  /* head_dim is padded to whole steps */
     int64_t spare; /* floats a key, for the format's own use */
     /* Pack queries, as cp_panels_begin gets them; and a tile of keys and values,

@@ -176,6 +176,7 @@ static void add(const cp_panels *buffers, const cp_reach *reach,
 
 /* Weights take half a float each; a mark for each key, and one for all. */
 const cp_panel_format cp_panels_bf16 = {.micro = micro,
+                                        .rows = 1024,
                                         .step = STEP,
                                         .spare = SIDE / 2 + 2,
                                         .begin = begin,
