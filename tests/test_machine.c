@@ -226,7 +226,7 @@ TEST(files_are_read) {
     ck_assert_int_eq(read_bytes(good, sizeof(good)), CP_FILE);
     ck_assert_int_eq(read_bytes(big, sizeof(big)), CP_FILE);
     refuses(cp_hardware_read("no such", NULL, &hardware), CP_FILE,
-            "none of b200 gti gtt h200 home laptop");
+            "none of b200 ethernet gti gtt h200 home laptop");
     refuses(cp_model_sizes_read("llama3-404b", NULL, &sizes), CP_FILE,
             "llama3-405b");
 }

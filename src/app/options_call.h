@@ -81,7 +81,8 @@ typedef struct {
 /* Its rows in a table of options. */
 #define CP_COMMAND_CALL_OPTIONS(call)                                          \
     {"machine", CP_INPUT, &(call).machine, "NAME|FILE",                        \
-     "gtt (default), gti, h200, b200, laptop, home, or a description"},        \
+     "gtt (default), gti, ethernet, h200, b200, laptop, home, or a "           \
+     "description"},                                                           \
         {"model", CP_INPUT, &(call).model, "NAME|FILE",                        \
          "llama3-405b (default), llama3-70b, llama3-8b, smollm2-135m, "        \
          "qwen3.5-like, deepseek-v3-like, or a "                               \

@@ -88,8 +88,8 @@ typedef struct {
 } cp_hardware;
 
 /* Read a machine from a text that messages call label. If text is NULL, label
- * is a built-in name (gtt, gti, h200, b200, laptop, home) or a file's path.
- * Fails as cp_description_parse does. */
+ * is a built-in name (gtt, gti, ethernet, h200, b200, laptop, home) or a file's
+ * path. Fails as cp_description_parse does. */
 cp_status cp_hardware_read(const char *label, const char *text,
                            cp_hardware *hardware);
 
