@@ -42,21 +42,34 @@ typedef struct {
     float *weights; /* [BLOCK][BLOCK] */
 } state_block;
 
+/* The row of a token. */
+static int64_t row_of(const int64_t *order, int64_t t) {
+    return order != NULL ? order[t] : t;
+}
+
 /* A token's numbers for one head, dim of them, in rows. */
 static const float *of_head(const cp_state_run *run, const float *rows,
                             int64_t dim, int64_t t, int64_t head) {
     const int64_t tight = run->shape.heads * dim;
-    return rows + t * (run->stride > 0 ? run->stride : tight) + head * dim;
+    return rows +
+           row_of(run->order, t) * (run->stride > 0 ? run->stride : tight) +
+           head * dim;
+}
+
+static int64_t key_heads(const cp_state_shape *shape) {
+    return shape->key_heads > 0 ? shape->key_heads : shape->heads;
+}
+
+static int64_t key_stride(const cp_state_run *run) {
+    const cp_state_shape *shape = &run->shape;
+    return run->stride > 0 ? run->stride : key_heads(shape) * shape->key_dim;
 }
 
 static const float *of_key_head(const cp_state_run *run, const float *rows,
                                 int64_t t, int64_t head) {
     const cp_state_shape *shape = &run->shape;
-    const int64_t heads =
-        shape->key_heads > 0 ? shape->key_heads : shape->heads;
-    const int64_t tight = heads * shape->key_dim;
-    return rows + t * (run->stride > 0 ? run->stride : tight) +
-           head % heads * shape->key_dim;
+    return rows + row_of(run->order, t) * key_stride(run) +
+           head % key_heads(shape) * shape->key_dim;
 }
 
 static void step(const cp_state_run *run, int64_t t, int64_t head,
@@ -198,10 +211,8 @@ static const float *key_of(const state_block *block, int64_t j) {
 }
 
 static rows_of key_rows(const state_block *block, const float *rows) {
-    const cp_state_run *run = block->run;
-    const float *first = of_key_head(run, rows, block->first, block->head);
-    return (rows_of){
-        first, of_key_head(run, rows, block->first + 1, block->head) - first};
+    return (rows_of){of_key_head(block->run, rows, block->first, block->head),
+                     key_stride(block->run)};
 }
 
 /* weights[i][j] = sign A_i / A_j (x_i . k_j) for j < i + until; 0 after. */
@@ -270,7 +281,8 @@ static void solve(const state_block *block) {
 static void answer(const state_block *block, float *output) {
     const cp_state_run *run = block->run;
     const int64_t width = block->width, stride = run->shape.heads * width;
-    float *rows = output + block->first * stride + block->head * width;
+    float *rows = output + row_of(run->order, block->first) * stride +
+                  block->head * width;
     for (int64_t i = 0; i < block->count; i++)
         memset(rows + i * stride, 0, (size_t)width * sizeof(float));
     add_product(block->count, run->shape.key_dim, width,
@@ -336,11 +348,12 @@ static void run_head(const cp_state_run *run, int64_t head, run_states states,
                      float *output, float *memory) {
     const int64_t skip = head * run->shape.key_dim * states.stride +
                          states.stride - states.width;
-    for (int64_t t = 0; t < run->tokens; t += BLOCK) {
+    const int64_t most = run->single ? 1 : BLOCK;
+    for (int64_t t = 0; t < run->tokens; t += most) {
         state_block block = {.run = run,
                              .head = head,
                              .first = t,
-                             .count = cp_min(BLOCK, run->tokens - t),
+                             .count = cp_min(most, run->tokens - t),
                              .state =
                                  (t == 0 ? states.state : states.next) + skip,
                              .next = states.next + skip,
@@ -412,7 +425,7 @@ static int64_t row_stride(const cp_convolution *call) {
 static const float *row_before(const cp_convolution *call, const float *tail,
                                int64_t t) {
     if (t >= 0)
-        return call->rows + t * row_stride(call);
+        return call->rows + row_of(call->order, t) * row_stride(call);
     return -t <= (int64_t)tail[0]
                ? tail + 1 + (call->width - 1 + t) * call->channels
                : NULL;
@@ -434,7 +447,7 @@ static void convolve_part(const cp_convolution *call, const float *tail,
         }
     }
     for (int64_t n = 0; n < tokens; n++) {
-        float *to = out + (t + n) * row_stride(call) + first;
+        float *to = out + row_of(call->order, t + n) * row_stride(call) + first;
 #pragma omp simd
         for (int64_t c = 0; c < count; c++) {
             const float power = -1.44269504f * sums[n][c];
@@ -458,6 +471,6 @@ void cp_tail_take(const cp_convolution *call, float *tail) {
     tail[0] = (float)held;
     for (int64_t t = call->tokens - held; t < call->tokens; t++)
         memcpy(tail + 1 + (rows + t - call->tokens) * call->channels,
-               call->rows + t * row_stride(call),
+               call->rows + row_of(call->order, t) * row_stride(call),
                (size_t)call->channels * sizeof(float));
 }
