@@ -115,6 +115,7 @@ static struct {
     cp_model *model, *reference;
     cp_session_options options;
     cp_session *session;
+    bool hybrid;    /* the model has states */
     bool pretended; /* on pretended GPUs */
     bool lost;      /* a rank was lost at some time */
     bool rounded;   /* the cache was not computed in exact order */
@@ -156,6 +157,8 @@ static void pick_options(void) {
     while (t.options.dealing.leaves &&
            (t.pretended || !cp_micro_get()->in_order))
         t.options.dealing = pick_dealing();
+    if (t.hybrid && !t.options.dealing.leaves)
+        t.options.dealing = (cp_dealing){0};
     if (t.options.dealing.leaves || t.pretended)
         t.options.wire = CP_WIRE_FP32;
     if (block > 0 && pick(2) == 0)
@@ -168,6 +171,7 @@ static const tiny_gguf_options models[] = {
     {.seed = 3, .heads = 4, .kv_heads = 4, .rope_freqs = true},
     {.seed = 4, .heads = 6, .kv_heads = 2, .head_dim = 20, .rope_dim = 8},
     {.seed = 5, .query = CP_GGUF_Q8_0, .down = CP_GGUF_Q4_1},
+    {.seed = 6, .family = "qwen35", .rope_dim = 8, .taps = 3},
 };
 
 static void begin_talk(uint64_t seed) {
@@ -177,6 +181,7 @@ static void begin_talk(uint64_t seed) {
     const tiny_gguf_options *model = &models[pick(COUNT_OF(models))];
     const cp_backend *backend =
         t.pretended ? &cp_backend_cuda_fp32 : &cp_backend_threads;
+    t.hybrid = model->family != NULL;
     pick_options();
     note_talk("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
               "placement %d%s",
@@ -323,9 +328,10 @@ static void pick_call(soak_call *now) {
         1 + pick(3) * pick(16) * (t.options.dealing.leaves ? 4 : 1);
     for (int64_t s = 0; s < t.options.sequences; s++) {
         const soak_talk *talk = &t.all[s];
-        const int64_t most = now->mode == DECODE   ? 1
-                             : now->mode == VERIFY ? 1 + GUESSES
-                                                   : longest;
+        const int64_t most = now->mode == DECODE ? 1
+                             : now->mode == VERIFY
+                                 ? 1 + (t.hybrid ? 0 : GUESSES)
+                                 : longest;
         const int64_t count = cp_min(pick(most + 1), CAPACITY - talk->length);
         now->lengths[s] = count;
         pick_tokens(talk, now, count);
@@ -430,9 +436,10 @@ static void speak(void) {
 }
 
 /* Tokens placed by interleave, or restored after a loss, may not be in the
- * order of positions; then they cannot be cut. */
+ * order of positions; then they cannot be cut. Nor can states. */
 static bool is_refused(cp_status status) {
-    const bool may = t.lost || t.options.dealing.placement == CP_INTERLEAVE;
+    const bool may =
+        t.lost || t.hybrid || t.options.dealing.placement == CP_INTERLEAVE;
     if (status != CP_OK && !(status == CP_INVALID && may))
         ck_abort_msg("%s: %s", where, cp_message());
     return status != CP_OK;
