@@ -427,7 +427,9 @@ static void speak(void) {
         check_lengths();
         status = make_call(&now);
     }
-    if (status == CP_CAPACITY && t.options.rows > 0)
+    const bool short_of_rows =
+        t.options.rows > 0 || (t.lost && t.options.least != 1);
+    if (status == CP_CAPACITY && short_of_rows)
         begin_anew(pick(t.options.sequences));
     else if (status != CP_OK)
         ck_abort_msg("%s: %s", where, cp_message());

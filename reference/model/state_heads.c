@@ -65,9 +65,8 @@ static void copy_kept(const cp_state_heads *h, int rank, float *full,
 /* Where a rank's part of what this rank keeps of the n-th sequence is, and this
  * rank's own part of the n-th sequence. */
 static float *kept_at(const cp_state_heads *h, int64_t n, int rank) {
-    const int64_t floats = h->cache->layer_floats, ranks = h->comm->ranks;
-    const int64_t each = (floats - 1) / h->cache->facts.key_heads;
-    return h->kept + n * (floats + ranks) + h->shares[rank].first * each + rank;
+    return h->kept + n * cp_head_kept_before(h->shares, h->comm->ranks) +
+           cp_head_kept_before(h->shares, rank);
 }
 
 static float *states_at(const cp_state_heads *h, int64_t n, bool after) {
@@ -226,7 +225,8 @@ static cp_status make_room(cp_state_heads *h) {
     CP_TRY(claim(&h->answers, all, answer.part_width));
     CP_TRY(
         claim(&h->states, 2 * h->count, cp_state_numbers(&share_of(h)->facts)));
-    CP_TRY(claim(&h->kept, h->count, h->cache->layer_floats + layout->ranks));
+    CP_TRY(claim(&h->kept, h->count,
+                 cp_head_kept_before(h->shares, layout->ranks)));
     return claim(&h->taps, 1, taps.part_width);
 }
 

@@ -45,6 +45,13 @@ int64_t cp_head_cut_before(const cp_head_cut *cut) {
     return cut->width / cut->key_heads * cut->first;
 }
 
+int64_t cp_head_kept_before(const cp_head_share *shares, int rank) {
+    int64_t numbers = 0;
+    for (int r = 0; r < rank; r++)
+        numbers += cp_state_numbers(&shares[r].facts);
+    return numbers;
+}
+
 int64_t cp_state_rows_before(const cp_layout *layout, int rank) {
     int64_t rows = 0;
     for (int r = 0; r < rank; r++)

@@ -45,6 +45,11 @@ cp_head_cut cp_head_cut_of(const cp_state_facts *facts,
 /* How many numbers of a row the shares before this one have. */
 int64_t cp_head_cut_before(const cp_head_cut *cut);
 
+/* A layer keeps states, how many rows of the tail are filled, and those
+ * (facts.h); so does each share. Where that of a share begins if all lie one
+ * after another; of share `ranks`, where they end. */
+int64_t cp_head_kept_before(const cp_head_share *shares, int rank);
+
 /* The new tokens of a sequence in the order of positions: order [fresh], each
  * the index of a row among all rows of rank 0 (cp_forward_list in pass.h), then
  * of rank 1, and so on. Only for prompts in exact order. */
