@@ -443,22 +443,18 @@ _Static_assert(COUNT_OF(leafwise_talk) == TALK, "as long as talk");
 static const cp_dealing leafwise = {
     .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
 
-LOOP(exact_order_leaves_logits_of_a_hybrid_alone, 0,
-     HARNESS_SANITIZED ? 3 : 5) {
+LOOP(exact_order_leaves_logits_of_a_hybrid_alone, 0, 3) {
     static const struct {
         int ranks, key_heads;
         cp_variant variant;
-    } others[] = {{3, 2, CP_PASS_KV},
-                  {2, 4, CP_ALL_GATHER},
-                  {3, 4, CP_PASS_Q},
-                  {5, 8, CP_PASS_KV},
-                  {9, 2, CP_PASS_KV}};
+    } others[] = {{3, 4, CP_PASS_KV}, {2, 8, CP_ALL_GATHER}, {5, 2, CP_PASS_Q}};
     const cp_backend *const backends[] = {
         &cp_backend_cuda_fp32, &cp_backend_cuda, &cp_backend_cuda_fp8};
     tiny_gguf_options model = hybrid;
+    model.blocks = 2;
     model.state_key_heads = others[_i].key_heads;
     begin_file(&model, 2);
-    cp_backend backend = *backends[_i % 3];
+    cp_backend backend = *backends[_i];
     int64_t numbers;
     backend.engine_new = my_engine;
     dealing = leafwise;
@@ -469,7 +465,7 @@ LOOP(exact_order_leaves_logits_of_a_hybrid_alone, 0,
     const float *got = listen(&backend, others[_i].ranks, others[_i].variant,
                               leafwise_talk, TALK, &numbers);
     ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
-    if (_i % 3 == 0) {
+    if (_i == 0) {
         const float *expected = listen(&cp_backend_threads, 1, CP_AUTO,
                                        leafwise_talk, TALK, &numbers);
         const double apart = distance(expected, got, numbers);
@@ -829,10 +825,12 @@ LOOP(hybrids_in_processes_give_the_same_tokens, 0,
 }
 
 LOOP(in_exact_order_hybrids_in_processes_have_the_same_bits, 0,
-     (HARNESS_SANITIZED ? 1 : 3) * emulator_pretends()) {
-    static const int counts[] = {3, 2, 5};
+     (HARNESS_SANITIZED ? 1 : 2) * emulator_pretends()) {
+    static const int counts[] = {3, 5};
     const int count = counts[_i];
-    begin_file(&hybrid, 2);
+    tiny_gguf_options model = hybrid;
+    model.blocks = 2;
+    begin_file(&model, 2);
     model_process all[CROWD] = {0};
     int64_t numbers;
     dealing = leafwise;

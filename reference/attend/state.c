@@ -318,6 +318,38 @@ static void advance(const state_block *block) {
                 (rows_of){block->changes, width}, block->next, block->stride);
 }
 
+/* A block of one token reads the state twice and writes it once. */
+static void run_token(const state_block *block, float *output) {
+    const cp_state_run *run = block->run;
+    const int64_t keys = run->shape.key_dim, width = block->width;
+    const float *key = key_of(block, 0);
+    const float *query =
+        of_key_head(run, run->queries, block->first, block->head);
+    const float decay = (float)exp(block->level[0]);
+    const float rate = *of_head(run, run->rate, 1, block->first, block->head);
+    float *change = block->changes, *answer = change + width;
+    memset(change, 0, (size_t)(2 * width) * sizeof(float));
+    add_product(1, keys, width, (rows_of){key, keys},
+                (rows_of){block->state, block->stride}, change, width);
+    begin_row(block, 0);
+    for (int64_t c = 0; c < width; c++)
+        change[c] *= rate;
+    for (int64_t d = 0; d < keys; d++) {
+        const float *before = block->state + d * block->stride;
+        float *row = block->next + d * block->stride;
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++) {
+            row[c] = decay * before[c] + key[d] * change[c];
+            answer[c] += query[d] * row[c];
+        }
+    }
+    if (output != NULL)
+        memcpy(output + (row_of(run->order, block->first) * run->shape.heads +
+                         block->head) *
+                            width,
+               answer, (size_t)width * sizeof(float));
+}
+
 static void run_block(state_block *block, float *output) {
     const cp_state_run *run = block->run;
     double level = 0;
@@ -326,6 +358,12 @@ static void run_block(state_block *block, float *output) {
             of_head(run, run->decay, 1, block->first + i, block->head);
         level += fmax(FORGOTTEN, (double)*decay);
         block->level[i] = level;
+    }
+    if (block->count == 1) {
+        run_token(block, output);
+        return;
+    }
+    for (int64_t i = 0; i < block->count; i++) {
         const float *key = key_of(block, i);
         for (int64_t d = 0; d < run->shape.key_dim; d++)
             block->across[d * BLOCK + i] = key[d];
