@@ -3,9 +3,6 @@
 #include "cuda/model/device_heads.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#include "cuda/model/token_runs.h"
 
 /* The memory of a rank here, as on cores (state_heads.c). */
 typedef struct {

@@ -4,7 +4,9 @@
 #ifndef CP_DEVICE_HEADS_H
 #define CP_DEVICE_HEADS_H
 
-#include "cuda/model/device_states.h"
+#include "cuda/model/token_runs.h"
+#include "cuda/run/rank_messages.h"
+#include "model/arena.h"
 #include "model/kept_states.h"
 
 typedef struct cp_device_heads cp_device_heads;

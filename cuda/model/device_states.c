@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cuda/model/device_heads.h"
-#include "cuda/model/token_runs.h"
 #include "cuda/run/streams.h"
 #include "model/kept_states.h"
 #include "variants/scan.h"

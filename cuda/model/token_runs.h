@@ -23,6 +23,14 @@ static inline int64_t cp_state_answer_row(const cp_state_facts *f) {
     return f->heads * f->value_dim;
 }
 
+/* A rank's memory in a call, on the device. Before a walk, rows has
+ * queries, keys, values, decays and rates of each of its tokens; after it,
+ * answers has [heads][value_dim] for each. visitors has room for a row and an
+ * answer of each sequence, for tokens of other ranks. */
+typedef struct {
+    float *rows, *answers, *visitors;
+} cp_state_buffers;
+
 /* Fails, naming the layer, as a launch does. */
 cp_status cp_state_launched(cudaError_t error);
 

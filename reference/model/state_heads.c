@@ -86,12 +86,12 @@ static cp_status exchange(cp_comm *comm, int peer, float *sent, int64_t count,
 /* Rows go to the ranks that follow their heads, or answers come back. */
 static cp_status pass_rows(const cp_state_heads *h, bool back) {
     const cp_cut_kind kind = back ? CP_CUT_ANSWER : CP_CUT_ROW;
-    float *const own = back ? h->answers : h->rows;
+    float *const followed = back ? h->answers : h->rows;
     const int64_t width = cut_of(h, h->comm->rank, kind).part_width;
     for (int rank = 0; rank < h->comm->ranks; rank++) {
         const cp_head_cut cut = cut_of(h, rank, kind);
         float *part = h->parts + h->tokens * cp_head_cut_before(&cut);
-        float *at = own + cp_state_rows_before(h->layout, rank) * width;
+        float *at = followed + cp_state_rows_before(h->layout, rank) * width;
         const int64_t count = h->tokens * cut.part_width,
                       other = h->layout->queries[rank].tokens * width;
         CP_TRY(back ? exchange(h->comm, rank, at, other, part, count)
@@ -105,12 +105,12 @@ static cp_status pass_rows(const cp_state_heads *h, bool back) {
 static cp_status pass_kept(const cp_state_heads *h, int64_t n, int keeper,
                            bool back) {
     for (int rank = 0; rank < h->comm->ranks; rank++) {
-        const bool here = rank == h->comm->rank;
+        const bool local = rank == h->comm->rank;
         const cp_state_facts *facts = &h->shares[rank].facts;
         const int64_t count =
             facts->key_heads > 0 ? cp_state_numbers(facts) : 0;
-        float *part = here ? states_at(h, n, back) : kept_at(h, n, rank);
-        if (here)
+        float *part = local ? states_at(h, n, back) : kept_at(h, n, rank);
+        if (local)
             CP_TRY(back ? exchange(h->comm, keeper, part, count, NULL, 0)
                         : exchange(h->comm, keeper, NULL, 0, part, count));
         else if (keeper == h->comm->rank)
