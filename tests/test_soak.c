@@ -980,10 +980,17 @@ static int64_t pick_history(char *text, size_t size) {
 static void processes(uint64_t seed) {
     static const char *const variants[] = {"auto", "pass-kv", "pass-q",
                                            "all-gather"};
-    static const char *const placements[] = {"zigzag", "naive", "interleave:2"};
+    /* The first two also for a model with states. */
+    static const char *const placements[] = {
+        "--placement zigzag", "--exact-order", "--placement naive",
+        "--placement interleave:2"};
+    const tiny_gguf_options *model = &models[pick(COUNT_OF(models))];
     const int ranks = 2 + (int)pick(4);
     const char *variant = variants[pick(COUNT_OF(variants))];
-    const char *placement = placements[pick(COUNT_OF(placements))];
+    const char *placement =
+        placements[pick(model->family != NULL ? 2 : COUNT_OF(placements))];
+    if (!cp_micro_get()->in_order)
+        placement = placements[0];
     char history[100];
     int64_t ids[100];
     const int64_t count = pick_history(history, sizeof(history));
@@ -996,11 +1003,11 @@ static void processes(uint64_t seed) {
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
         "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
         "ASAN_OPTIONS=detect_leaks=0; exec 2>&1 </dev/null;");
-    tiny_gguf_write(in("tiny.gguf"), &models[pick(COUNT_OF(models))]);
+    tiny_gguf_write(in("tiny.gguf"), model);
     must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));
     const int status = shell(
         "cd $D; A='logits --model tiny.gguf --tokens ids.npy --history %s "
-        "--variant %s --placement %s --positions all --generate 6'; "
+        "--variant %s %s --positions all --generate 6'; "
         "$L $A --ranks 1 >1.txt && $L $A --ranks %d --out t.npy >t.txt && "
         "timeout 100 mpirun -n %d $L $A --on mpi --out m.npy >m.txt && "
         "tr -d '\\r' <m.txt | cmp - t.txt && cmp m.npy t.npy && "

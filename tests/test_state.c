@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "reference/run/states.h"
+#include "reference/model/state_tokens.h"
 #include "predict/simulate.h"
 #include "plan/check.h"
 
@@ -309,6 +309,28 @@ LOOP(bits_of_single_tokens_do_not_depend_on_runs, 0, LAYERS) {
             expected = sorted;
         hold(memcmp(expected, sorted, (size_t)(tokens * values + floats) * 4) ==
              0);
+    }
+}
+
+/* A part of a row begins elsewhere in memory, and a loop may start there with
+ * other lanes. */
+LOOP(lengths_do_not_depend_on_addresses, 0, 6) {
+    const int64_t dim = (int64_t[]){1, 5, 16, 24, 100, 128}[_i];
+    float *numbers = room_for(2 * dim, 4), *expected = NULL;
+    uint64_t random = 4;
+    for (int64_t d = 0; d < 2 * dim; d++)
+        numbers[d] = harness_uniform(&random);
+    for (int offset = 0; offset < 16; offset++) {
+        float *row = (float *)room_for(2 * dim + 16, 4) + offset;
+        const cp_state_tokens one = {.shape = {1, dim, 1, 1},
+                                     .threads = 1,
+                                     .count = 1,
+                                     .stride = 2 * dim,
+                                     .rows = row};
+        memcpy(row, numbers, (size_t)(2 * dim) * 4);
+        cp_state_tokens_normalise(&one);
+        expected = offset == 0 ? row : expected;
+        ck_assert_mem_eq(expected, row, (size_t)(2 * dim) * 4);
     }
 }
 
