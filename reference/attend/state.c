@@ -2,6 +2,7 @@
 /* Layers with a state: blocks of tokens, pairs, tails. */
 #include "reference/attend/state.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -387,6 +388,7 @@ static void run_head(const cp_state_run *run, int64_t head, run_states states,
     const int64_t skip = head * run->shape.key_dim * states.stride +
                          states.stride - states.width;
     const int64_t most = run->single ? 1 : BLOCK;
+    assert(run->single || run->order == NULL);
     for (int64_t t = 0; t < run->tokens; t += most) {
         state_block block = {.run = run,
                              .head = head,
