@@ -4,6 +4,7 @@
 static char where[200]; /* the current call, for failures */
 
 #include "model/attend_call.h"
+#include "model/head_cuts.h"
 #include "harness/rig.h"
 #include "planned.h"
 #include "problem.h"
@@ -480,4 +481,77 @@ LOOP(an_answer_is_read_from_where_its_token_is, 0, 2) {
     }
     ck_assert_int_eq(ranks, 7);
     cp_attend_call_free(&call);
+}
+
+/* Rows of all ranks, in the order in which a state needs them: prompts of two
+ * sequences, the second after earlier turns. */
+LOOP(an_order_lists_rows_by_position, 1, CP_LEAVES + 1) {
+    static const int64_t pasts[][2] = {{0, 0}, {1, 700}, {64, 63}, {200, 5000}};
+    static const int64_t news[][2] = {{1, 5000}, {129, 1}, {64, 0}, {63, 2500}};
+    for (int n = 0; n < COUNT_OF(pasts); n++) {
+        int64_t *positions = room_for(8000, 8), *order = room_for(8000, 8);
+        int64_t rows = 0;
+        new_cache(_i, 2, 8000);
+        cache->dealing = leafwise;
+        if (pasts[n][1] > 0)
+            take_turn(false, pasts[n]);
+        lay_out(false, news[n]);
+        for (int r = 0; r < _i; r++) {
+            const cp_pieces *pieces = &layout->queries[r].pieces;
+            ck_assert_int_eq(cp_state_rows_before(layout, r), rows);
+            for (int64_t i = 0; i < pieces->count; i++)
+                for (int64_t t = 0; t < pieces->items[i].span.count; t++)
+                    positions[rows++] = pieces->items[i].span.sequence * 10000 +
+                                        pieces->items[i].span.start + t;
+        }
+        for (int64_t s = 0; s < 2; s++) {
+            cp_state_order(layout, s, order);
+            for (int64_t t = 0; t < news[n][s]; t++)
+                ck_assert_int_eq(positions[order[t]],
+                                 s * 10000 + pasts[n][s] + t);
+        }
+    }
+}
+
+/* Every number of a row is in one share, and heads keep their key heads. */
+LOOP(shares_of_heads_are_cut_once, 1, 12) {
+    static const cp_state_facts all[] = {
+        {4, 4, 2, 16, 24, 4}, {4, 5, 5, 3, 2, 1}, {2, 21, 7, 8, 8, 3}};
+    for (int n = 0; n < COUNT_OF(all); n++)
+        for (cp_cut_kind kind = CP_CUT_ROW; kind <= CP_CUT_TAPS; kind++) {
+            const cp_state_facts *f = &all[n];
+            int64_t seen[4096] = {0}, before = 0;
+            for (int r = 0; r < _i; r++) {
+                const cp_head_share share = cp_head_share_of(f, _i, r);
+                const cp_head_cut cut = cp_head_cut_of(f, &share, kind);
+                const int64_t widths[] = {
+                    cp_state_channels(&share.facts) + 2 * share.facts.heads,
+                    share.facts.heads * f->value_dim,
+                    share.facts.heads * f->key_dim * f->value_dim,
+                    cp_state_channels(&share.facts),
+                    cp_state_channels(&share.facts) * f->taps};
+                int64_t parts = 0;
+                ck_assert_int_eq(cp_head_cut_before(&cut), before);
+                ck_assert_int_eq(cut.part_width, widths[kind]);
+                before += cut.part_width;
+                for (int i = 0; i < cut.count; i++) {
+                    const cp_head_strip s = cut.strips[i];
+                    ck_assert_int_eq(s.part, parts);
+                    parts += s.groups * cut.has * s.dim;
+                    for (int64_t g = 0; g < s.groups; g++)
+                        for (int64_t h = 0; h < cut.has; h++)
+                            seen[s.full + (g * f->key_heads + share.first + h) *
+                                              s.dim]++;
+                }
+                ck_assert_int_eq(parts, cut.part_width);
+            }
+            const cp_head_share full = cp_head_share_of(f, 1, 0);
+            const cp_head_cut cut = cp_head_cut_of(f, &full, kind);
+            ck_assert_int_eq(cut.width, before);
+            for (int i = 0; i < cut.count; i++) {
+                const cp_head_strip s = cut.strips[i];
+                for (int64_t at = 0; at < s.groups * f->key_heads; at++)
+                    ck_assert_int_eq(seen[s.full + at * s.dim], 1);
+            }
+        }
 }

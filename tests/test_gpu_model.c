@@ -429,6 +429,51 @@ LOOP(exact_order_leaves_logits_alone, 0, 3) {
     end_file();
 }
 
+/* The same of a hybrid, whose prompts are followed by heads, of which some ranks
+ * have none; and its scores are those of cores. */
+static const model_turn leafwise_talk[] = {
+    {false, {150, 70, 1}}, {true, {1, 1, 0}},  {true, {1, 1, 0}},
+    {false, {0, 9, 37}},   {true, {1, 1, 1}},  {true, {1, 0, 1}},
+    {true, {0, 1, 1}},     {false, {1, 0, 0}}, {true, {1, 1, 1}},
+    {false, {2, 2, 2}},    {true, {0, 0, 1}},  {false, {40, 0, 130}},
+    {true, {1, 1, 1}},     {true, {1, 1, 1}},  {false, {3, 5, 1}},
+    {false, {1, 65, 19}},  {true, {1, 1, 1}},  {true, {1, 1, 0}},
+    {true, {1, 1, 1}}};
+_Static_assert(COUNT_OF(leafwise_talk) == TALK, "as long as talk");
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+
+LOOP(exact_order_leaves_logits_of_a_hybrid_alone, 0, 3) {
+    static const struct {
+        int ranks, key_heads;
+        cp_variant variant;
+    } others[] = {{3, 4, CP_PASS_KV}, {2, 8, CP_ALL_GATHER}, {5, 2, CP_PASS_Q}};
+    const cp_backend *const backends[] = {
+        &cp_backend_cuda_fp32, &cp_backend_cuda, &cp_backend_cuda_fp8};
+    tiny_gguf_options model = hybrid;
+    model.blocks = 2;
+    model.state_key_heads = others[_i].key_heads;
+    begin_file(&model, 2);
+    cp_backend backend = *backends[_i];
+    int64_t numbers;
+    backend.engine_new = my_engine;
+    dealing = leafwise;
+    my_runner = (cp_device_runner){.only = CP_NO_RANK};
+    const float *one =
+        listen(&backend, 1, CP_AUTO, leafwise_talk, TALK, &numbers);
+    my_runner.rows = 7;
+    const float *got = listen(&backend, others[_i].ranks, others[_i].variant,
+                              leafwise_talk, TALK, &numbers);
+    ck_assert_mem_eq(one, got, (size_t)numbers * sizeof(float));
+    if (_i == 0) {
+        const float *expected = listen(&cp_backend_threads, 1, CP_AUTO,
+                                       leafwise_talk, TALK, &numbers);
+        const double apart = distance(expected, got, numbers);
+        ck_assert_msg(apart < 2e-5, "%g", apart);
+    }
+    end_file();
+}
+
 LOOP(a_stale_length_is_found, 0, emulator_pretends()) {
     begin_file(&(tiny_gguf_options){.seed = 5, .blocks = 1}, 2);
     model_turn turns[STEPS + 1];
@@ -594,6 +639,7 @@ static cp_status live_with(model_process *self, bool graphs, cp_nccl *heads,
                                         .sequences = SEQUENCES,
                                         .variant = CP_PASS_Q,
                                         .capacity = 400,
+                                        .dealing = dealing,
                                         .stop = &self->stop};
     cp_session *session;
     my_runner = (cp_device_runner){.only = group->rank / self->parts,
@@ -778,7 +824,31 @@ LOOP(hybrids_in_processes_give_the_same_tokens, 0,
     end_file();
 }
 
-LOOP(after_a_failure_a_hybrid_continues, 0, 2 * emulator_pretends()) {
+LOOP(in_exact_order_hybrids_in_processes_have_the_same_bits, 0,
+     (HARNESS_SANITIZED ? 1 : 2) * emulator_pretends()) {
+    static const int counts[] = {3, 5};
+    const int count = counts[_i];
+    tiny_gguf_options model = hybrid;
+    model.blocks = 2;
+    begin_file(&model, 2);
+    model_process all[CROWD] = {0};
+    int64_t numbers;
+    dealing = leafwise;
+    const float *expected = listen(&cp_backend_cuda_fp32, 1, CP_AUTO,
+                                   leafwise_talk, TALK, &numbers);
+    for (int r = 0; r < count; r++)
+        all[r].turns = leafwise_talk;
+    run_processes(all, count, 1);
+    for (int r = 0; r < count; r++) {
+        ck_assert_msg(all[r].member.status == CP_OK, "rank %d: %s", r,
+                      all[r].member.message);
+        ck_assert_mem_eq(expected, all[r].logits,
+                         (size_t)numbers * sizeof(float));
+    }
+    end_file();
+}
+
+LOOP(after_a_failure_a_hybrid_continues, 0, 4 * emulator_pretends()) {
     static const model_turn turns[] = {
         {false, {20, 3, 0}}, {false, {4, 0, 2}}, {true, {1, 1, 1}}};
     void (*const faults[])(int64_t) = {emulator_fail_launch,
@@ -786,16 +856,19 @@ LOOP(after_a_failure_a_hybrid_continues, 0, 2 * emulator_pretends()) {
     tiny_gguf_options model = hybrid;
     model.blocks = 2;
     begin_file(&model, 2);
-    const cp_session_options options = {.ranks = 2, .sequences = SEQUENCES};
+    const cp_session_options options = {.ranks = 2,
+                                        .sequences = SEQUENCES,
+                                        .dealing = _i < 2 ? (cp_dealing){0}
+                                                          : leafwise};
     float *undisturbed[2] = {on_host(4 * f.words), on_host(4 * f.words)};
     float *got = on_host(4 * f.words);
     must(cp_model_open(&cp_backend_cuda_fp32, f.file, &f.model));
     for (int64_t n = 0; n < 60; n += 1 + n / 4) {
         must(cp_session_open(f.model, &options, &f.session));
-        answer(&turns[0], 1, faults[_i], 0, got);
+        answer(&turns[0], 1, faults[_i % 2], 0, got);
         for (int t = 0; t < 2; t++) {
             float *out = n == 0 ? undisturbed[t] : got;
-            answer(&turns[t + 1], (uint64_t)t + 2, faults[_i], n, out);
+            answer(&turns[t + 1], (uint64_t)t + 2, faults[_i % 2], n, out);
             ck_assert_msg(distance(undisturbed[t], out, f.words) < 1e-6,
                           "failure %ld left something", n);
         }

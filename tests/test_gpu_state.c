@@ -323,13 +323,18 @@ static void feed(bool decode, int64_t first, int64_t second) {
     near(scores[0], scores[1], numbers, 2e-5);
 }
 
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+
 /* States move to other numbers of ranks; after a loss they are made again. */
-TEST(ranks_of_a_hybrid_come_and_go) {
+LOOP(ranks_of_a_hybrid_come_and_go, 0, 2) {
     static const int ranks[] = {2, 5, 1, 3}, lost[] = {2, 0};
     const cp_session_options options = {.ranks = 3,
                                         .sequences = TALKS,
+                                        .dealing = _i == 0 ? (cp_dealing){0}
+                                                           : leafwise,
                                         .capacity = MOST,
-                                        .block = 8,
+                                        .block = _i == 0 ? 8 : 0,
                                         .least = 1};
     const tiny_gguf_options hybrid = {.seed = 7, .family = "qwen35"};
     const int32_t *texts[TALKS] = {talk.text[0], talk.text[1]};

@@ -1,6 +1,7 @@
 /* A whole hybrid model over ranks: of its layers some attend and the others have
  * states. Conversations of random turns, on ranks that come, go and are lost,
- * agree with one rank's. */
+ * agree with one rank's; in exact order, to the bit, and that one has read each
+ * text as a whole. */
 #define _POSIX_C_SOURCE 200809L
 #include "expect.h"
 
@@ -23,29 +24,37 @@ static struct {
     int32_t text[TALKS][MOST];
     uint64_t random;
     double largest, worst;
+    float *bits; /* in exact order: [TALKS][MOST][vocabulary], all scores */
 } f;
 
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+
 static cp_session *open_session(int ranks, int least) {
-    const cp_session_options options = {.ranks = ranks,
-                                        .sequences = TALKS,
-                                        .capacity = MOST,
-                                        .block = 8,
-                                        .least = least,
-                                        .cores = 2};
+    const cp_session_options options = {
+        .ranks = ranks,
+        .sequences = TALKS,
+        .capacity = MOST,
+        .block = 8,
+        .least = least,
+        .dealing = f.bits != NULL ? leafwise : (cp_dealing){0},
+        .cores = 2};
     cp_session *session;
     must(cp_session_open(f.model, &options, &session));
     return session;
 }
 
-static void begin(int ranks, int least, uint64_t seed) {
-    f.random = seed;
+static void open_model(const tiny_gguf_options *options) {
+    f.random = options->seed;
     f.largest = f.worst = 0;
-    tiny_gguf_build(
-        &(tiny_gguf_options){
-            .seed = seed, .family = "qwen35", .rope_dim = 8, .taps = 3},
-        &f.bytes);
+    tiny_gguf_build(options, &f.bytes);
     must(cp_gguf_parse(f.bytes.bytes, f.bytes.length, &f.file));
     must(cp_model_open(&cp_backend_threads, f.file, &f.model));
+}
+
+static void begin(int ranks, int least, uint64_t seed) {
+    open_model(&(tiny_gguf_options){
+        .seed = seed, .family = "qwen35", .rope_dim = 8, .taps = 3});
     f.one = open_session(1, 0);
     f.many = open_session(ranks, least);
 }
@@ -56,6 +65,7 @@ static void end(void) {
     cp_model_close(f.model);
     cp_gguf_close(f.file);
     free(f.bytes.bytes);
+    f.bits = NULL;
     f.bytes = (tiny_bytes){0};
 }
 
@@ -63,8 +73,62 @@ static int64_t below(int64_t most) {
     return (int64_t)(harness_random(&f.random) % (uint64_t)most);
 }
 
+/* More key heads than ranks and fewer, one for each head, no convolution. */
+static const tiny_gguf_options exact_models[] = {
+    {.family = "qwen35", .rope_dim = 8, .taps = 3},
+    {.family = "qwen35", .state_heads = 10, .state_key_heads = 5, .period = 4},
+    {.family = "qwen35", .state_heads = 3, .state_key_heads = 3, .taps = 1}};
+
+/* In exact order: one rank reads the texts as a whole, and then knows all
+ * scores. */
+static void begin_exact(int ranks, int least, uint64_t seed) {
+    tiny_gguf_options model = exact_models[seed % 3];
+    const int64_t all[TALKS] = {MOST, MOST, MOST};
+    model.seed = seed;
+    open_model(&model);
+    const int64_t words = f.model->facts.vocabulary;
+    f.bits = room_for(TALKS * MOST * words, 4);
+    for (int s = 0; s < TALKS; s++)
+        for (int t = 0; t < MOST; t++)
+            f.text[s][t] = (int32_t)below(words);
+    f.one = open_session(1, 0);
+    must(cp_session_prefill(f.one, all, f.text[0], NULL));
+    must(cp_session_logits(f.one, 0, TALKS * MOST, f.bits));
+    f.many = open_session(ranks, least);
+}
+
+/* The next tokens of the texts; every score has the bits that it has to. */
+static void feed_exact(bool decode, const int64_t lengths[TALKS]) {
+    const int64_t words = f.model->facts.vocabulary;
+    int64_t names[TALKS], held[TALKS], count = 0, batch = 0;
+    int32_t tokens[TALKS * MOST];
+    for (int s = 0; s < TALKS; s++) {
+        held[s] = cp_session_length(f.many, s);
+        for (int64_t t = 0; t < lengths[s]; t++)
+            tokens[count++] = f.text[s][held[s] + t];
+        if (lengths[s] > 0)
+            names[batch++] = s;
+    }
+    if (count == 0)
+        return;
+    float *scores = room_for(count * words, 4), *next = scores;
+    must(decode ? cp_session_decode(f.many, batch, names, tokens, NULL)
+                : cp_session_prefill(f.many, lengths, tokens, NULL));
+    must(cp_session_logits(f.many, 0, count, scores));
+    for (int s = 0; s < TALKS; s++)
+        for (int64_t t = 0; t < lengths[s]; t++, next += words)
+            ck_assert_msg(memcmp(next,
+                                 f.bits + (s * MOST + held[s] + t) * words,
+                                 (size_t)words * 4) == 0,
+                          "sequence %d, token %ld: other bits", s, held[s] + t);
+}
+
 /* The same call on both; every score agrees. */
 static void feed(bool decode, const int64_t lengths[TALKS]) {
+    if (f.bits != NULL) {
+        feed_exact(decode, lengths);
+        return;
+    }
     const int64_t words = f.model->facts.vocabulary;
     int64_t names[TALKS], count = 0, batch = 0;
     int32_t tokens[TALKS * MOST];
@@ -95,11 +159,12 @@ static void feed(bool decode, const int64_t lengths[TALKS]) {
 }
 
 static void read_some(void) {
-    static const int64_t sizes[] = {2, 3, 9, 40};
+    static const int64_t sizes[] = {2, 3, 9, 40, 200};
+    const int64_t kinds = f.bits != NULL ? 5 : 4;
     int64_t lengths[TALKS];
     for (int s = 0; s < TALKS; s++)
-        lengths[s] =
-            cp_min(below(sizes[below(4)]), MOST - cp_session_length(f.many, s));
+        lengths[s] = cp_min(below(sizes[below(kinds)]),
+                            MOST - cp_session_length(f.many, s));
     feed(false, lengths);
 }
 
@@ -112,7 +177,8 @@ static void decode_some(void) {
 
 static void clear_one(void) {
     const int64_t s = below(TALKS);
-    must(cp_session_truncate(f.one, s, 0));
+    if (f.bits == NULL)
+        must(cp_session_truncate(f.one, s, 0));
     must(cp_session_truncate(f.many, s, 0));
 }
 
@@ -160,9 +226,14 @@ static void save_and_load(int ranks) {
     unlink(path);
 }
 
-LOOP(conversations_move_over_ranks, 0, 12) {
+/* A number of ranks: in exact order, at most one for each leaf. */
+static int some_ranks(void) {
+    static const int ranks[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32};
+    return f.bits != NULL ? ranks[below(COUNT_OF(ranks))] : 1 + (int)below(5);
+}
+
+static void converse(void) {
     cp_ranks_report moved;
-    begin(1 + _i % 5, 0, (uint64_t)_i + 1);
     for (int turn = 0; turn < TURNS; turn++) {
         const int64_t what = below(9);
         if (what < 3)
@@ -172,16 +243,40 @@ LOOP(conversations_move_over_ranks, 0, 12) {
         else if (what == 6)
             clear_one();
         else if (what == 7)
-            must(cp_session_ranks(f.many, (int)(1 + below(5)), &moved));
+            must(cp_session_ranks(f.many, some_ranks(), &moved));
         else
-            save_and_load((int)(1 + below(5)));
+            save_and_load(some_ranks());
     }
     end();
 }
 
-LOOP(a_conversation_survives_ranks, 0, 6) {
+LOOP(conversations_move_over_ranks, 0, 12) {
+    begin(1 + _i % 5, 0, (uint64_t)_i + 1);
+    converse();
+}
+
+LOOP(in_exact_order_conversations_keep_their_bits, 0, 12) {
+    begin_exact(1 + _i % 9, 0, (uint64_t)_i + 1);
+    converse();
+}
+
+/* A prompt as a whole, shorter than a leaf, and of one token; then steps. */
+LOOP(in_exact_order_any_ranks_have_the_same_bits, 0, 3 * 11) {
+    static const int ranks[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32};
+    begin_exact(ranks[_i / 3], 0, (uint64_t)(_i % 3) + 60);
+    feed(false, (int64_t[]){MOST - 3, 61, 1});
+    for (int step = 0; step < 3; step++)
+        feed(true, (int64_t[]){1, 1, step % 2});
+    feed(false, (int64_t[]){0, 7, 130});
+    end();
+}
+
+LOOP(a_conversation_survives_ranks, 0, 9) {
     const int ranks = 2 + _i % 4;
-    begin(ranks, 1, (uint64_t)_i + 40);
+    if (_i < 6)
+        begin(ranks, 1, (uint64_t)_i + 40);
+    else
+        begin_exact(ranks, 1, (uint64_t)_i + 40);
     for (int left = ranks - 1; left >= 0; left--) {
         for (int turn = 0; turn < 4; turn++) {
             read_some();
@@ -213,7 +308,7 @@ TEST(what_a_state_cannot_do_is_refused) {
     static const cp_dealing dealings[] = {
         {.placement = CP_INTERLEAVE, .block = 4},
         {.placement = CP_ZIGZAG, .weights = shares},
-        {.placement = CP_INTERLEAVE, .leaves = true}};
+        {.placement = CP_NAIVE}};
     const int64_t two[TALKS] = {2, 0, 0};
     begin(2, 0, 9);
     feed(false, (int64_t[]){9, 0, 0});
@@ -228,7 +323,7 @@ TEST(what_a_state_cannot_do_is_refused) {
             .ranks = 2, .sequences = 1, .dealing = dealings[n]};
         cp_session *session;
         refuses(cp_session_open(f.model, &options, &session), CP_INVALID,
-                "equal shares by zigzag");
+                "equal shares, by zigzag or in exact order");
         cp_session_close(session);
     }
     end();

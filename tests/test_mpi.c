@@ -422,6 +422,11 @@ static const struct {
     {A_REPAIRED_LOSS("hybrid", "one two", "", "tail -n 1", "2.7"),
      .recovery = true,
      .says = {"tokens are read again by 2 ranks", "every one of 60 tokens"}},
+    {A_REPAIRED_LOSS("hybrid", "$(seq -s ' ' 100)", "--exact-order ",
+                     "tail -n 1", "2.8"),
+     .recovery = true,
+     .says = {"tokens are read again by 2 ranks", "every one of 60 tokens",
+              "at most 0.00e+00"}},
     {A_SLEEPER("2.6"), .recovery = true,
      .says = {"rank 2: evicted: this rank was silent for",
               "tokens are read again by 2 ranks"}},
@@ -465,6 +470,19 @@ LOOP(logits_have_the_bits_of_threads, 0, launched(6)) {
         "timeout 18 mpirun -n %d $L $A --on mpi --out $D/m.npy >$D/m.txt && "
         "tr -d '\\r' <$D/m.txt | cmp - $D/t.txt && cmp $D/m.npy $D/t.npy",
         models[_i / 3], ranks[_i % 3], ranks[_i % 3]);
+    ck_assert_msg(status == 0, "status %d\n%s", status, output);
+}
+
+/* Processes have the bits of one rank on threads. */
+LOOP(in_exact_order_any_processes_have_the_same_bits, 0, launched(6)) {
+    const int ranks[] = {1, 3, 8};
+    const char *models[] = {"tiny", "hybrid"};
+    const int status = shell(
+        "A=\"logits --model $D/%s.gguf --tokens $D/ids.npy --exact-order "
+        "--positions all --generate 12\"; $L $A --ranks 1 --out $D/t.npy && "
+        "timeout 18 mpirun -n %d $L $A --history 40+d5+30 --on mpi "
+        "--out $D/m.npy && cmp $D/m.npy $D/t.npy",
+        models[_i / 3], ranks[_i % 3]);
     ck_assert_msg(status == 0, "status %d\n%s", status, output);
 }
 

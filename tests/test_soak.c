@@ -115,6 +115,7 @@ static struct {
     cp_model *model, *reference;
     cp_session_options options;
     cp_session *session;
+    bool hybrid;    /* the model has states */
     bool pretended; /* on pretended GPUs */
     bool lost;      /* a rank was lost at some time */
     bool rounded;   /* the cache was not computed in exact order */
@@ -156,6 +157,8 @@ static void pick_options(void) {
     while (t.options.dealing.leaves &&
            (t.pretended || !cp_micro_get()->in_order))
         t.options.dealing = pick_dealing();
+    if (t.hybrid && !t.options.dealing.leaves)
+        t.options.dealing = (cp_dealing){0};
     if (t.options.dealing.leaves || t.pretended)
         t.options.wire = CP_WIRE_FP32;
     if (block > 0 && pick(2) == 0)
@@ -168,6 +171,7 @@ static const tiny_gguf_options models[] = {
     {.seed = 3, .heads = 4, .kv_heads = 4, .rope_freqs = true},
     {.seed = 4, .heads = 6, .kv_heads = 2, .head_dim = 20, .rope_dim = 8},
     {.seed = 5, .query = CP_GGUF_Q8_0, .down = CP_GGUF_Q4_1},
+    {.seed = 6, .family = "qwen35", .rope_dim = 8, .taps = 3},
 };
 
 static void begin_talk(uint64_t seed) {
@@ -177,6 +181,7 @@ static void begin_talk(uint64_t seed) {
     const tiny_gguf_options *model = &models[pick(COUNT_OF(models))];
     const cp_backend *backend =
         t.pretended ? &cp_backend_cuda_fp32 : &cp_backend_threads;
+    t.hybrid = model->family != NULL;
     pick_options();
     note_talk("%d ranks%s, %ld sequences, pages of %ld, %ld rows, %s, wire %d, "
               "placement %d%s",
@@ -323,9 +328,10 @@ static void pick_call(soak_call *now) {
         1 + pick(3) * pick(16) * (t.options.dealing.leaves ? 4 : 1);
     for (int64_t s = 0; s < t.options.sequences; s++) {
         const soak_talk *talk = &t.all[s];
-        const int64_t most = now->mode == DECODE   ? 1
-                             : now->mode == VERIFY ? 1 + GUESSES
-                                                   : longest;
+        const int64_t most = now->mode == DECODE ? 1
+                             : now->mode == VERIFY
+                                 ? 1 + (t.hybrid ? 0 : GUESSES)
+                                 : longest;
         const int64_t count = cp_min(pick(most + 1), CAPACITY - talk->length);
         now->lengths[s] = count;
         pick_tokens(talk, now, count);
@@ -421,7 +427,9 @@ static void speak(void) {
         check_lengths();
         status = make_call(&now);
     }
-    if (status == CP_CAPACITY && t.options.rows > 0)
+    const bool short_of_rows =
+        t.options.rows > 0 || (t.lost && t.options.least != 1);
+    if (status == CP_CAPACITY && short_of_rows)
         begin_anew(pick(t.options.sequences));
     else if (status != CP_OK)
         ck_abort_msg("%s: %s", where, cp_message());
@@ -430,9 +438,10 @@ static void speak(void) {
 }
 
 /* Tokens placed by interleave, or restored after a loss, may not be in the
- * order of positions; then they cannot be cut. */
+ * order of positions; then they cannot be cut. Nor can states. */
 static bool is_refused(cp_status status) {
-    const bool may = t.lost || t.options.dealing.placement == CP_INTERLEAVE;
+    const bool may =
+        t.lost || t.hybrid || t.options.dealing.placement == CP_INTERLEAVE;
     if (status != CP_OK && !(status == CP_INVALID && may))
         ck_abort_msg("%s: %s", where, cp_message());
     return status != CP_OK;
@@ -971,10 +980,17 @@ static int64_t pick_history(char *text, size_t size) {
 static void processes(uint64_t seed) {
     static const char *const variants[] = {"auto", "pass-kv", "pass-q",
                                            "all-gather"};
-    static const char *const placements[] = {"zigzag", "naive", "interleave:2"};
+    /* The first two also for a model with states. */
+    static const char *const placements[] = {
+        "--placement zigzag", "--exact-order", "--placement naive",
+        "--placement interleave:2"};
+    const tiny_gguf_options *model = &models[pick(COUNT_OF(models))];
     const int ranks = 2 + (int)pick(4);
     const char *variant = variants[pick(COUNT_OF(variants))];
-    const char *placement = placements[pick(COUNT_OF(placements))];
+    const char *placement =
+        placements[pick(model->family != NULL ? 2 : COUNT_OF(placements))];
+    if (!cp_micro_get()->in_order)
+        placement = placements[0];
     char history[100];
     int64_t ids[100];
     const int64_t count = pick_history(history, sizeof(history));
@@ -987,11 +1003,11 @@ static void processes(uint64_t seed) {
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
         "OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
         "ASAN_OPTIONS=detect_leaks=0; exec 2>&1 </dev/null;");
-    tiny_gguf_write(in("tiny.gguf"), &models[pick(COUNT_OF(models))]);
+    tiny_gguf_write(in("tiny.gguf"), model);
     must(cp_npy_write(in("ids.npy"), CP_NPY_INT64, 1, &count, ids));
     const int status = shell(
         "cd $D; A='logits --model tiny.gguf --tokens ids.npy --history %s "
-        "--variant %s --placement %s --positions all --generate 6'; "
+        "--variant %s %s --positions all --generate 6'; "
         "$L $A --ranks 1 >1.txt && $L $A --ranks %d --out t.npy >t.txt && "
         "timeout 100 mpirun -n %d $L $A --on mpi --out m.npy >m.txt && "
         "tr -d '\\r' <m.txt | cmp - t.txt && cmp m.npy t.npy && "

@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "reference/run/states.h"
+#include "reference/model/state_tokens.h"
 #include "predict/simulate.h"
 #include "plan/check.h"
 
@@ -221,6 +221,116 @@ LOOP(tails_are_enough, 1, 6) {
             t += part.tokens;
             hold(memcmp(got, expected, (size_t)(t * CHANNELS) * 4) == 0);
         }
+    }
+}
+
+/* Rows in any order are convolved, and followed token by token, with the bits
+ * that they have in theirs, wherever runs end. */
+LOOP(bits_of_single_tokens_do_not_depend_on_runs, 0, LAYERS) {
+    enum { WIDTH = 4 };
+    cp_state_run run = run_of(_i);
+    const cp_state_shape s = run.shape;
+    const int64_t keys = s.heads * s.key_dim, values = s.heads * s.value_dim;
+    const int64_t channels = 2 * keys + values, stride = channels + 2 * s.heads;
+    const int64_t tokens = run.tokens, floats = cp_state_floats(&s);
+    int64_t *order = room_for(tokens, 8);
+    uint64_t random = (uint64_t)_i + 1;
+    float *weights = room_for(channels * WIDTH, 4), *expected = NULL;
+    for (int64_t n = 0; n < channels * WIDTH; n++)
+        weights[n] = 0.3f * harness_uniform(&random);
+    for (int round = 0; round < 6; round++) {
+        float *rows = room_for(tokens * stride, 4);
+        float *answers = room_for(tokens * values, 4);
+        float *state = room_for(floats, 4);
+        float *tail = room_for(cp_tail_floats(WIDTH, channels), 4);
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t at =
+                (int64_t)(harness_random(&random) % (uint64_t)(t + 1));
+            order[t] = order[at];
+            order[at] = t;
+        }
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t row = round == 0 ? t : order[t];
+            float *to = rows + row * stride;
+            memcpy(to, run.queries + t * keys, (size_t)keys * 4);
+            memcpy(to + keys, run.keys + t * keys, (size_t)keys * 4);
+            memcpy(to + 2 * keys, run.values + t * values, (size_t)values * 4);
+            memcpy(to + channels, run.decay + t * s.heads, (size_t)s.heads * 4);
+            memcpy(to + channels + s.heads, run.rate + t * s.heads,
+                   (size_t)s.heads * 4);
+        }
+        for (int64_t t = 0; t < tokens;) {
+            const int64_t most = round < 2 ? tokens : 1 + 40 * (round - 2);
+            const int64_t count =
+                cp_min(tokens - t,
+                       1 + (int64_t)(harness_random(&random) % (uint64_t)most));
+            const cp_convolution part = {.width = WIDTH,
+                                         .channels = channels,
+                                         .tokens = count,
+                                         .rows = rows,
+                                         .weights = weights,
+                                         .stride = stride,
+                                         .threads = 1 + round % 2,
+                                         .order = order + t};
+            const cp_convolution plain = {.width = WIDTH,
+                                          .channels = channels,
+                                          .tokens = count,
+                                          .rows = rows + t * stride,
+                                          .weights = weights,
+                                          .stride = stride};
+            const cp_convolution *call = round == 0 ? &plain : &part;
+            const float *from = round == 0 ? rows + t * stride : rows;
+            float *next = room_for(cp_tail_floats(WIDTH, channels), 4);
+            cp_tail_take(call, next);
+            cp_tail_combine(WIDTH - 1, channels, tail, next);
+            cp_convolve(call, tail, (float *)(uintptr_t)from);
+            tail = next;
+            const cp_state_run one = {.shape = s,
+                                      .tokens = count,
+                                      .queries = from,
+                                      .keys = from + keys,
+                                      .values = from + 2 * keys,
+                                      .decay = from + channels,
+                                      .rate = from + channels + s.heads,
+                                      .stride = stride,
+                                      .single = true,
+                                      .order = round == 0 ? NULL : order + t};
+            must(cp_state_follow(&one, 1 + round % 3, state, state,
+                                 answers + (round == 0 ? t * values : 0)));
+            t += count;
+        }
+        float *sorted = room_for(tokens * values + floats, 4);
+        for (int64_t t = 0; t < tokens; t++)
+            memcpy(sorted + t * values,
+                   answers + (round == 0 ? t : order[t]) * values,
+                   (size_t)values * 4);
+        memcpy(sorted + tokens * values, state, (size_t)floats * 4);
+        if (round == 0)
+            expected = sorted;
+        hold(memcmp(expected, sorted, (size_t)(tokens * values + floats) * 4) ==
+             0);
+    }
+}
+
+/* A part of a row begins elsewhere in memory, and a loop may start there with
+ * other lanes. */
+LOOP(lengths_do_not_depend_on_addresses, 0, 6) {
+    const int64_t dim = (int64_t[]){1, 5, 16, 24, 100, 128}[_i];
+    float *numbers = room_for(2 * dim, 4), *expected = NULL;
+    uint64_t random = 4;
+    for (int64_t d = 0; d < 2 * dim; d++)
+        numbers[d] = harness_uniform(&random);
+    for (int offset = 0; offset < 16; offset++) {
+        float *row = (float *)room_for(2 * dim + 16, 4) + offset;
+        const cp_state_tokens one = {.shape = {1, dim, 1, 1},
+                                     .threads = 1,
+                                     .count = 1,
+                                     .stride = 2 * dim,
+                                     .rows = row};
+        memcpy(row, numbers, (size_t)(2 * dim) * 4);
+        cp_state_tokens_normalise(&one);
+        expected = offset == 0 ? row : expected;
+        ck_assert_mem_eq(expected, row, (size_t)(2 * dim) * 4);
     }
 }
 

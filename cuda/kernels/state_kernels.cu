@@ -34,6 +34,10 @@ static __device__ float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }
 
+static __device__ int64_t row_of(const int64_t *order, int64_t t) {
+    return order != NULL ? order[t] : t;
+}
+
 CP_KERNEL(split_rows, cp_device_split_args) {
     const float *from = a.from + blockIdx.x * a.stride;
     float *to = a.to + blockIdx.x * (a.channels + 2 * a.heads);
@@ -62,7 +66,8 @@ CP_KERNEL(take_tail, cp_device_take_args) {
     const int64_t held = room < a.of.tokens ? room : a.of.tokens;
     for (int64_t i = room - held; i < room && c < a.of.channels; i++)
         a.tail[1 + i * a.of.channels + c] =
-            a.of.rows[(a.of.tokens - room + i) * a.of.stride + c];
+            a.of.rows[row_of(a.of.order, a.of.tokens - room + i) * a.of.stride +
+                      c];
     if (c == 0)
         a.tail[0] = (float)held;
 }
@@ -104,12 +109,13 @@ CP_KERNEL(convolve_rows, cp_device_convolve_args) {
         for (int64_t i = 0; i < width; i++) {
             const int64_t at = t - a.of.room + i;
             if (at >= 0)
-                sum += a.taps[c * width + i] * a.of.rows[at * a.of.stride + c];
+                sum += a.taps[c * width + i] *
+                       a.of.rows[row_of(a.of.order, at) * a.of.stride + c];
             else if (-at <= held)
                 sum += a.taps[c * width + i] *
                        a.tail[1 + (a.of.room + at) * channels + c];
         }
-        a.of.rows[t * a.of.stride + c] = sum * sigmoid(sum);
+        a.of.rows[row_of(a.of.order, t) * a.of.stride + c] = sum * sigmoid(sum);
     }
 }
 
@@ -163,31 +169,32 @@ CP_KERNEL(follow_tokens, cp_device_follow_args) {
             state[i] = a.before.at[(head * keys + d) * a.before.stride + c];
     }
     for (int64_t t = 0; t < a.tokens; t++) {
-        const float kept = expf(decay[t * a.stride]);
-        const float rate = decay[t * a.stride + f.heads];
-        const float value =
-            used && c >= blank ? v[t * a.stride + c - blank] : 0.0f;
+        const int64_t row = row_of(a.order, t), at = row * a.stride;
+        const float kept = expf(decay[at]);
+        const float rate = decay[at + f.heads];
+        const float value = used && c >= blank ? v[at + c - blank] : 0.0f;
         float prediction = 0.0f, answer = 0.0f;
         CP_EACH(i, HELD) {
             const int64_t d = i * LANES + lane;
             if (d >= keys)
                 break;
             state[i] *= kept;
-            prediction += state[i] * k[t * a.stride + d];
+            prediction += state[i] * k[at + d];
         }
         const float change = rate * (value - sum_lanes(prediction, LANES));
         CP_EACH(i, HELD) {
             const int64_t d = i * LANES + lane;
             if (d >= keys)
                 break;
-            state[i] += k[t * a.stride + d] * change;
-            answer += state[i] * q[t * a.stride + d];
+            state[i] += k[at + d] * change;
+            answer += state[i] * q[at + d];
         }
         if (a.answers == NULL)
             continue;
         answer = sum_lanes(answer, LANES);
         if (lane == 0 && used && c >= blank)
-            a.answers[(t * f.heads + head) * f.value_dim + c - blank] = answer;
+            a.answers[(row * f.heads + head) * f.value_dim + c - blank] =
+                answer;
     }
     CP_EACH(i, HELD) {
         const int64_t d = i * LANES + lane;
@@ -259,4 +266,28 @@ CP_KERNEL(open_gates, cp_device_open_args) {
 cudaError_t cp_device_open(const cp_device_open_args *call,
                            cudaStream_t stream) {
     return CP_LAUNCH_GRID(open_gates, call->rows, 1, 1, THREADS, stream, *call);
+}
+
+/* The blocks of a row share its numbers. */
+CP_KERNEL(cut_rows, cp_device_cut_args) {
+    const int64_t first = (int64_t)blockIdx.y * THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.y * THREADS;
+    for (int n = 0; n < a.cut.count; n++) {
+        const cp_head_strip s = a.cut.strips[n];
+        const int64_t wide = a.cut.key_heads * s.dim, count = a.cut.has * s.dim;
+        float *full = a.full + blockIdx.x * a.cut.width + s.full;
+        float *part = a.part + blockIdx.x * a.cut.part_width + s.part;
+        full += a.cut.first * s.dim;
+        for (int64_t i = first; i < s.groups * count; i += step) {
+            float *one = &full[i / count * wide + i % count];
+            *(a.back ? one : &part[i]) = *(a.back ? &part[i] : one);
+        }
+    }
+}
+
+cudaError_t cp_device_cut(const cp_device_cut_args *call, cudaStream_t stream) {
+    enum { MOST = 64 };
+    const int64_t across = cp_ceil_divide(call->cut.part_width, THREADS);
+    return CP_LAUNCH_GRID(cut_rows, call->rows, cp_min(across, MOST), 1,
+                          THREADS, stream, *call);
 }

@@ -8,7 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "model/facts.h"
+#include "model/head_cuts.h"
 
 /* Rows of products become rows of states. A row of `from` has channels, then
  * gates, then the decays and the rates of all heads before their functions;
@@ -28,6 +28,7 @@ typedef struct {
 typedef struct {
     int64_t tokens, stride, channels, room;
     float *rows;
+    const int64_t *order; /* [tokens] the row of each; NULL: in order */
 } cp_device_channels;
 
 /* Take the tail of these rows only. */
@@ -71,11 +72,13 @@ typedef struct {
  *             have value_dim, those of U
  *   before    at NULL: the pair (I, 0), or the state 0
  *   after     at NULL: not needed
- *   answers   [tokens][heads][value_dim], or NULL */
+ *   answers   [tokens][heads][value_dim], or NULL
+ *   order     [tokens] the row of each, and of its answer; NULL: in order */
 typedef struct {
     cp_state_facts facts;
     int64_t tokens, stride;
     const float *rows;
+    const int64_t *order;
     bool pairs;
     cp_device_state_rows before, after;
     float *answers;
@@ -103,6 +106,15 @@ typedef struct {
     float *gates;
 } cp_device_open_args;
 
+/* Copy a share's part of each row, or copy it back: full [rows][width], part
+ * [rows][part_width]. */
+typedef struct {
+    cp_head_cut cut;
+    int64_t rows;
+    float *full, *part;
+    bool back;
+} cp_device_cut_args;
+
 /* Enqueue a call. Fails only if the launch is impossible: more than 2^31 - 1
  * blocks, or keys of more than CP_DEVICE_DIM_MAX numbers. */
 cudaError_t cp_device_split(const cp_device_split_args *, cudaStream_t);
@@ -113,5 +125,6 @@ cudaError_t cp_device_normalise(const cp_device_normalise_args *, cudaStream_t);
 cudaError_t cp_device_follow(const cp_device_follow_args *, cudaStream_t);
 cudaError_t cp_device_pairs(const cp_device_pairs_args *, cudaStream_t);
 cudaError_t cp_device_open(const cp_device_open_args *, cudaStream_t);
+cudaError_t cp_device_cut(const cp_device_cut_args *, cudaStream_t);
 
 #endif

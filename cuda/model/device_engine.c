@@ -118,17 +118,27 @@ static cp_status make_cache(cp_device_engine *engine, cp_device_rank *rank) {
     return cp_device_reserve(bytes, "a rank's cache", &rank->cache);
 }
 
-/* All layers have matrices of the same sizes; ranks share a device. */
+/* Matrices of a kind have one size in all layers; ranks share a device. A
+ * hybrid's first layer has a state, and does not attend. */
 static cp_status keep_order(const cp_device_engine *engine,
                             cp_multiplier *multiplier, int r) {
-    static const cp_weight kinds[] = {CP_WEIGHT_OUTPUT, CP_WEIGHT_QUERY,
-                                      CP_WEIGHT_ATTENTION_OUTPUT,
-                                      CP_WEIGHT_GATE, CP_WEIGHT_DOWN};
+    const cp_model_facts *f = &engine->model->base.facts;
+    const int64_t last = cp_facts_is_hybrid(f) ? f->states.period - 1 : 0;
+    const cp_mixer mixers[] = {cp_facts_mixer(f, 0), cp_facts_mixer(f, last)};
+    const int64_t kinds[] = {
+        CP_WEIGHT_OUTPUT,
+        cp_weight_index(CP_WEIGHT_GATE, 0),
+        cp_weight_index(CP_WEIGHT_DOWN, 0),
+        cp_weight_index(mixers[0].first, 0),
+        cp_weight_index(mixers[0].output, 0),
+        cp_weight_index(mixers[1].first, last),
+        cp_weight_index(mixers[1].output, last),
+    };
     cp_multiplier_keep_order(multiplier);
-    for (int n = 0; n < 5 && r == 0; n++)
-        CP_TRY(cp_multiplier_try_order(
-            multiplier, &engine->model->tensors[cp_weight_index(kinds[n], 0)],
-            engine->queues[0].compute));
+    for (int n = 0; n < (last > 0 ? 7 : 5) && r == 0; n++)
+        CP_TRY(cp_multiplier_try_order(multiplier,
+                                       &engine->model->tensors[kinds[n]],
+                                       engine->queues[0].compute));
     return CP_OK;
 }
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/kernels/state_kernels.h"
+#include "cuda/model/device_heads.h"
 #include "cuda/run/streams.h"
 #include "model/kept_states.h"
 #include "variants/scan.h"
@@ -14,8 +14,9 @@ struct cp_device_states {
     cp_state_facts facts;
     int64_t layers, sequences, numbers; /* of a layer: a state, and its tail */
     cp_queued_ranks ranks;
-    float **memory;      /* [ranks.count]: [sequences][2][layers][numbers] */
-    cp_kept_state *kept; /* [sequences] */
+    float **memory;        /* [ranks.count]: [sequences][2][layers][numbers] */
+    cp_kept_state *kept;   /* [sequences] */
+    cp_device_room *rooms; /* [ranks.count] for prompts in exact order */
 };
 
 /* A sequence with new tokens in a call. */
@@ -36,6 +37,8 @@ struct cp_device_state_call {
     int64_t *sent;
     void **no_cache;
     cp_plan *tails, *pairs;
+    cp_device_heads *heads; /* of a prompt in exact order, or NULL; and what */
+    cp_head_states *found;  /* it reads and writes: [count] */
 };
 
 static int64_t state_floats(const cp_state_facts *f) {
@@ -84,6 +87,8 @@ cp_status cp_device_states_new(const cp_queued_ranks *ranks,
         cp_allocate(&states->memory, ranks->count, sizeof(float *), "states"));
     CP_TRY(
         cp_allocate(&states->kept, sequences, sizeof(cp_kept_state), "states"));
+    CP_TRY(cp_allocate(&states->rooms, ranks->count, sizeof(cp_device_room),
+                       "states"));
     for (int n = 0; n < ranks->count; n++)
         CP_TRY(make_memory(states, n));
     return CP_OK;
@@ -95,10 +100,13 @@ void cp_device_states_free(cp_device_states *states) {
     for (int n = 0; n < states->ranks.count; n++) {
         if (states->memory != NULL)
             cudaFree(states->memory[n]);
+        if (states->rooms != NULL)
+            cp_device_room_free(&states->rooms[n]);
         if (states->ranks.events != NULL)
             cp_event_free(states->ranks.events[n]);
     }
     free(states->memory);
+    free(states->rooms);
     free(states->ranks.events);
     free(states->kept);
     free(states);
@@ -162,25 +170,19 @@ void cp_device_states_lose(cp_device_states *states, int rank, int only) {
         return;
     cudaFree(states->memory[rank]);
     cp_event_free(ranks->events[--ranks->count]);
+    cp_device_room_free(&states->rooms[ranks->count]);
     memmove(states->memory + rank, states->memory + rank + 1,
             (size_t)(ranks->count - rank) * sizeof(float *));
-}
-
-static int64_t row_width(const cp_state_facts *f) {
-    return cp_state_channels(f) + 2 * f->heads;
-}
-
-static int64_t answer_width(const cp_state_facts *f) {
-    return f->heads * f->value_dim;
 }
 
 void cp_state_buffers_claim(const cp_state_facts *f, int64_t tokens,
                             int64_t sequences, cp_arena *from,
                             cp_state_buffers *out) {
-    out->rows = cp_arena_claim(from, tokens, 4 * row_width(f));
-    out->answers = cp_arena_claim(from, tokens, 4 * answer_width(f));
-    out->visitors = cp_arena_claim(from, f->period > 0 ? sequences : 0,
-                                   4 * (row_width(f) + answer_width(f)));
+    out->rows = cp_arena_claim(from, tokens, 4 * cp_state_row(f));
+    out->answers = cp_arena_claim(from, tokens, 4 * cp_state_answer_row(f));
+    out->visitors =
+        cp_arena_claim(from, f->period > 0 ? sequences : 0,
+                       4 * (cp_state_row(f) + cp_state_answer_row(f)));
 }
 
 static cudaError_t put_pair(const void *facts, const void *earlier, void *later,
@@ -188,14 +190,6 @@ static cudaError_t put_pair(const void *facts, const void *earlier, void *later,
     const cp_device_pairs_args call = {*(const cp_state_facts *)facts, earlier,
                                        later};
     return cp_device_pairs(&call, stream);
-}
-
-static cudaError_t put_tail(const void *facts, const void *earlier, void *later,
-                            cudaStream_t stream) {
-    const cp_state_facts *f = facts;
-    const cp_device_tails_args call = {cp_state_channels(f), f->taps - 1,
-                                       earlier, later};
-    return cp_device_tails(&call, stream);
 }
 
 /* The part of the n-th walker here, and the rank that walks it. */
@@ -220,7 +214,7 @@ static cp_status make_walkers(cp_device_state_call *call, sequence_call *s) {
             ranks->queues[cp_queued_index(ranks, s->peers[part])];
         cp_stream_options options = {.element = CP_F32,
                                      .peers = s->peers,
-                                     .combine = put_tail,
+                                     .combine = cp_tail_put,
                                      .monoid = &call->states->facts};
         CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
                                     &s->tails[n]));
@@ -244,6 +238,7 @@ static cp_status open_call(cp_device_state_call *call,
         cp_allocate(&call->buffers, ranks, sizeof(cp_state_buffers), "states"));
     CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
     CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));
+    CP_TRY(cp_allocate(&call->found, all, sizeof(cp_head_states), "states"));
     memcpy(call->buffers, buffers, (size_t)ranks * sizeof(*buffers));
     if (call->scans) {
         CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
@@ -270,11 +265,17 @@ cp_status cp_device_state_call_new(cp_device_states *states,
                                    const cp_state_buffers *buffers,
                                    cp_device_state_call **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(**out), "states"));
+    const bool many = layout->ranks > 1 && layout->placement != CP_ROUND_ROBIN;
     states->ranks.link = link;
     (*out)->states = states;
     (*out)->layout = layout;
-    (*out)->scans = layout->ranks > 1 && layout->placement != CP_ROUND_ROBIN;
-    return open_call(*out, buffers);
+    (*out)->scans = many && !layout->leaves;
+    CP_TRY(open_call(*out, buffers));
+    return many && layout->leaves
+               ? cp_device_heads_new(&states->ranks, &states->facts, layout,
+                                     states->kept, states->rooms,
+                                     &(*out)->heads)
+               : CP_OK;
 }
 
 void cp_device_state_call_free(cp_device_state_call *call) {
@@ -294,72 +295,24 @@ void cp_device_state_call_free(cp_device_state_call *call) {
     free(call->messages);
     free(call->buffers);
     free(call->sent);
+    free(call->found);
+    cp_device_heads_free(call->heads);
     free(call->no_cache);
     cp_plan_free(call->tails);
     cp_plan_free(call->pairs);
     free(call);
 }
 
-/* Consecutive tokens of a sequence on the n-th rank here, in a layer. */
-typedef struct {
-    const cp_state_facts *facts;
-    cudaStream_t stream;
-    float *row, *answer;
-    int64_t count;
-} token_run;
-
-static cp_status put(cudaError_t error) {
-    return cp_cuda(error, "a layer with a state");
-}
-
-static cp_device_channels channels_of(const token_run *run) {
-    const cp_state_facts *f = run->facts;
-    return (cp_device_channels){run->count, row_width(f), cp_state_channels(f),
-                                f->taps - 1, run->row};
-}
-
-/* The tail of a run behind an earlier tail, or NULL. */
-static cp_status take(const token_run *run, const float *earlier, float *tail) {
-    const cp_device_take_args call = {channels_of(run), tail};
-    CP_TRY(put(cp_device_take(&call, run->stream)));
-    return earlier != NULL
-               ? put(put_tail(run->facts, earlier, tail, run->stream))
-               : CP_OK;
-}
-
-static cp_status convolve(const token_run *run, const float *taps,
-                          const float *tail) {
-    const cp_state_facts *f = run->facts;
-    const cp_device_convolve_args call = {channels_of(run), taps, tail};
-    const cp_device_normalise_args heads = {run->count, row_width(f),
-                                            f->key_heads, f->key_dim, run->row};
-    CP_TRY(put(cp_device_convolve(&call, run->stream)));
-    return put(cp_device_normalise(&heads, run->stream));
-}
-
-/* From states before, or NULL, to states after, or NULL. */
-static cp_status follow(const token_run *run, cp_device_state_rows before,
-                        cp_device_state_rows after) {
-    const cp_device_follow_args call = {.facts = *run->facts,
-                                        .tokens = run->count,
-                                        .stride = row_width(run->facts),
-                                        .rows = run->row,
-                                        .before = before,
-                                        .after = after,
-                                        .answers = run->answer};
-    return put(cp_device_follow(&call, run->stream));
-}
-
-static cp_status make_pair(const token_run *run, float *pair) {
+static cp_status make_pair(const cp_token_run *run, float *pair) {
     const cp_state_facts *f = run->facts;
     const cp_device_follow_args call = {
         .facts = *f,
         .tokens = run->count,
-        .stride = row_width(f),
+        .stride = cp_state_row(f),
         .rows = run->row,
         .pairs = true,
         .after = {pair, f->key_dim + f->value_dim}};
-    return put(cp_device_follow(&call, run->stream));
+    return cp_state_launched(cp_device_follow(&call, run->stream));
 }
 
 /* The states of a cache, and the U of a pair. */
@@ -379,7 +332,7 @@ static float *tail_in(const cp_state_facts *f, float *state) {
 /* A part of a sequence's tokens in a layer, on a rank here. */
 typedef struct {
     int part;
-    token_run chunks[2];
+    cp_token_run chunks[2];
     const cp_stream_walker *tails, *pairs;
     float *before, *after; /* of part 0: what it finds, and leaves */
 } part_call;
@@ -406,12 +359,12 @@ static part_call part_at(const cp_device_state_call *call,
         .after = layer_at(states, rank, s->sequence, kept->to, layer)};
     for (int half = 0; half < 2; half++) {
         const int64_t first = span.first + half * cp_min(span.count, chunk);
-        p.chunks[half] =
-            (token_run){f, states->ranks.queues[index].compute,
-                        call->buffers[index].rows + first * row_width(f),
-                        call->buffers[index].answers + first * answer_width(f),
-                        half == 0 ? cp_min(span.count, chunk)
-                                  : cp_max(0, span.count - chunk)};
+        p.chunks[half] = (cp_token_run){
+            f, states->ranks.queues[index].compute,
+            call->buffers[index].rows + first * cp_state_row(f),
+            call->buffers[index].answers + first * cp_state_answer_row(f),
+            half == 0 ? cp_min(span.count, chunk)
+                      : cp_max(0, span.count - chunk)};
     }
     return p;
 }
@@ -421,9 +374,10 @@ static cp_status take_tails(const cp_device_state_call *call,
     for (int half = 0; half < 2; half++) {
         const bool first = p->part == 0 && half == 0;
         const cp_use tail = cp_plan_own_run(call->tails, p->part, half);
-        CP_TRY(take(&p->chunks[half],
-                    first ? tail_in(p->chunks->facts, p->before) : NULL,
-                    slot_at(p->tails, tail)));
+        CP_TRY(cp_token_run_take(&p->chunks[half],
+                                 first ? tail_in(p->chunks->facts, p->before)
+                                       : NULL,
+                                 slot_at(p->tails, tail)));
     }
     return CP_OK;
 }
@@ -437,8 +391,10 @@ static cp_status convolve_chunks(const cp_device_state_call *call,
                                 ? tail_in(f, p->before)
                                 : slot_at(p->tails, prefix);
         if (p->part == 0 && half == 1)
-            CP_TRY(take(&p->chunks[half], tail, tail_in(f, p->after)));
-        CP_TRY(convolve(&p->chunks[half], taps, tail));
+            CP_TRY(cp_token_run_take(&p->chunks[half], tail,
+                                     tail_in(f, p->after)));
+        CP_TRY(cp_token_run_convolve(&p->chunks[half], taps, tail));
+        CP_TRY(cp_token_run_normalise(&p->chunks[half]));
     }
     return CP_OK;
 }
@@ -446,7 +402,7 @@ static cp_status convolve_chunks(const cp_device_state_call *call,
 /* Part 0 answers its first chunk at once, and then knows a state: M = 0. */
 static cp_status make_pairs(const cp_device_state_call *call,
                             const part_call *p) {
-    const token_run *first = p->chunks;
+    const cp_token_run *first = p->chunks;
     const cp_state_facts *f = first->facts;
     float *pair = slot_at(p->pairs, cp_plan_own_run(call->pairs, p->part, 0));
     float *second = slot_at(p->pairs, cp_plan_own_run(call->pairs, p->part, 1));
@@ -454,9 +410,10 @@ static cp_status make_pairs(const cp_device_state_call *call,
         CP_TRY(make_pair(first, pair));
         return make_pair(first + 1, second);
     }
-    CP_TRY(put(cudaMemsetAsync(pair, 0, (size_t)call->pairs->run_bytes,
-                               first->stream)));
-    return follow(first, states_at(f, p->before), states_in(f, pair));
+    CP_TRY(cp_state_launched(cudaMemsetAsync(
+        pair, 0, (size_t)call->pairs->run_bytes, first->stream)));
+    return cp_token_run_follow(first, states_at(f, p->before),
+                               states_in(f, pair));
 }
 
 static cp_status answer_chunks(const cp_device_state_call *call,
@@ -464,8 +421,9 @@ static cp_status answer_chunks(const cp_device_state_call *call,
     const cp_state_facts *f = p->chunks->facts;
     for (int half = p->part == 0; half < 2; half++) {
         const cp_use prefix = cp_plan_prefix_run(call->pairs, p->part, half);
-        CP_TRY(follow(&p->chunks[half], states_in(f, slot_at(p->pairs, prefix)),
-                      states_at(f, p->part == 0 ? p->after : NULL)));
+        CP_TRY(cp_token_run_follow(
+            &p->chunks[half], states_in(f, slot_at(p->pairs, prefix)),
+            states_at(f, p->part == 0 ? p->after : NULL)));
     }
     return CP_OK;
 }
@@ -513,13 +471,13 @@ static float *row_on(const cp_device_state_call *call, const sequence_call *s,
     if (n < 0)
         return NULL;
     const cp_state_buffers *buffers = &call->buffers[n];
-    const int64_t both = row_width(f) + answer_width(f);
+    const int64_t both = cp_state_row(f) + cp_state_answer_row(f);
     const int64_t row = cp_state_span_of(call->layout, rank, s->sequence).first;
     if (states->kept[s->sequence].owner != rank)
         return buffers->visitors + s->sequence * both +
-               (answer ? row_width(f) : 0);
-    return answer ? buffers->answers + row * answer_width(f)
-                  : buffers->rows + row * row_width(f);
+               (answer ? cp_state_row(f) : 0);
+    return answer ? buffers->answers + row * cp_state_answer_row(f)
+                  : buffers->rows + row * cp_state_row(f);
 }
 
 /* Send what call->messages has of all sequences. */
@@ -542,10 +500,10 @@ static cp_status send_rows(cp_device_state_call *call, bool answers) {
         const cp_kept_state *kept = &call->states->kept[s->sequence];
         const int from = answers ? kept->next : kept->owner;
         const int to = answers ? kept->owner : kept->next;
-        call->messages[i] =
-            (cp_rank_message){from, to, row_on(call, s, from, answers),
-                              row_on(call, s, to, answers),
-                              4 * (answers ? answer_width(f) : row_width(f))};
+        call->messages[i] = (cp_rank_message){
+            from, to, row_on(call, s, from, answers),
+            row_on(call, s, to, answers),
+            4 * (answers ? cp_state_answer_row(f) : cp_state_row(f))};
     }
     return send_all(call);
 }
@@ -561,12 +519,13 @@ static cp_status follow_sequence(const cp_device_state_call *call,
     float *after = layer_at(states, rank, s->sequence, kept->to, layer);
     if (n < 0)
         return CP_OK;
-    const token_run run = {f, states->ranks.queues[n].compute,
-                           row_on(call, s, rank, false),
-                           row_on(call, s, rank, true), s->tokens};
-    CP_TRY(take(&run, tail_in(f, before), tail_in(f, after)));
-    CP_TRY(convolve(&run, taps, tail_in(f, before)));
-    return follow(&run, states_at(f, before), states_at(f, after));
+    const cp_token_run run = {f, states->ranks.queues[n].compute,
+                              row_on(call, s, rank, false),
+                              row_on(call, s, rank, true), s->tokens};
+    CP_TRY(cp_token_run_take(&run, tail_in(f, before), tail_in(f, after)));
+    CP_TRY(cp_token_run_convolve(&run, taps, tail_in(f, before)));
+    CP_TRY(cp_token_run_normalise(&run));
+    return cp_token_run_follow(&run, states_at(f, before), states_at(f, after));
 }
 
 static cp_status follow_all(cp_device_state_call *call, int64_t layer,
@@ -593,10 +552,27 @@ static cp_status hand_over(cp_device_state_call *call) {
     return send_all(call);
 }
 
+/* A prompt in exact order. */
+static cp_status walk_heads(cp_device_state_call *call, int64_t layer,
+                            const float *taps) {
+    const cp_device_states *states = call->states;
+    for (int64_t i = 0; i < call->count; i++) {
+        const int64_t s = call->sequences[i].sequence;
+        const cp_kept_state *kept = &states->kept[s];
+        call->found[i] =
+            (cp_head_states){layer_at(states, kept->next, s, kept->from, layer),
+                             layer_at(states, kept->next, s, kept->to, layer)};
+    }
+    return cp_device_heads_walk(call->heads, call->buffers, call->found, taps,
+                                call->sent);
+}
+
 cp_status cp_device_state_call_walk(cp_device_state_call *call, int64_t layer,
                                     const float *taps) {
     if (layer == 0)
         CP_TRY(hand_over(call));
+    if (call->heads != NULL)
+        return walk_heads(call, layer, taps);
     if (!call->scans)
         return follow_all(call, layer, taps);
     for (int64_t n = 0; n < call->count; n++)

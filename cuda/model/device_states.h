@@ -4,6 +4,7 @@
 #ifndef CP_DEVICE_STATES_H
 #define CP_DEVICE_STATES_H
 
+#include "cuda/model/token_runs.h"
 #include "cuda/run/rank_messages.h"
 #include "group/process_group.h"
 #include "model/arena.h"
@@ -36,13 +37,7 @@ cp_status cp_device_states_copy(cp_device_states *states,
  * may be NULL. */
 void cp_device_states_lose(cp_device_states *states, int rank, int only);
 
-/* A rank's memory in a call, on the device. Before a walk, rows has
- * queries, keys, values, decays and rates of each of its tokens; after it,
- * answers has [heads][value_dim] for each. visitors has room for a row and an
- * answer of each sequence, for tokens of other ranks. */
-typedef struct {
-    float *rows, *answers, *visitors;
-} cp_state_buffers;
+/* Claim a rank's buffers. */
 void cp_state_buffers_claim(const cp_state_facts *facts, int64_t tokens,
                             int64_t sequences, cp_arena *from,
                             cp_state_buffers *out);

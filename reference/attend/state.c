@@ -2,6 +2,7 @@
 /* Layers with a state: blocks of tokens, pairs, tails. */
 #include "reference/attend/state.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -42,21 +43,34 @@ typedef struct {
     float *weights; /* [BLOCK][BLOCK] */
 } state_block;
 
+/* The row of a token. */
+static int64_t row_of(const int64_t *order, int64_t t) {
+    return order != NULL ? order[t] : t;
+}
+
 /* A token's numbers for one head, dim of them, in rows. */
 static const float *of_head(const cp_state_run *run, const float *rows,
                             int64_t dim, int64_t t, int64_t head) {
     const int64_t tight = run->shape.heads * dim;
-    return rows + t * (run->stride > 0 ? run->stride : tight) + head * dim;
+    return rows +
+           row_of(run->order, t) * (run->stride > 0 ? run->stride : tight) +
+           head * dim;
+}
+
+static int64_t key_heads(const cp_state_shape *shape) {
+    return shape->key_heads > 0 ? shape->key_heads : shape->heads;
+}
+
+static int64_t key_stride(const cp_state_run *run) {
+    const cp_state_shape *shape = &run->shape;
+    return run->stride > 0 ? run->stride : key_heads(shape) * shape->key_dim;
 }
 
 static const float *of_key_head(const cp_state_run *run, const float *rows,
                                 int64_t t, int64_t head) {
     const cp_state_shape *shape = &run->shape;
-    const int64_t heads =
-        shape->key_heads > 0 ? shape->key_heads : shape->heads;
-    const int64_t tight = heads * shape->key_dim;
-    return rows + t * (run->stride > 0 ? run->stride : tight) +
-           head % heads * shape->key_dim;
+    return rows + row_of(run->order, t) * key_stride(run) +
+           head % key_heads(shape) * shape->key_dim;
 }
 
 static void step(const cp_state_run *run, int64_t t, int64_t head,
@@ -198,10 +212,8 @@ static const float *key_of(const state_block *block, int64_t j) {
 }
 
 static rows_of key_rows(const state_block *block, const float *rows) {
-    const cp_state_run *run = block->run;
-    const float *first = of_key_head(run, rows, block->first, block->head);
-    return (rows_of){
-        first, of_key_head(run, rows, block->first + 1, block->head) - first};
+    return (rows_of){of_key_head(block->run, rows, block->first, block->head),
+                     key_stride(block->run)};
 }
 
 /* weights[i][j] = sign A_i / A_j (x_i . k_j) for j < i + until; 0 after. */
@@ -270,7 +282,8 @@ static void solve(const state_block *block) {
 static void answer(const state_block *block, float *output) {
     const cp_state_run *run = block->run;
     const int64_t width = block->width, stride = run->shape.heads * width;
-    float *rows = output + block->first * stride + block->head * width;
+    float *rows = output + row_of(run->order, block->first) * stride +
+                  block->head * width;
     for (int64_t i = 0; i < block->count; i++)
         memset(rows + i * stride, 0, (size_t)width * sizeof(float));
     add_product(block->count, run->shape.key_dim, width,
@@ -306,6 +319,38 @@ static void advance(const state_block *block) {
                 (rows_of){block->changes, width}, block->next, block->stride);
 }
 
+/* A block of one token reads the state twice and writes it once. */
+static void run_token(const state_block *block, float *output) {
+    const cp_state_run *run = block->run;
+    const int64_t keys = run->shape.key_dim, width = block->width;
+    const float *key = key_of(block, 0);
+    const float *query =
+        of_key_head(run, run->queries, block->first, block->head);
+    const float decay = (float)exp(block->level[0]);
+    const float rate = *of_head(run, run->rate, 1, block->first, block->head);
+    float *change = block->changes, *answer = change + width;
+    memset(change, 0, (size_t)(2 * width) * sizeof(float));
+    add_product(1, keys, width, (rows_of){key, keys},
+                (rows_of){block->state, block->stride}, change, width);
+    begin_row(block, 0);
+    for (int64_t c = 0; c < width; c++)
+        change[c] *= rate;
+    for (int64_t d = 0; d < keys; d++) {
+        const float *before = block->state + d * block->stride;
+        float *row = block->next + d * block->stride;
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++) {
+            row[c] = decay * before[c] + key[d] * change[c];
+            answer[c] += query[d] * row[c];
+        }
+    }
+    if (output != NULL)
+        memcpy(output + (row_of(run->order, block->first) * run->shape.heads +
+                         block->head) *
+                            width,
+               answer, (size_t)width * sizeof(float));
+}
+
 static void run_block(state_block *block, float *output) {
     const cp_state_run *run = block->run;
     double level = 0;
@@ -314,6 +359,12 @@ static void run_block(state_block *block, float *output) {
             of_head(run, run->decay, 1, block->first + i, block->head);
         level += fmax(FORGOTTEN, (double)*decay);
         block->level[i] = level;
+    }
+    if (block->count == 1) {
+        run_token(block, output);
+        return;
+    }
+    for (int64_t i = 0; i < block->count; i++) {
         const float *key = key_of(block, i);
         for (int64_t d = 0; d < run->shape.key_dim; d++)
             block->across[d * BLOCK + i] = key[d];
@@ -336,11 +387,13 @@ static void run_head(const cp_state_run *run, int64_t head, run_states states,
                      float *output, float *memory) {
     const int64_t skip = head * run->shape.key_dim * states.stride +
                          states.stride - states.width;
-    for (int64_t t = 0; t < run->tokens; t += BLOCK) {
+    const int64_t most = run->single ? 1 : BLOCK;
+    assert(run->single || run->order == NULL);
+    for (int64_t t = 0; t < run->tokens; t += most) {
         state_block block = {.run = run,
                              .head = head,
                              .first = t,
-                             .count = cp_min(BLOCK, run->tokens - t),
+                             .count = cp_min(most, run->tokens - t),
                              .state =
                                  (t == 0 ? states.state : states.next) + skip,
                              .next = states.next + skip,
@@ -412,7 +465,7 @@ static int64_t row_stride(const cp_convolution *call) {
 static const float *row_before(const cp_convolution *call, const float *tail,
                                int64_t t) {
     if (t >= 0)
-        return call->rows + t * row_stride(call);
+        return call->rows + row_of(call->order, t) * row_stride(call);
     return -t <= (int64_t)tail[0]
                ? tail + 1 + (call->width - 1 + t) * call->channels
                : NULL;
@@ -434,7 +487,7 @@ static void convolve_part(const cp_convolution *call, const float *tail,
         }
     }
     for (int64_t n = 0; n < tokens; n++) {
-        float *to = out + (t + n) * row_stride(call) + first;
+        float *to = out + row_of(call->order, t + n) * row_stride(call) + first;
 #pragma omp simd
         for (int64_t c = 0; c < count; c++) {
             const float power = -1.44269504f * sums[n][c];
@@ -458,6 +511,6 @@ void cp_tail_take(const cp_convolution *call, float *tail) {
     tail[0] = (float)held;
     for (int64_t t = call->tokens - held; t < call->tokens; t++)
         memcpy(tail + 1 + (rows + t - call->tokens) * call->channels,
-               call->rows + t * row_stride(call),
+               call->rows + row_of(call->order, t) * row_stride(call),
                (size_t)call->channels * sizeof(float));
 }

@@ -25,7 +25,10 @@ typedef struct {
     cp_state_shape shape;
     int64_t tokens;
     const float *queries, *keys, *values, *decay, *rate;
-    int64_t stride; /* from a token to the next, in all five; 0: as above */
+    int64_t stride; /* from a row to the next, in all five; 0: as above */
+    bool single;    /* token by token: bits do not depend on where runs end */
+    const int64_t *order; /* the row of each token, with single; NULL: as above.
+                             Outputs lie in these rows, too */
 } cp_state_run;
 
 /* Compute H_t = a H_(t-1) + k u', u = b (v - a H_(t-1)' k), o_t = H_t' q_t,
@@ -77,8 +80,9 @@ cp_status cp_state_follow(const cp_state_run *run, int threads,
 typedef struct {
     int64_t width, channels, tokens;
     const float *rows, *weights;
-    int64_t stride; /* from a row to the next; 0: channels */
-    int threads;    /* 0: 1 */
+    int64_t stride;       /* from a row to the next; 0: channels */
+    int threads;          /* 0: 1 */
+    const int64_t *order; /* the row of each token; NULL: in order */
 } cp_convolution;
 
 /* A tail is its number of rows, then width - 1 rows, of which the last ones are

@@ -23,6 +23,7 @@ cp_status cp_state_cache_new(int ranks, int only, int64_t sequences,
     cache->ranks = ranks;
     cache->sequences = sequences;
     cache->layers = facts->layers - cp_facts_attending(facts, facts->layers);
+    cache->facts = *f;
     cache->shape =
         (cp_state_shape){f->heads, f->key_dim, f->value_dim, f->key_heads};
     cache->tail = (cp_tail_shape){f->taps - 1, cp_state_channels(f)};

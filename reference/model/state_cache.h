@@ -13,6 +13,7 @@
 typedef struct cp_state_cache {
     int ranks;
     int64_t sequences, layers;
+    cp_state_facts facts;
     cp_state_shape shape;
     cp_tail_shape tail;
     int64_t state_floats, layer_floats; /* a state; and its tail */

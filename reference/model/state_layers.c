@@ -2,9 +2,9 @@
 /* The layers with a state of a model, over ranks. */
 #include "reference/model/state_layers.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "reference/model/state_heads.h"
 
 /* A sequence with new tokens in this call, as one rank sees it. */
 typedef struct {
@@ -25,6 +25,7 @@ struct cp_state_call {
     int64_t count;
     sequence_call *sequences; /* [count] */
     cp_plan *tails, *pairs;
+    cp_state_heads *heads; /* of a prompt in exact order; or NULL */
 };
 
 /* The tail that follows a layer's state. */
@@ -40,47 +41,17 @@ static float *answer_at(const cp_state_call *call, int64_t row) {
     return call->base.answers + row * call->base.answer_width;
 }
 
-static cp_convolution convolution_of(const cp_state_call *call,
-                                     const float *rows, int64_t tokens,
-                                     const float *taps) {
-    const cp_tail_shape *tail = &call->cache->tail;
-    return (cp_convolution){tail->rows + 1, tail->channels, tokens,
-                            rows,           taps,           call->base.stride,
-                            call->threads};
-}
-
-static cp_state_run run_of(const cp_state_call *call, const float *row,
-                           int64_t tokens) {
-    const cp_state_shape *shape = &call->cache->shape;
-    const int64_t keys = shape->key_heads * shape->key_dim;
-    const float *decay = row + call->cache->tail.channels;
-    return (cp_state_run){*shape,
-                          tokens,
-                          row,
-                          row + keys,
-                          row + 2 * keys,
-                          decay,
-                          decay + shape->heads,
-                          call->base.stride};
-}
-
-/* Keys to length 1, and queries to what attention would divide scores by. */
-static void normalise(const cp_state_call *call, float *rows, int64_t tokens) {
-    const cp_state_shape *shape = &call->cache->shape;
-    const int64_t heads = shape->key_heads, dim = shape->key_dim;
-    const float scale = 1 / sqrtf((float)dim);
-#pragma omp parallel for num_threads(call->threads) if (tokens > 1)
-    for (int64_t n = 0; n < 2 * tokens * heads; n++) {
-        const int64_t head = n % (2 * heads);
-        float *x = rows + n / (2 * heads) * call->base.stride + head * dim;
-        float squares = 0;
-#pragma omp simd reduction(+ : squares)
-        for (int64_t d = 0; d < dim; d++)
-            squares += x[d] * x[d];
-        const float length = 1 / sqrtf(squares + 1e-6f);
-        for (int64_t d = 0; d < dim; d++)
-            x[d] *= length * (head < heads ? scale : 1);
-    }
+static cp_state_tokens tokens_at(const cp_state_call *call, int64_t row,
+                                 int64_t count, const float *taps) {
+    return (cp_state_tokens){.shape = call->cache->shape,
+                             .tail = call->cache->tail,
+                             .threads = call->threads,
+                             .single = call->layout->leaves,
+                             .count = count,
+                             .stride = call->base.stride,
+                             .rows = row_at(call, row),
+                             .answers = answer_at(call, row),
+                             .taps = taps};
 }
 
 static cp_status scan_sequence(cp_state_call *call, const sequence_call *s,
@@ -98,44 +69,18 @@ static cp_status scan_sequence(cp_state_call *call, const sequence_call *s,
     cp_tail_scan tails = {.before = tail_in(cache, before),
                           .after = after + cache->state_floats};
     cp_state_scan scan = {.before = before, .after = after};
+    cp_state_tokens all = tokens_at(call, s->first, s->count, taps);
     for (int half = 0; half < 2; half++) {
-        float *row = row_at(call, s->first + half * counts[0]);
-        tails.chunks[half] = convolution_of(call, row, counts[half], taps);
-        tails.outputs[half] = row;
-        scan.chunks[half] = run_of(call, row, counts[half]);
-        scan.outputs[half] = answer_at(call, s->first + half * counts[0]);
+        const cp_state_tokens chunk =
+            tokens_at(call, s->first + half * counts[0], counts[half], taps);
+        tails.chunks[half] = cp_state_tokens_channels(&chunk);
+        tails.outputs[half] = chunk.rows;
+        scan.chunks[half] = cp_state_tokens_run(&chunk);
+        scan.outputs[half] = chunk.answers;
     }
     CP_TRY(cp_tail_walk(s->tails, call->comm, &tails));
-    normalise(call, row_at(call, s->first), s->count);
+    cp_state_tokens_normalise(&all);
     return cp_state_walk(s->pairs, call->comm, &scan);
-}
-
-static cp_status follow(cp_state_call *call, const sequence_call *s,
-                        int64_t layer, const float *taps, float *row,
-                        float *answer) {
-    static const float nothing[1];
-    const cp_state_cache *cache = call->cache;
-    const cp_kept_state *kept = &cache->kept[s->sequence];
-    const int rank = call->comm->rank;
-    float *after =
-        cp_state_cache_layer(cache, rank, s->sequence, kept->to, layer);
-    const float *before = after, *tail = nothing;
-    const cp_convolution convolution =
-        convolution_of(call, row, s->tokens, taps);
-    const cp_state_run run = run_of(call, row, s->tokens);
-    if (kept->from == CP_NO_COPY) {
-        memset(after, 0, (size_t)cache->state_floats * sizeof(float));
-    } else {
-        before =
-            cp_state_cache_layer(cache, rank, s->sequence, kept->from, layer);
-        tail = tail_in(cache, before);
-    }
-    cp_tail_take(&convolution, after + cache->state_floats);
-    cp_tail_combine(cache->tail.rows, cache->tail.channels, tail,
-                    after + cache->state_floats);
-    cp_convolve(&convolution, tail, row);
-    normalise(call, row, s->tokens);
-    return cp_state_follow(&run, call->threads, before, after, answer);
 }
 
 /* Send from the rank that has numbers to the one that needs them. */
@@ -158,6 +103,7 @@ static cp_status wait_for_all(cp_comm *comm) {
 static cp_status follow_all(cp_state_call *call, int64_t layer,
                             const float *taps) {
     cp_comm *comm = call->comm;
+    const cp_state_cache *cache = call->cache;
     const int64_t width = call->base.answer_width;
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
@@ -170,13 +116,19 @@ static cp_status follow_all(cp_state_call *call, int64_t layer,
     CP_TRY(wait_for_all(comm));
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
-        const cp_kept_state *kept = &call->cache->kept[s->sequence];
-        const bool owned = kept->owner == comm->rank;
-        float *row = owned ? row_at(call, s->first) : s->row;
+        const cp_kept_state *kept = &cache->kept[s->sequence];
+        cp_state_tokens tokens = tokens_at(call, s->first, s->tokens, taps);
+        if (kept->owner != comm->rank) {
+            tokens.rows = s->row;
+            tokens.answers = s->row + call->base.stride;
+        }
         if (kept->next == comm->rank)
-            CP_TRY(follow(call, s, layer, taps, row,
-                          owned ? answer_at(call, s->first)
-                                : s->row + call->base.stride));
+            CP_TRY(cp_state_tokens_follow(
+                &tokens,
+                cp_state_cache_layer(cache, comm->rank, s->sequence, kept->from,
+                                     layer),
+                cp_state_cache_layer(cache, comm->rank, s->sequence, kept->to,
+                                     layer)));
     }
     for (int64_t n = 0; n < call->count; n++) {
         const sequence_call *s = &call->sequences[n];
@@ -208,6 +160,8 @@ static cp_status hand_over(cp_state_call *call) {
 static cp_status walk(cp_state_call *call, int64_t layer, const float *taps) {
     if (layer == 0)
         CP_TRY(hand_over(call));
+    if (call->heads != NULL)
+        return cp_state_heads_walk(call->heads, &call->base, layer, taps);
     if (!call->scans)
         return follow_all(call, layer, taps);
     for (int64_t n = 0; n < call->count; n++)
@@ -264,6 +218,10 @@ static cp_status open_call(cp_state_call *call) {
                              "answers"));
     CP_TRY(cp_allocate(&call->sequences, cache->sequences,
                        sizeof(sequence_call), "sequences"));
+    if (layout->leaves && layout->ranks > 1 &&
+        layout->placement != CP_ROUND_ROBIN)
+        CP_TRY(cp_state_heads_new(cache, layout, call->comm, call->threads,
+                                  &call->heads));
     if (call->scans) {
         CP_TRY(cp_plan_scan(CP_SCAN_STEPS, layout, 4 * tail, &call->tails));
         CP_TRY(cp_plan_scan(CP_SCAN_STEPS, layout,
@@ -285,7 +243,8 @@ cp_status cp_state_call_new(cp_state_cache *cache, const cp_layout *layout,
         .layout = layout,
         .comm = comm,
         .threads = threads,
-        .scans = layout->ranks > 1 && layout->placement != CP_ROUND_ROBIN,
+        .scans = layout->ranks > 1 && !layout->leaves &&
+                 layout->placement != CP_ROUND_ROBIN,
     };
     call->base.stride = cache->tail.channels + 2 * cache->shape.heads;
     call->base.channels = cache->tail.channels;
@@ -302,6 +261,7 @@ void cp_state_call_free(cp_state_call *call) {
         free(call->sequences[n].peers);
         free(call->sequences[n].row);
     }
+    cp_state_heads_free(call->heads);
     free(call->sequences);
     free(call->base.rows);
     free(call->base.answers);

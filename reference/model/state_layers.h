@@ -4,17 +4,11 @@
 #define CP_STATE_LAYERS_H
 
 #include "reference/model/state_cache.h"
+#include "reference/model/state_tokens.h"
 
-/* A rank in a call. Before a walk, rows has a row for each of the rank's tokens,
- * in the order of cp_forward_list (pass.h): queries and keys [key heads][key_dim], values
- * [heads][value_dim], logarithms of decays [heads], rates [heads]. After it,
- * answers has [heads][value_dim] for each. */
+/* A rank in a call. Before a walk, rows has a row for each of the rank's tokens;
+ * after it, answers has their answers. */
 typedef struct cp_state_call cp_state_call;
-typedef struct {
-    float *rows, *answers;
-    int64_t stride, channels, answer_width; /* numbers of a row; convolved; of
-                                               an answer */
-} cp_state_rows;
 
 /* The cache, the call's layout and comm must outlive it. Fails with CP_MEMORY. */
 cp_status cp_state_call_new(cp_state_cache *cache, const cp_layout *layout,

@@ -313,11 +313,11 @@ static cp_status open_cache(cp_session_options *options, cp_cache **out) {
 /* A state is of consecutive tokens, which only some placements deal out. */
 static cp_status check_states(const cp_model_facts *facts,
                               const cp_dealing *how) {
+    const cp_placement expected = how->leaves ? CP_INTERLEAVE : CP_ZIGZAG;
     if (cp_facts_is_hybrid(facts) &&
-        (how->placement != CP_ZIGZAG || how->weights != NULL || how->leaves))
-        return cp_refuse(
-            "a model with states takes equal shares by zigzag, and "
-            "has no exact order");
+        (how->placement != expected || how->weights != NULL))
+        return cp_refuse("a model with states takes equal shares, by zigzag or "
+                         "in exact order");
     return CP_OK;
 }
 

@@ -376,7 +376,7 @@ static void put_tensor(tiny_tensors *out, const char *name, int type, int row,
                                        : 1.0 + 0.2 * uniform(&out->state)));
 }
 
-enum { STATE_KEY_HEADS = 2, STATE_KEYS = 16, STATE_VALUES = 24 };
+enum { STATE_KEYS = 16, STATE_VALUES = 24 };
 
 static bool has_state(const tiny_gguf_options *o, int b) {
     return strcmp(o->family, "qwen35") == 0 && (b + 1) % o->period != 0;
@@ -385,7 +385,7 @@ static bool has_state(const tiny_gguf_options *o, int b) {
 static void put_state_tensors(const tiny_gguf_options *o, tiny_tensors *out,
                               int b) {
     const int values = o->state_heads * STATE_VALUES, heads = o->state_heads;
-    const int channels = 2 * STATE_KEY_HEADS * STATE_KEYS + values;
+    const int channels = 2 * o->state_key_heads * STATE_KEYS + values;
     const struct {
         const char *role;
         int type, row, rows;
@@ -495,7 +495,7 @@ static void put_hyperparameters(const tiny_gguf_options *o, metadata *out) {
         {"full_attention_interval", o->period}, /* and these of a hybrid */
         {"ssm.conv_kernel", o->taps},
         {"ssm.time_step_rank", o->state_heads},
-        {"ssm.group_count", STATE_KEY_HEADS},
+        {"ssm.group_count", o->state_key_heads},
         {"ssm.state_size", STATE_KEYS},
         {"ssm.inner_size", o->state_heads * STATE_VALUES},
     };
@@ -523,6 +523,7 @@ static tiny_gguf_options with_defaults(const tiny_gguf_options *options) {
         o.period = o.period > 0 ? o.period : 2;
         o.blocks = o.blocks > 0 ? o.blocks : 4;
         o.state_heads = o.state_heads > 0 ? o.state_heads : 4;
+        o.state_key_heads = o.state_key_heads > 0 ? o.state_key_heads : 2;
         o.taps = o.taps > 0 ? o.taps : 4;
     }
     o.blocks = o.blocks > 0 ? o.blocks : 2;

@@ -16,10 +16,10 @@ typedef enum {
  * 16, feed-forward 96, context 512, all F32, tied output. */
 typedef struct {
     /* NULL: "llama"; "qwen2" has biases, "qwen3" norms, and "qwen35" norms,
-     * gates, and layers with a state, 2 key heads and a value of 24. */
+     * gates, and layers with a state, keys of 16 and values of 24. */
     const char *family;
     int blocks, width, feed_forward, heads, kv_heads;
-    int period, state_heads, taps; /* qwen35; 0: 2, 4, 4 */
+    int period, state_heads, state_key_heads, taps; /* qwen35; 0: 2, 4, 2, 4 */
     int head_dim; /* 0: width / heads; else attention.key_length is written */
     int rope_dim; /* 0: head_dim */
     int context;
