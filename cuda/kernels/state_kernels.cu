@@ -156,11 +156,12 @@ CP_KERNEL(follow_tokens, cp_device_follow_args) {
     const int64_t c = (int64_t)blockIdx.y * COLUMNS + threadIdx.x / LANES;
     const int64_t keys = f.key_dim, blank = a.pairs ? keys : 0;
     const bool used = c < blank + f.value_dim;
-    const float *q = a.rows + head % f.key_heads * keys;
+    const float *q = a.rows + head % f.key_heads * keys + lane;
     const float *k = q + f.key_heads * keys;
     const float *values = a.rows + 2 * f.key_heads * keys;
     const float *v = values + head * f.value_dim;
     const float *decay = values + f.heads * f.value_dim + head;
+    const int left = (int)(keys - lane); /* of a column, from its lane on */
     float state[HELD];
     CP_EACH(i, HELD) {
         const int64_t d = i * LANES + lane;
@@ -175,19 +176,17 @@ CP_KERNEL(follow_tokens, cp_device_follow_args) {
         const float value = used && c >= blank ? v[at + c - blank] : 0.0f;
         float prediction = 0.0f, answer = 0.0f;
         CP_EACH(i, HELD) {
-            const int64_t d = i * LANES + lane;
-            if (d >= keys)
+            if (i * LANES >= left)
                 break;
             state[i] *= kept;
-            prediction += state[i] * k[at + d];
+            prediction += state[i] * k[at + i * LANES];
         }
         const float change = rate * (value - sum_lanes(prediction, LANES));
         CP_EACH(i, HELD) {
-            const int64_t d = i * LANES + lane;
-            if (d >= keys)
+            if (i * LANES >= left)
                 break;
-            state[i] += k[at + d] * change;
-            answer += state[i] * q[at + d];
+            state[i] += k[at + i * LANES] * change;
+            answer += state[i] * q[at + i * LANES];
         }
         if (a.answers == NULL)
             continue;
