@@ -29,10 +29,19 @@ static cp_status constant_set(cp_hardware *hardware, const char *text) {
     const int length = equals == NULL ? 0 : (int)(equals - text);
     snprintf(field, sizeof(field), "%.*s", length < 63 ? length : 63, text);
     const int n = cp_description_field(&description, field);
-    if (n < 0 || equals[1] == '\0')
+    if (length == 0 || equals[1] == '\0')
         return cp_refuse("--set %.80s: expected FIELD=VALUE, with a field of a "
                          "machine description",
                          text);
+    const char *near =
+        cp_nearest(field, (int64_t)strlen(field), description.count,
+                   &description.fields->name, sizeof(*description.fields));
+    if (n < 0 && near != NULL)
+        return cp_refuse("--set %.80s: no such field; did you mean %s?", text,
+                         near);
+    if (n < 0)
+        return cp_refuse("--set %.80s: a machine description has no field %s",
+                         text, field);
     snprintf(line, sizeof(line), "machine %s\n%s %.80s %s assumed --set\n",
              hardware->name, field, equals + 1, description.fields[n].unit);
     const cp_status status = cp_description_change(&description, "--set", line);

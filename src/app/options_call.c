@@ -28,7 +28,8 @@ cp_status cp_command_tokens_check(cp_command_tokens *tokens, int64_t times) {
     if (first == sequences)
         return cp_refuse("--new: 0 new tokens in all");
     if (cached->count > 0 && cached->count != sequences)
-        return cp_refuse("--cached has %ld sequences, --new has %ld",
+        return cp_refuse("--cached has %ld counts, --new has %ld: give one for "
+                         "each sequence",
                          cached->count, sequences);
     CP_TRY(counts_repeat(&tokens->fresh, sequences * times));
     return counts_repeat(cached, sequences * times);

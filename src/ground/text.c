@@ -16,6 +16,8 @@ cp_status cp_count_parse(const char *name, const char *text, int64_t length,
                          int64_t *count) {
     char *end = NULL;
     int64_t scale = 0; /* from what follows the digits */
+    if (length == 0)
+        return cp_refuse("--%s: a count is missing (5, 128K, 128Ki, 1M)", name);
     errno = 0;
     int64_t value = strtoll(text, &end, 10);
     for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++)
