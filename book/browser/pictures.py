@@ -94,6 +94,9 @@ def slim(text, picture):
     while (less := re.sub(r"(<g [^>]*>)((?:(?!</?g\b).)*)</g>\s*\1", r"\1\2", text, flags=re.S)) != text:
         text = less
     text = re.sub(r">\s+<", "><", re.sub(r"^.*?<svg[^>]*>", "", text, flags=re.S))
+    # Neighbours that are moved alike are moved together.
+    text = re.sub(r'<path [^>]*( transform="[^"]*")/>(?:<path [^>]*\1/>)+',
+                  lambda m: f"<g{m[1]}>{m[0].replace(m[1], '')}</g>", text)
     text = text.replace("<defs><g></g></defs>", "").replace("<g></g>", "")
     width = float(size[1])
     return (f'<div class="scroll"><svg viewBox="0 0 {size[1]} {size[2]}" style="width:{width / 11.4:.1f}em;min-width:{width / 20:.1f}em" class="picture" aria-hidden="true">'
