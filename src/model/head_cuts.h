@@ -16,8 +16,8 @@ typedef struct {
 cp_head_share cp_head_share_of(const cp_state_facts *facts, int ranks,
                                int rank);
 
-/* What is cut: a token's row (channels, decays, rates) or answer, the states of
- * a sequence, a row of its tail, all taps. */
+/* The rows that are cut: a token's (channels, decays, rates), its answer, the
+ * states of a sequence, a row of its tail, all taps. */
 typedef enum {
     CP_CUT_ROW,
     CP_CUT_ANSWER,
