@@ -130,9 +130,10 @@ cudaError_t cp_device_convolve(const cp_device_convolve_args *call,
 CP_KERNEL(normalise_heads, cp_device_normalise_args) {
     const int64_t n = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
     const int64_t token = n / (2 * a.key_heads), head = n % (2 * a.key_heads);
-    float *x = a.rows + token * a.stride + head * a.key_dim, squares = 0.0f;
     if (token >= a.tokens)
         return;
+    float *x = a.rows + row_of(a.order, token) * a.stride + head * a.key_dim;
+    float squares = 0.0f;
     for (int64_t d = threadIdx.x % 32; d < a.key_dim; d += 32)
         squares += x[d] * x[d];
     const float scale = head < a.key_heads ? (float)a.key_dim : 1.0f;

@@ -57,6 +57,7 @@ typedef struct {
 typedef struct {
     int64_t tokens, stride, key_heads, key_dim;
     float *rows;
+    const int64_t *order; /* as above */
 } cp_device_normalise_args;
 
 /* States in memory: row d of head h begins at

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/model/device_heads.h"
+#include "cuda/model/token_runs.h"
 #include "cuda/run/streams.h"
-#include "model/kept_states.h"
+#include "model/state_walk.h"
 #include "variants/scan.h"
 
 struct cp_device_states {
@@ -19,27 +19,24 @@ struct cp_device_states {
     cp_device_room *rooms; /* [ranks.count] for prompts in exact order */
 };
 
-/* A sequence with new tokens in a call. */
+/* The scans of a prompt's sequence. */
 typedef struct {
-    int64_t sequence, tokens;
     int *peers;                        /* [ranks] which has each part */
     cp_stream_walker **tails, **pairs; /* [count] of the parts here */
-} sequence_call;
+} sequence_scan;
 
 struct cp_device_state_call {
+    cp_state_call base;
     cp_device_states *states;
-    const cp_layout *layout;
-    bool scans;
-    int64_t count;
-    sequence_call *sequences;  /* [count] */
-    cp_rank_message *messages; /* [count] */
-    cp_state_buffers *buffers; /* [ranks here], as below */
-    int64_t *sent;
+    sequence_scan *scans; /* [base.count], or NULL */
+    int64_t *sent;        /* [ranks here] */
     void **no_cache;
     cp_plan *tails, *pairs;
-    cp_device_heads *heads; /* of a prompt in exact order, or NULL; and what */
-    cp_head_states *found;  /* it reads and writes: [count] */
 };
+
+static const cp_device_state_call *call_of(const cp_state_call *base) {
+    return (const cp_device_state_call *)base;
+}
 
 static int64_t state_floats(const cp_state_facts *f) {
     return f->heads * f->key_dim * f->value_dim;
@@ -175,134 +172,6 @@ void cp_device_states_lose(cp_device_states *states, int rank, int only) {
             (size_t)(ranks->count - rank) * sizeof(float *));
 }
 
-void cp_state_buffers_claim(const cp_state_facts *f, int64_t tokens,
-                            int64_t sequences, cp_arena *from,
-                            cp_state_buffers *out) {
-    out->rows = cp_arena_claim(from, tokens, 4 * cp_state_row(f));
-    out->answers = cp_arena_claim(from, tokens, 4 * cp_state_answer_row(f));
-    out->visitors =
-        cp_arena_claim(from, f->period > 0 ? sequences : 0,
-                       4 * (cp_state_row(f) + cp_state_answer_row(f)));
-}
-
-static cudaError_t put_pair(const void *facts, const void *earlier, void *later,
-                            cudaStream_t stream) {
-    const cp_device_pairs_args call = {*(const cp_state_facts *)facts, earlier,
-                                       later};
-    return cp_device_pairs(&call, stream);
-}
-
-/* The part of the n-th walker here, and the rank that walks it. */
-static int part_of(const cp_device_state_call *call, const sequence_call *s,
-                   int n) {
-    int part = n;
-    while (call->states->ranks.only != CP_NO_RANK &&
-           s->peers[part] != call->states->ranks.only)
-        part++;
-    return part;
-}
-
-static cp_status make_walkers(cp_device_state_call *call, sequence_call *s) {
-    const cp_queued_ranks *ranks = &call->states->ranks;
-    CP_TRY(cp_allocate(&s->peers, call->layout->ranks, sizeof(int), "parts"));
-    CP_TRY(cp_allocate(&s->tails, ranks->count, sizeof(void *), "walkers"));
-    CP_TRY(cp_allocate(&s->pairs, ranks->count, sizeof(void *), "walkers"));
-    cp_state_parts(call->layout, s->sequence, s->peers);
-    for (int n = 0; n < ranks->count; n++) {
-        const int part = part_of(call, s, n);
-        const cp_queues queues =
-            ranks->queues[cp_queued_index(ranks, s->peers[part])];
-        cp_stream_options options = {.element = CP_F32,
-                                     .peers = s->peers,
-                                     .combine = cp_tail_put,
-                                     .monoid = &call->states->facts};
-        CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
-                                    &s->tails[n]));
-        options.combine = put_pair;
-        CP_TRY(cp_stream_walker_new(call->pairs, part, queues, &options,
-                                    &s->pairs[n]));
-    }
-    return CP_OK;
-}
-
-static cp_status open_call(cp_device_state_call *call,
-                           const cp_state_buffers *buffers) {
-    const cp_state_facts *f = &call->states->facts;
-    const cp_layout *layout = call->layout;
-    const int64_t all = layout->sequences, ranks = call->states->ranks.count;
-    const int64_t width = f->key_dim + f->value_dim;
-    CP_TRY(cp_allocate(&call->sequences, all, sizeof(sequence_call), "states"));
-    CP_TRY(
-        cp_allocate(&call->messages, all, sizeof(cp_rank_message), "states"));
-    CP_TRY(
-        cp_allocate(&call->buffers, ranks, sizeof(cp_state_buffers), "states"));
-    CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
-    CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));
-    CP_TRY(cp_allocate(&call->found, all, sizeof(cp_head_states), "states"));
-    memcpy(call->buffers, buffers, (size_t)ranks * sizeof(*buffers));
-    if (call->scans) {
-        CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
-                            4 * (call->states->numbers - state_floats(f)),
-                            &call->tails));
-        CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
-                            4 * f->heads * f->key_dim * width, &call->pairs));
-    }
-    for (int64_t s = 0; s < all; s++) {
-        sequence_call *next = &call->sequences[call->count];
-        if (layout->fresh[s] == 0)
-            continue;
-        call->count++;
-        next->sequence = s;
-        next->tokens = layout->fresh[s];
-        if (call->scans)
-            CP_TRY(make_walkers(call, next));
-    }
-    return CP_OK;
-}
-
-cp_status cp_device_state_call_new(cp_device_states *states,
-                                   const cp_layout *layout, const cp_link *link,
-                                   const cp_state_buffers *buffers,
-                                   cp_device_state_call **out) {
-    CP_TRY(cp_allocate(out, 1, sizeof(**out), "states"));
-    const bool many = layout->ranks > 1 && layout->placement != CP_ROUND_ROBIN;
-    states->ranks.link = link;
-    (*out)->states = states;
-    (*out)->layout = layout;
-    (*out)->scans = many && !layout->leaves;
-    CP_TRY(open_call(*out, buffers));
-    return many && layout->leaves
-               ? cp_device_heads_new(&states->ranks, &states->facts, layout,
-                                     states->kept, states->rooms,
-                                     &(*out)->heads)
-               : CP_OK;
-}
-
-void cp_device_state_call_free(cp_device_state_call *call) {
-    if (call == NULL)
-        return;
-    for (int64_t i = 0; i < call->count; i++) {
-        sequence_call *s = &call->sequences[i];
-        for (int n = 0; n < call->states->ranks.count; n++) {
-            cp_stream_walker_free(s->tails != NULL ? s->tails[n] : NULL);
-            cp_stream_walker_free(s->pairs != NULL ? s->pairs[n] : NULL);
-        }
-        free(s->tails);
-        free(s->pairs);
-        free(s->peers);
-    }
-    free(call->sequences);
-    free(call->messages);
-    free(call->buffers);
-    free(call->sent);
-    free(call->found);
-    cp_device_heads_free(call->heads);
-    free(call->no_cache);
-    cp_plan_free(call->tails);
-    cp_plan_free(call->pairs);
-    free(call);
-}
-
 static cp_status make_pair(const cp_token_run *run, float *pair) {
     const cp_state_facts *f = run->facts;
     const cp_device_follow_args call = {
@@ -329,6 +198,16 @@ static float *tail_in(const cp_state_facts *f, float *state) {
     return state != NULL ? state + state_floats(f) : NULL;
 }
 
+/* The part of the n-th walker here, and the rank that walks it. */
+static int part_of(const cp_device_state_call *call, const sequence_scan *s,
+                   int n) {
+    int part = n;
+    while (call->states->ranks.only != CP_NO_RANK &&
+           s->peers[part] != call->states->ranks.only)
+        part++;
+    return part;
+}
+
 /* A part of a sequence's tokens in a layer, on a rank here. */
 typedef struct {
     int part;
@@ -341,28 +220,30 @@ static float *slot_at(const cp_stream_walker *walker, cp_use run) {
     return cp_stream_walker_slot(walker, run.slot);
 }
 
-static part_call part_at(const cp_device_state_call *call,
-                         const sequence_call *s, int64_t layer, int n) {
-    const cp_device_states *states = call->states;
-    const cp_state_facts *f = &states->facts;
-    const cp_kept_state *kept = &states->kept[s->sequence];
+static part_call part_at(const cp_device_state_call *call, int64_t i,
+                         int64_t layer, int n) {
+    const cp_state_call *base = &call->base;
+    const cp_state_facts *f = base->facts;
+    const sequence_scan *s = &call->scans[i];
+    const int64_t sequence = base->sequences[i];
+    const cp_kept_state *kept = &base->kept[sequence];
     const int part = part_of(call, s, n), rank = s->peers[part];
-    const int index = cp_queued_index(&states->ranks, rank);
-    const cp_state_span span =
-        cp_state_span_of(call->layout, rank, s->sequence);
-    const int64_t chunk = cp_ceil_divide(s->tokens, 2 * call->layout->ranks);
+    const int index = cp_rank_index(base->only, rank);
+    const cp_state_span span = cp_state_span_of(base->layout, rank, sequence);
+    const int64_t chunk =
+        cp_ceil_divide(base->layout->fresh[sequence], 2 * base->layout->ranks);
     part_call p = {
         .part = part,
         .tails = s->tails[n],
         .pairs = s->pairs[n],
-        .before = layer_at(states, rank, s->sequence, kept->from, layer),
-        .after = layer_at(states, rank, s->sequence, kept->to, layer)};
+        .before = cp_state_call_kept(base, rank, sequence, kept->from, layer),
+        .after = cp_state_call_kept(base, rank, sequence, kept->to, layer)};
     for (int half = 0; half < 2; half++) {
         const int64_t first = span.first + half * cp_min(span.count, chunk);
         p.chunks[half] = (cp_token_run){
-            f, states->ranks.queues[index].compute,
-            call->buffers[index].rows + first * cp_state_row(f),
-            call->buffers[index].answers + first * cp_state_answer_row(f),
+            f, call->states->ranks.queues[index].compute,
+            base->buffers[index].rows + first * cp_state_row(f),
+            base->buffers[index].answers + first * cp_state_answer_row(f),
             half == 0 ? cp_min(span.count, chunk)
                       : cp_max(0, span.count - chunk)};
     }
@@ -428,7 +309,7 @@ static cp_status answer_chunks(const cp_device_state_call *call,
     return CP_OK;
 }
 
-static cp_status walk_scan(cp_device_state_call *call, const sequence_call *s,
+static cp_status walk_scan(cp_device_state_call *call, const sequence_scan *s,
                            cp_stream_walker *const *walkers) {
     const cp_queued_ranks *ranks = &call->states->ranks;
     CP_TRY(cp_stream_walk(walkers, ranks->count, ranks->link, call->no_cache,
@@ -439,145 +320,194 @@ static cp_status walk_scan(cp_device_state_call *call, const sequence_call *s,
     return CP_OK;
 }
 
-static cp_status scan_sequence(cp_device_state_call *call,
-                               const sequence_call *s, int64_t layer,
-                               const float *taps) {
+static cp_status scan(cp_state_call *base, int64_t i, int64_t layer,
+                      const float *taps) {
+    cp_device_state_call *call = (cp_device_state_call *)base;
     const int count = call->states->ranks.count;
     for (int n = 0; n < count; n++) {
-        const part_call p = part_at(call, s, layer, n);
+        const part_call p = part_at(call, i, layer, n);
         CP_TRY(take_tails(call, &p));
     }
-    CP_TRY(walk_scan(call, s, s->tails));
+    CP_TRY(walk_scan(call, &call->scans[i], call->scans[i].tails));
     for (int n = 0; n < count; n++) {
-        const part_call p = part_at(call, s, layer, n);
+        const part_call p = part_at(call, i, layer, n);
         CP_TRY(convolve_chunks(call, &p, taps));
         CP_TRY(make_pairs(call, &p));
     }
-    CP_TRY(walk_scan(call, s, s->pairs));
+    CP_TRY(walk_scan(call, &call->scans[i], call->scans[i].pairs));
     for (int n = 0; n < count; n++) {
-        const part_call p = part_at(call, s, layer, n);
+        const part_call p = part_at(call, i, layer, n);
         CP_TRY(answer_chunks(call, &p));
     }
     return CP_OK;
 }
 
-/* The row, or the answer, of the first token of a sequence, on a rank; NULL: it
- * is in another process. */
-static float *row_on(const cp_device_state_call *call, const sequence_call *s,
-                     int rank, bool answer) {
-    const cp_device_states *states = call->states;
-    const cp_state_facts *f = &states->facts;
-    const int n = cp_queued_index(&states->ranks, rank);
-    if (n < 0)
-        return NULL;
-    const cp_state_buffers *buffers = &call->buffers[n];
-    const int64_t both = cp_state_row(f) + cp_state_answer_row(f);
-    const int64_t row = cp_state_span_of(call->layout, rank, s->sequence).first;
-    if (states->kept[s->sequence].owner != rank)
-        return buffers->visitors + s->sequence * both +
-               (answer ? cp_state_row(f) : 0);
-    return answer ? buffers->answers + row * cp_state_answer_row(f)
-                  : buffers->rows + row * cp_state_row(f);
+static float *kept(const cp_state_call *base, int rank, int64_t sequence,
+                   int copy, int64_t layer) {
+    return layer_at(call_of(base)->states, rank, sequence, copy, layer);
 }
 
-/* Send what call->messages has of all sequences. */
-static cp_status send_all(cp_device_state_call *call) {
+static cp_status pass(const cp_state_call *base) {
+    const cp_device_state_call *call = call_of(base);
     const cp_queued_ranks *ranks = &call->states->ranks;
-    for (int64_t i = 0; i < call->count; i++) {
-        const cp_rank_message *m = &call->messages[i];
-        const int n = cp_queued_index(ranks, m->from);
-        if (n >= 0 && m->from != m->to)
-            call->sent[n] += m->bytes;
+    for (int64_t i = 0; i < base->message_count; i++) {
+        const cp_rank_message *m = &base->messages[i];
+        if (cp_queued_index(ranks, m->from) >= 0)
+            call->sent[cp_queued_index(ranks, m->from)] += m->bytes;
     }
-    return cp_rank_messages_pass(ranks, call->messages, call->count);
+    return cp_rank_messages_pass(ranks, base->messages, base->message_count);
 }
 
-/* Rows to the keepers, or answers back to the owners. */
-static cp_status send_rows(cp_device_state_call *call, bool answers) {
-    const cp_state_facts *f = &call->states->facts;
-    for (int64_t i = 0; i < call->count; i++) {
-        const sequence_call *s = &call->sequences[i];
-        const cp_kept_state *kept = &call->states->kept[s->sequence];
-        const int from = answers ? kept->next : kept->owner;
-        const int to = answers ? kept->owner : kept->next;
-        call->messages[i] = (cp_rank_message){
-            from, to, row_on(call, s, from, answers),
-            row_on(call, s, to, answers),
-            4 * (answers ? cp_state_answer_row(f) : cp_state_row(f))};
-    }
-    return send_all(call);
+static cudaStream_t stream_of(const cp_state_call *base, int rank) {
+    const cp_queued_ranks *ranks = &call_of(base)->states->ranks;
+    return ranks->queues[cp_queued_index(ranks, rank)].compute;
 }
 
-static cp_status follow_sequence(const cp_device_state_call *call,
-                                 const sequence_call *s, int64_t layer,
-                                 const float *taps) {
-    const cp_device_states *states = call->states;
-    const cp_state_facts *f = &states->facts;
-    const cp_kept_state *kept = &states->kept[s->sequence];
-    const int rank = kept->next, n = cp_queued_index(&states->ranks, rank);
-    float *before = layer_at(states, rank, s->sequence, kept->from, layer);
-    float *after = layer_at(states, rank, s->sequence, kept->to, layer);
-    if (n < 0)
-        return CP_OK;
-    const cp_token_run run = {f, states->ranks.queues[n].compute,
-                              row_on(call, s, rank, false),
-                              row_on(call, s, rank, true), s->tokens};
-    CP_TRY(cp_token_run_take(&run, tail_in(f, before), tail_in(f, after)));
-    CP_TRY(cp_token_run_convolve(&run, taps, tail_in(f, before)));
+static cp_status follow(const cp_state_call *base, int rank,
+                        const cp_followed_tokens *t) {
+    const cp_state_facts *f = t->facts;
+    const cp_token_run run = {
+        f, stream_of(base, rank), t->rows, t->answers, t->count, t->order};
+    CP_TRY(
+        cp_token_run_take(&run, tail_in(f, t->before), tail_in(f, t->after)));
+    CP_TRY(cp_token_run_convolve(&run, t->taps, tail_in(f, t->before)));
     CP_TRY(cp_token_run_normalise(&run));
-    return cp_token_run_follow(&run, states_at(f, before), states_at(f, after));
+    return cp_token_run_follow(&run, states_at(f, t->before),
+                               states_at(f, t->after));
 }
 
-static cp_status follow_all(cp_device_state_call *call, int64_t layer,
-                            const float *taps) {
-    CP_TRY(send_rows(call, false));
-    for (int64_t i = 0; i < call->count; i++)
-        CP_TRY(follow_sequence(call, &call->sequences[i], layer, taps));
-    return send_rows(call, true);
+static cp_status cut(const cp_state_call *base, int rank,
+                     const cp_head_cut *cut, int64_t rows, float *full,
+                     float *part, bool back) {
+    const cp_device_cut_args call = {*cut, rows, full, part, back};
+    return cp_state_launched(cp_device_cut(&call, stream_of(base, rank)));
 }
 
-/* States go to the rank that is to keep them, before a prompt's first layer. */
-static cp_status hand_over(cp_device_state_call *call) {
-    const cp_device_states *states = call->states;
-    for (int64_t i = 0; i < call->count; i++) {
-        const int64_t s = call->sequences[i].sequence;
-        const cp_kept_state *kept = &states->kept[s];
-        const bool found = kept->from != CP_NO_COPY;
-        call->messages[i] =
-            (cp_rank_message){found ? kept->keeper : 0, found ? kept->next : 0,
-                              layer_at(states, kept->keeper, s, kept->from, 0),
-                              layer_at(states, kept->next, s, kept->from, 0),
-                              4 * states->layers * states->numbers};
+static cp_status reserve(cp_state_call *base, int rank, int64_t bytes,
+                         const void *first, int64_t first_bytes,
+                         char **memory) {
+    const cp_device_states *states = call_of(base)->states;
+    cp_device_room *room =
+        &states->rooms[cp_queued_index(&states->ranks, rank)];
+    CP_TRY(cp_device_room_grow(room, bytes, first_bytes, "heads of states"));
+    memcpy(room->host, first, (size_t)first_bytes);
+    *memory = room->device;
+    return cp_bytes_copy(room->device, room->host, first_bytes,
+                         stream_of(base, rank), "an order");
+}
+
+static const cp_state_ops on_devices = {.kept = kept,
+                                        .pass = pass,
+                                        .follow = follow,
+                                        .cut = cut,
+                                        .reserve = reserve,
+                                        .scan = scan};
+
+void cp_state_buffers_claim(const cp_state_facts *f, int64_t tokens,
+                            int64_t sequences, cp_arena *from,
+                            cp_state_buffers *out) {
+    out->rows = cp_arena_claim(from, tokens, 4 * cp_state_row(f));
+    out->answers = cp_arena_claim(from, tokens, 4 * cp_state_answer_row(f));
+    out->visitors =
+        cp_arena_claim(from, f->period > 0 ? sequences : 0,
+                       4 * (cp_state_row(f) + cp_state_answer_row(f)));
+}
+
+static cudaError_t put_pair(const void *facts, const void *earlier, void *later,
+                            cudaStream_t stream) {
+    const cp_device_pairs_args call = {*(const cp_state_facts *)facts, earlier,
+                                       later};
+    return cp_device_pairs(&call, stream);
+}
+
+static cp_status make_walkers(cp_device_state_call *call, int64_t sequence,
+                              sequence_scan *s) {
+    const cp_queued_ranks *ranks = &call->states->ranks;
+    const cp_layout *layout = call->base.layout;
+    CP_TRY(cp_allocate(&s->peers, layout->ranks, sizeof(int), "parts"));
+    CP_TRY(cp_allocate(&s->tails, ranks->count, sizeof(void *), "walkers"));
+    CP_TRY(cp_allocate(&s->pairs, ranks->count, sizeof(void *), "walkers"));
+    cp_state_parts(layout, sequence, s->peers);
+    for (int n = 0; n < ranks->count; n++) {
+        const int part = part_of(call, s, n);
+        const cp_queues queues =
+            ranks->queues[cp_queued_index(ranks, s->peers[part])];
+        cp_stream_options options = {.element = CP_F32,
+                                     .peers = s->peers,
+                                     .combine = cp_tail_put,
+                                     .monoid = &call->states->facts};
+        CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
+                                    &s->tails[n]));
+        options.combine = put_pair;
+        CP_TRY(cp_stream_walker_new(call->pairs, part, queues, &options,
+                                    &s->pairs[n]));
     }
-    return send_all(call);
+    return CP_OK;
 }
 
-/* A prompt in exact order. */
-static cp_status walk_heads(cp_device_state_call *call, int64_t layer,
-                            const float *taps) {
-    const cp_device_states *states = call->states;
-    for (int64_t i = 0; i < call->count; i++) {
-        const int64_t s = call->sequences[i].sequence;
-        const cp_kept_state *kept = &states->kept[s];
-        call->found[i] =
-            (cp_head_states){layer_at(states, kept->next, s, kept->from, layer),
-                             layer_at(states, kept->next, s, kept->to, layer)};
+static cp_status make_scans(cp_device_state_call *call) {
+    const cp_state_facts *f = &call->states->facts;
+    const cp_layout *layout = call->base.layout;
+    const int64_t width = f->key_dim + f->value_dim;
+    CP_TRY(cp_allocate(&call->scans, call->base.count, sizeof(sequence_scan),
+                       "scans"));
+    CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
+                        4 * (call->states->numbers - state_floats(f)),
+                        &call->tails));
+    CP_TRY(cp_plan_scan(CP_SCAN_RING, layout, 4 * f->heads * f->key_dim * width,
+                        &call->pairs));
+    for (int64_t n = 0; n < call->base.count; n++)
+        CP_TRY(make_walkers(call, call->base.sequences[n], &call->scans[n]));
+    return CP_OK;
+}
+
+cp_status cp_device_state_call_new(cp_device_states *states,
+                                   const cp_layout *layout, const cp_link *link,
+                                   const cp_state_buffers *buffers,
+                                   cp_device_state_call **out) {
+    const int64_t ranks = states->ranks.count;
+    CP_TRY(cp_allocate(out, 1, sizeof(**out), "states"));
+    cp_device_state_call *call = *out;
+    states->ranks.link = link;
+    *call = (cp_device_state_call){.base = {.on = &on_devices,
+                                            .facts = &states->facts,
+                                            .layers = states->layers,
+                                            .layout = layout,
+                                            .kept = states->kept,
+                                            .buffers = buffers,
+                                            .only = states->ranks.only},
+                                   .states = states};
+    CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
+    CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));
+    CP_TRY(cp_state_walk_open(&call->base));
+    return call->base.scans ? make_scans(call) : CP_OK;
+}
+
+void cp_device_state_call_free(cp_device_state_call *call) {
+    if (call == NULL)
+        return;
+    for (int64_t i = 0; call->scans != NULL && i < call->base.count; i++) {
+        sequence_scan *s = &call->scans[i];
+        for (int n = 0; n < call->states->ranks.count; n++) {
+            cp_stream_walker_free(s->tails != NULL ? s->tails[n] : NULL);
+            cp_stream_walker_free(s->pairs != NULL ? s->pairs[n] : NULL);
+        }
+        free(s->tails);
+        free(s->pairs);
+        free(s->peers);
     }
-    return cp_device_heads_walk(call->heads, call->buffers, call->found, taps,
-                                call->sent);
+    cp_state_walk_close(&call->base);
+    free(call->scans);
+    free(call->sent);
+    free(call->no_cache);
+    cp_plan_free(call->tails);
+    cp_plan_free(call->pairs);
+    free(call);
 }
 
 cp_status cp_device_state_call_walk(cp_device_state_call *call, int64_t layer,
                                     const float *taps) {
-    if (layer == 0)
-        CP_TRY(hand_over(call));
-    if (call->heads != NULL)
-        return walk_heads(call, layer, taps);
-    if (!call->scans)
-        return follow_all(call, layer, taps);
-    for (int64_t n = 0; n < call->count; n++)
-        CP_TRY(scan_sequence(call, &call->sequences[n], layer, taps));
-    return CP_OK;
+    return cp_state_walk_layer(&call->base, layer, taps);
 }
 
 int64_t cp_device_state_call_sent(const cp_device_state_call *call, int n) {

@@ -8,8 +8,7 @@
 #include "cuda/run/rank_messages.h"
 #include "group/process_group.h"
 #include "model/arena.h"
-#include "model/facts.h"
-#include "tokens/layout.h"
+#include "model/state_call.h"
 
 /* The states and tails of all sequences, two copies of each, on every rank of
  * this process. Which copy of which rank is valid, all processes know. */
@@ -42,7 +41,7 @@ void cp_state_buffers_claim(const cp_state_facts *facts, int64_t tokens,
                             int64_t sequences, cp_arena *from,
                             cp_state_buffers *out);
 
-/* The layers of a call; layout must outlive it. buffers [ranks here]. Fails as
+/* The layers of a call; layout and buffers [ranks here] must outlive it. Fails as
  * plans and their walkers do; *out is then to be freed, too. Free when the
  * queues are idle. */
 typedef struct cp_device_state_call cp_device_state_call;
@@ -52,8 +51,7 @@ cp_status cp_device_state_call_new(cp_device_states *states,
                                    cp_device_state_call **out);
 void cp_device_state_call_free(cp_device_state_call *call);
 
-/* Enqueue a layer, counted among those with a state; taps [channels][taps] on
- * the device. All processes call it. Fails as walks and launches do. */
+/* cp_state_walk_layer (state_walk.h), enqueued; taps are on the device. */
 cp_status cp_device_state_call_walk(cp_device_state_call *call, int64_t layer,
                                     const float *taps);
 

@@ -40,8 +40,9 @@ cp_status cp_token_run_convolve(const cp_token_run *run, const float *taps,
 
 cp_status cp_token_run_normalise(const cp_token_run *run) {
     const cp_state_facts *f = run->facts;
-    const cp_device_normalise_args call = {run->count, cp_state_row(f),
-                                           f->key_heads, f->key_dim, run->row};
+    const cp_device_normalise_args call = {run->count,   cp_state_row(f),
+                                           f->key_heads, f->key_dim,
+                                           run->row,     run->order};
     return cp_state_launched(cp_device_normalise(&call, run->stream));
 }
 

@@ -15,22 +15,6 @@ typedef struct {
     const int64_t *order; /* on the device (state_kernels.h), or NULL */
 } cp_token_run;
 
-/* Numbers of a token's row, and of its answer. */
-static inline int64_t cp_state_row(const cp_state_facts *f) {
-    return cp_state_channels(f) + 2 * f->heads;
-}
-static inline int64_t cp_state_answer_row(const cp_state_facts *f) {
-    return f->heads * f->value_dim;
-}
-
-/* A rank's memory in a call, on the device. Before a walk, rows has
- * queries, keys, values, decays and rates of each of its tokens; after it,
- * answers has [heads][value_dim] for each. visitors has room for a row and an
- * answer of each sequence, for tokens of other ranks. */
-typedef struct {
-    float *rows, *answers, *visitors;
-} cp_state_buffers;
-
 /* Fails, naming the layer, as a launch does. */
 cp_status cp_state_launched(cudaError_t error);
 
@@ -43,7 +27,7 @@ cp_status cp_token_run_take(const cp_token_run *run, const float *earlier,
                             float *tail);
 
 /* Convolve a run behind a tail, or NULL; and bring its queries and keys to
- * their lengths, whatever the order. */
+ * their lengths. */
 cp_status cp_token_run_convolve(const cp_token_run *run, const float *taps,
                                 const float *tail);
 cp_status cp_token_run_normalise(const cp_token_run *run);

@@ -5,6 +5,7 @@
 #define CP_RANK_MESSAGES_H
 
 #include "cuda/run/message_link.h"
+#include "group/rank_message.h"
 
 /* The ranks of this process. */
 typedef struct {
@@ -18,15 +19,8 @@ typedef struct {
 
 /* Which rank of this process a rank is; -1: none. */
 static inline int cp_queued_index(const cp_queued_ranks *ranks, int rank) {
-    return ranks->only == CP_NO_RANK ? rank : rank == ranks->only ? 0 : -1;
+    return cp_rank_index(ranks->only, rank);
 }
-
-/* The addresses are valid where their rank is. */
-typedef struct {
-    int from, to;
-    void *source, *target;
-    int64_t bytes;
-} cp_rank_message;
 
 /* Enqueue messages, all under way together: after all that is now on the
  * compute queues of both ranks, and before what is enqueued there later. One of

@@ -45,8 +45,8 @@ typedef struct {
     float *cosines, *sines; /* [count][rotary / 2] */
     float *gates;           /* [count][gate_width], over a walk; or NULL */
     int64_t gate_width;
-    cp_state_call *states; /* its layers with a state, or NULL */
-    workspace *workspaces; /* [helpers] threads that take blocks */
+    cp_state_layers *states; /* its layers with a state, or NULL */
+    workspace *workspaces;   /* [helpers] threads that take blocks */
     int helpers;
     int64_t block; /* rows of a block */
     cp_trace_context tracing;
@@ -218,15 +218,17 @@ static void keep_gates(const state *s, const workspace *at) {
 }
 
 static void scatter_states(const state *s, const workspace *at) {
-    const cp_state_rows *to = cp_state_call_rows(s->states);
-    const int64_t heads = s->facts->states.heads, layer = at->base.layer;
+    const cp_state_facts *f = &s->facts->states;
+    const int64_t channels = cp_state_channels(f), heads = f->heads,
+                  stride = cp_state_row(f), layer = at->base.layer;
+    float *rows = cp_state_layers_buffers(s->states)->rows;
     const float *factor = tensor_of(s, CP_WEIGHT_STATE_FACTOR, layer)->vector;
     const float *bias = tensor_of(s, CP_WEIGHT_STATE_BIAS, layer)->vector;
     for (int64_t t = 0; t < at->base.count; t++) {
-        float *row = to->rows + (at->base.first + t) * to->stride;
-        float *decay = row + to->channels, *rate = decay + heads;
-        memcpy(row, at->made[CP_WEIGHT_STATE_INPUT] + t * to->channels,
-               (size_t)to->channels * sizeof(float));
+        float *row = rows + (at->base.first + t) * stride;
+        float *decay = row + channels, *rate = decay + heads;
+        memcpy(row, at->made[CP_WEIGHT_STATE_INPUT] + t * channels,
+               (size_t)channels * sizeof(float));
         for (int64_t h = 0; h < heads; h++) {
             const float a = at->made[CP_WEIGHT_STATE_DECAY][t * heads + h];
             const float b = at->made[CP_WEIGHT_STATE_RATE][t * heads + h];
@@ -237,12 +239,12 @@ static void scatter_states(const state *s, const workspace *at) {
 }
 
 static void gather_states(const state *s, workspace *at) {
-    const cp_state_rows *from = cp_state_call_rows(s->states);
-    const int64_t width = from->answer_width, dim = s->facts->states.value_dim;
+    const cp_state_facts *f = &s->facts->states;
+    const int64_t width = cp_state_answer_row(f), dim = f->value_dim;
+    const float *answers = cp_state_layers_buffers(s->states)->answers;
     const int64_t count = at->base.count;
     float *normed = at->made[CP_WEIGHT_STATE_GATE], *gates = gates_of(s, at);
-    cp_norm_rows(count * width / dim, dim,
-                 from->answers + at->base.first * width,
+    cp_norm_rows(count * width / dim, dim, answers + at->base.first * width,
                  tensor_of(s, CP_WEIGHT_STATE_NORM, at->base.layer)->vector,
                  s->facts->epsilon, at->threads, normed);
     cp_gate_values(count * width, normed, at->threads, gates);
@@ -327,7 +329,7 @@ static cp_status walk(cp_pass *pass, int64_t layer) {
     const int rank = s->comm->rank;
     const int64_t attending = cp_facts_attending(s->facts, layer);
     if (cp_facts_has_state(s->facts, layer))
-        return cp_state_call_walk(
+        return cp_state_layers_walk(
             s->states, layer - attending,
             tensor_of(s, CP_WEIGHT_STATE_TAPS, layer)->vector);
     return cp_walk(s->walker, s->comm, cp_store_keys(store, rank, attending),
@@ -360,8 +362,8 @@ static cp_status run(state *s, const cp_walk_options *options) {
     CP_TRY(make_room(s));
     cp_forward_list(call, rank, s->tokens);
     if (s->engine->states != NULL)
-        CP_TRY(cp_state_call_new(s->engine->states, call->layout, s->comm,
-                                 s->threads, &s->states));
+        CP_TRY(cp_state_layers_new(s->engine->states, call->layout, s->comm,
+                                   s->threads, &s->states));
     CP_TRY(cp_pass_run(&s->base, true));
     write_hidden(s);
     return CP_OK;
@@ -393,7 +395,7 @@ cp_status cp_forward_rank(cp_comm *comm, void *context) {
         sent.ring_bytes + sent.all_to_all_bytes + sent.all_gather_bytes;
     if (!comm->kept) {
         cp_walker_free(s.walker);
-        cp_state_call_free(s.states);
+        cp_state_layers_free(s.states);
     }
     free(s.memory);
     return status;

@@ -1,271 +1,248 @@
 /* Tangled from book/16-state.nw; edit the chapter. */
-/* The layers with a state of a model, over ranks. */
+/* The layers with a state of a model, on cores. */
 #include "reference/model/state_layers.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-#include "reference/model/state_heads.h"
+#include "model/state_walk.h"
+#include "reference/model/state_tokens.h"
 
-/* A sequence with new tokens in this call, as one rank sees it. */
+/* The scans of a prompt's sequence, on this rank. */
 typedef struct {
-    int64_t sequence, first, count; /* the rank's tokens, rows of the call */
-    int64_t tokens;                 /* of all ranks */
-    int *peers;                     /* [ranks] which rank has each part */
-    cp_walker *tails, *pairs;       /* of a scan */
-    float *row;                     /* of one token that came from its owner */
-} sequence_call;
+    int *peers; /* [ranks] which rank has each part */
+    cp_walker *tails, *pairs;
+} sequence_scan;
 
-struct cp_state_call {
-    cp_state_rows base;
+struct cp_state_layers {
+    cp_state_call base;
+    cp_state_buffers buffers;
     cp_state_cache *cache;
-    const cp_layout *layout;
     cp_comm *comm;
     int threads;
-    bool scans;
-    int64_t count;
-    sequence_call *sequences; /* [count] */
     cp_plan *tails, *pairs;
-    cp_state_heads *heads; /* of a prompt in exact order; or NULL */
+    sequence_scan *scans; /* [base.count], or NULL */
+    char *reserved;
 };
 
-/* The tail that follows a layer's state. */
-static const float *tail_in(const cp_state_cache *cache, const float *state) {
-    return state != NULL ? state + cache->state_floats : NULL;
+static const cp_state_layers *layers_of(const cp_state_call *call) {
+    return (const cp_state_layers *)call;
 }
 
-static float *row_at(const cp_state_call *call, int64_t row) {
-    return call->base.rows + row * call->base.stride;
+static float *kept(const cp_state_call *call, int rank, int64_t sequence,
+                   int copy, int64_t layer) {
+    return cp_state_cache_layer(layers_of(call)->cache, rank, sequence, copy,
+                                layer);
 }
 
-static float *answer_at(const cp_state_call *call, int64_t row) {
-    return call->base.answers + row * call->base.answer_width;
+static cp_state_tokens tokens_of(const cp_state_layers *l,
+                                 const cp_followed_tokens *t) {
+    const cp_state_facts *f = t->facts;
+    return (cp_state_tokens){
+        .shape = {f->heads, f->key_dim, f->value_dim, f->key_heads},
+        .tail = {f->taps - 1, cp_state_channels(f)},
+        .threads = l->threads,
+        .single = l->base.layout->leaves,
+        .count = t->count,
+        .stride = cp_state_row(f),
+        .rows = t->rows,
+        .answers = t->answers,
+        .order = t->order,
+        .taps = t->taps};
 }
 
-static cp_state_tokens tokens_at(const cp_state_call *call, int64_t row,
-                                 int64_t count, const float *taps) {
-    return (cp_state_tokens){.shape = call->cache->shape,
-                             .tail = call->cache->tail,
-                             .threads = call->threads,
-                             .single = call->layout->leaves,
-                             .count = count,
-                             .stride = call->base.stride,
-                             .rows = row_at(call, row),
-                             .answers = answer_at(call, row),
-                             .taps = taps};
+static cp_status follow(const cp_state_call *call, int rank,
+                        const cp_followed_tokens *t) {
+    const cp_state_tokens tokens = tokens_of(layers_of(call), t);
+    (void)rank;
+    return cp_state_tokens_follow(&tokens, t->before, t->after);
 }
 
-static cp_status scan_sequence(cp_state_call *call, const sequence_call *s,
-                               int64_t layer, const float *taps) {
-    const cp_state_cache *cache = call->cache;
-    const cp_kept_state *kept = &cache->kept[s->sequence];
-    const int rank = call->comm->rank;
-    const int64_t chunk = cp_ceil_divide(s->tokens, 2 * cache->ranks);
-    const int64_t counts[2] = {cp_min(s->count, chunk),
-                               cp_max(0, s->count - chunk)};
-    const float *before =
-        cp_state_cache_layer(cache, rank, s->sequence, kept->from, layer);
-    float *after =
-        cp_state_cache_layer(cache, rank, s->sequence, kept->to, layer);
-    cp_tail_scan tails = {.before = tail_in(cache, before),
-                          .after = after + cache->state_floats};
-    cp_state_scan scan = {.before = before, .after = after};
-    cp_state_tokens all = tokens_at(call, s->first, s->count, taps);
-    for (int half = 0; half < 2; half++) {
-        const cp_state_tokens chunk =
-            tokens_at(call, s->first + half * counts[0], counts[half], taps);
-        tails.chunks[half] = cp_state_tokens_channels(&chunk);
-        tails.outputs[half] = chunk.rows;
-        scan.chunks[half] = cp_state_tokens_run(&chunk);
-        scan.outputs[half] = chunk.answers;
+static cp_status reserve(cp_state_call *call, int rank, int64_t bytes,
+                         const void *first, int64_t first_bytes,
+                         char **memory) {
+    cp_state_layers *l = (cp_state_layers *)call;
+    (void)rank;
+    CP_TRY(cp_allocate_lines(&l->reserved, bytes, 1, "heads of a state"));
+    memcpy(l->reserved, first, (size_t)first_bytes);
+    *memory = l->reserved;
+    return CP_OK;
+}
+
+static cp_status pass(const cp_state_call *call) {
+    cp_comm *comm = layers_of(call)->comm;
+    for (int64_t n = 0; n < call->message_count; n++) {
+        const cp_rank_message m = call->messages[n];
+        const bool gives = m.from == comm->rank, takes = m.to == comm->rank;
+        if (gives || takes)
+            CP_TRY(cp_comm_exchange(comm, gives ? m.to : CP_NO_RANK, m.source,
+                                    m.bytes, takes ? m.from : CP_NO_RANK,
+                                    m.target, m.bytes));
     }
-    CP_TRY(cp_tail_walk(s->tails, call->comm, &tails));
-    cp_state_tokens_normalise(&all);
-    return cp_state_walk(s->pairs, call->comm, &scan);
-}
-
-/* Send from the rank that has numbers to the one that needs them. */
-static cp_status send(cp_comm *comm, int from, int to, float *numbers,
-                      int64_t count) {
-    const int64_t bytes = count * (int64_t)sizeof(float);
-    const bool gives = comm->rank == from, takes = comm->rank == to;
-    return gives == takes
-               ? CP_OK
-               : cp_comm_exchange(comm, gives ? to : CP_NO_RANK, numbers, bytes,
-                                  takes ? from : CP_NO_RANK, numbers, bytes);
-}
-
-static cp_status wait_for_all(cp_comm *comm) {
     while (comm->oldest != NULL)
         CP_TRY(cp_comm_wait(comm));
     return CP_OK;
 }
 
-static cp_status follow_all(cp_state_call *call, int64_t layer,
-                            const float *taps) {
-    cp_comm *comm = call->comm;
-    const cp_state_cache *cache = call->cache;
-    const int64_t width = call->base.answer_width;
-    for (int64_t n = 0; n < call->count; n++) {
-        const sequence_call *s = &call->sequences[n];
-        const cp_kept_state *kept = &call->cache->kept[s->sequence];
-        const bool owned = kept->owner == comm->rank;
-        CP_TRY(send(comm, kept->owner, kept->next,
-                    owned ? row_at(call, s->first) : s->row,
-                    call->base.stride));
-    }
-    CP_TRY(wait_for_all(comm));
-    for (int64_t n = 0; n < call->count; n++) {
-        const sequence_call *s = &call->sequences[n];
-        const cp_kept_state *kept = &cache->kept[s->sequence];
-        cp_state_tokens tokens = tokens_at(call, s->first, s->tokens, taps);
-        if (kept->owner != comm->rank) {
-            tokens.rows = s->row;
-            tokens.answers = s->row + call->base.stride;
+static cp_status cut(const cp_state_call *call, int rank,
+                     const cp_head_cut *cut, int64_t rows, float *full,
+                     float *part, bool back) {
+    const int threads = layers_of(call)->threads;
+    (void)rank;
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++)
+        for (int n = 0; n < cut->count; n++) {
+            const cp_head_strip s = cut->strips[n];
+            const int64_t count = cut->has * s.dim;
+            for (int64_t g = 0; g < s.groups; g++) {
+                float *one = full + row * cut->width + s.full +
+                             (g * cut->key_heads + cut->first) * s.dim;
+                float *other =
+                    part + row * cut->part_width + s.part + g * count;
+                memcpy(back ? one : other, back ? other : one,
+                       (size_t)count * sizeof(float));
+            }
         }
-        if (kept->next == comm->rank)
-            CP_TRY(cp_state_tokens_follow(
-                &tokens,
-                cp_state_cache_layer(cache, comm->rank, s->sequence, kept->from,
-                                     layer),
-                cp_state_cache_layer(cache, comm->rank, s->sequence, kept->to,
-                                     layer)));
-    }
-    for (int64_t n = 0; n < call->count; n++) {
-        const sequence_call *s = &call->sequences[n];
-        const cp_kept_state *kept = &call->cache->kept[s->sequence];
-        CP_TRY(send(comm, kept->next, kept->owner,
-                    kept->owner == comm->rank ? answer_at(call, s->first)
-                                              : s->row + call->base.stride,
-                    width));
-    }
-    return wait_for_all(comm);
-}
-
-/* States go to the rank that is to keep them, before a prompt's first layer. */
-static cp_status hand_over(cp_state_call *call) {
-    const cp_state_cache *cache = call->cache;
-    const int64_t floats = cache->layers * cache->layer_floats;
-    for (int64_t n = 0; n < call->count; n++) {
-        const int64_t s = call->sequences[n].sequence;
-        const cp_kept_state *kept = &cache->kept[s];
-        const int rank = call->comm->rank;
-        if (kept->from != CP_NO_COPY)
-            CP_TRY(send(call->comm, kept->keeper, kept->next,
-                        cp_state_cache_layer(cache, rank, s, kept->from, 0),
-                        floats));
-    }
-    return wait_for_all(call->comm);
-}
-
-static cp_status walk(cp_state_call *call, int64_t layer, const float *taps) {
-    if (layer == 0)
-        CP_TRY(hand_over(call));
-    if (call->heads != NULL)
-        return cp_state_heads_walk(call->heads, &call->base, layer, taps);
-    if (!call->scans)
-        return follow_all(call, layer, taps);
-    for (int64_t n = 0; n < call->count; n++)
-        CP_TRY(scan_sequence(call, &call->sequences[n], layer, taps));
     return CP_OK;
 }
 
-cp_status cp_state_call_walk(cp_state_call *call, int64_t layer,
-                             const float *taps) {
-    const cp_status status = walk(call, layer, taps);
+static cp_state_tokens chunk_at(const cp_state_layers *l, int64_t first,
+                                int64_t count, const float *taps) {
+    const cp_state_facts *f = l->base.facts;
+    const cp_followed_tokens tokens = {
+        .facts = f,
+        .count = count,
+        .rows = l->buffers.rows + first * cp_state_row(f),
+        .answers = l->buffers.answers + first * cp_state_answer_row(f),
+        .taps = taps};
+    return tokens_of(l, &tokens);
+}
+
+static cp_status scan(cp_state_call *call, int64_t n, int64_t layer,
+                      const float *taps) {
+    const cp_state_layers *l = layers_of(call);
+    const cp_layout *layout = call->layout;
+    const int64_t s = call->sequences[n], floats = l->cache->state_floats;
+    const cp_kept_state *kept = &call->kept[s];
+    const cp_state_span span = cp_state_span_of(layout, call->only, s);
+    const int64_t most = cp_ceil_divide(layout->fresh[s], 2 * layout->ranks);
+    const int64_t counts[2] = {cp_min(span.count, most),
+                               cp_max(0, span.count - most)};
+    const float *before =
+        cp_state_call_kept(call, call->only, s, kept->from, layer);
+    float *after = cp_state_call_kept(call, call->only, s, kept->to, layer);
+    cp_tail_scan tails = {.before = before != NULL ? before + floats : NULL,
+                          .after = after + floats};
+    cp_state_scan pairs = {.before = before, .after = after};
+    const cp_state_tokens all = chunk_at(l, span.first, span.count, taps);
+    for (int half = 0; half < 2; half++) {
+        const cp_state_tokens chunk =
+            chunk_at(l, span.first + half * counts[0], counts[half], taps);
+        tails.chunks[half] = cp_state_tokens_channels(&chunk);
+        tails.outputs[half] = chunk.rows;
+        pairs.chunks[half] = cp_state_tokens_run(&chunk);
+        pairs.outputs[half] = chunk.answers;
+    }
+    CP_TRY(cp_tail_walk(l->scans[n].tails, l->comm, &tails));
+    cp_state_tokens_normalise(&all);
+    return cp_state_walk(l->scans[n].pairs, l->comm, &pairs);
+}
+
+static const cp_state_ops on_cores = {.kept = kept,
+                                      .pass = pass,
+                                      .follow = follow,
+                                      .cut = cut,
+                                      .reserve = reserve,
+                                      .scan = scan};
+
+const cp_state_buffers *cp_state_layers_buffers(const cp_state_layers *layers) {
+    return &layers->buffers;
+}
+
+cp_status cp_state_layers_walk(cp_state_layers *layers, int64_t layer,
+                               const float *taps) {
+    const cp_status status = cp_state_walk_layer(&layers->base, layer, taps);
     if (status != CP_OK)
-        cp_comm_abort(call->comm, cp_message());
+        cp_comm_abort(layers->comm, cp_message());
     return status;
 }
 
-const cp_state_rows *cp_state_call_rows(const cp_state_call *call) {
-    return &call->base;
-}
-
-static cp_status enter(cp_state_call *call, int64_t sequence) {
-    const cp_layout *layout = call->layout;
-    sequence_call *s = &call->sequences[call->count++];
-    const cp_state_span span =
-        cp_state_span_of(layout, call->comm->rank, sequence);
-    s->sequence = sequence;
-    s->first = span.first;
-    s->count = span.count;
-    s->tokens = layout->fresh[sequence];
-    CP_TRY(cp_allocate(&s->row, call->base.stride + call->base.answer_width,
-                       sizeof(float), "a row"));
-    if (!call->scans)
-        return CP_OK;
-    CP_TRY(cp_allocate(&s->peers, layout->ranks, sizeof(int), "parts"));
-    cp_state_parts(layout, sequence, s->peers);
-    int part = 0;
-    while (s->peers[part] != call->comm->rank)
-        part++;
-    CP_TRY(cp_tail_walker_new(call->tails, part, s->peers, &call->cache->tail,
-                              &s->tails));
-    return cp_state_walker_new(call->pairs, part, s->peers, call->threads,
-                               &call->cache->shape, &s->pairs);
-}
-
-static cp_status open_call(cp_state_call *call) {
-    const cp_state_cache *cache = call->cache;
-    const cp_layout *layout = call->layout;
-    const int64_t tokens = layout->queries[call->comm->rank].tokens;
-    const int64_t tail = cache->layer_floats - cache->state_floats;
-    CP_TRY(cp_allocate_lines(&call->base.rows, tokens,
-                             call->base.stride * (int64_t)sizeof(float),
+static cp_status make_buffers(cp_state_layers *l) {
+    const cp_state_facts *f = l->base.facts;
+    const int64_t tokens = l->base.layout->queries[l->comm->rank].tokens,
+                  size = sizeof(float);
+    CP_TRY(cp_allocate_lines(&l->buffers.rows, tokens, cp_state_row(f) * size,
                              "rows"));
-    CP_TRY(cp_allocate_lines(&call->base.answers, tokens,
-                             call->base.answer_width * (int64_t)sizeof(float),
-                             "answers"));
-    CP_TRY(cp_allocate(&call->sequences, cache->sequences,
-                       sizeof(sequence_call), "sequences"));
-    if (layout->leaves && layout->ranks > 1 &&
-        layout->placement != CP_ROUND_ROBIN)
-        CP_TRY(cp_state_heads_new(cache, layout, call->comm, call->threads,
-                                  &call->heads));
-    if (call->scans) {
-        CP_TRY(cp_plan_scan(CP_SCAN_STEPS, layout, 4 * tail, &call->tails));
-        CP_TRY(cp_plan_scan(CP_SCAN_STEPS, layout,
-                            4 * cp_pair_floats(&cache->shape), &call->pairs));
-    }
-    for (int64_t s = 0; s < cache->sequences; s++)
-        if (layout->fresh[s] > 0)
-            CP_TRY(enter(call, s));
+    CP_TRY(cp_allocate_lines(&l->buffers.answers, tokens,
+                             cp_state_answer_row(f) * size, "answers"));
+    return cp_allocate(&l->buffers.visitors, l->base.layout->sequences,
+                       (cp_state_row(f) + cp_state_answer_row(f)) * size,
+                       "rows of other ranks");
+}
+
+static cp_status make_walkers(cp_state_layers *l, int64_t n) {
+    sequence_scan *s = &l->scans[n];
+    int part = 0;
+    CP_TRY(cp_allocate(&s->peers, l->base.layout->ranks, sizeof(int), "parts"));
+    cp_state_parts(l->base.layout, l->base.sequences[n], s->peers);
+    while (s->peers[part] != l->comm->rank)
+        part++;
+    CP_TRY(cp_tail_walker_new(l->tails, part, s->peers, &l->cache->tail,
+                              &s->tails));
+    return cp_state_walker_new(l->pairs, part, s->peers, l->threads,
+                               &l->cache->shape, &s->pairs);
+}
+
+static cp_status make_scans(cp_state_layers *l) {
+    const cp_state_cache *cache = l->cache;
+    const int64_t tail = cache->layer_floats - cache->state_floats;
+
+    CP_TRY(
+        cp_allocate(&l->scans, l->base.count, sizeof(sequence_scan), "scans"));
+    CP_TRY(cp_plan_scan(CP_SCAN_STEPS, l->base.layout, 4 * tail, &l->tails));
+    CP_TRY(cp_plan_scan(CP_SCAN_STEPS, l->base.layout,
+                        4 * cp_pair_floats(&cache->shape), &l->pairs));
+    for (int64_t n = 0; n < l->base.count; n++)
+        CP_TRY(make_walkers(l, n));
     return CP_OK;
 }
 
-cp_status cp_state_call_new(cp_state_cache *cache, const cp_layout *layout,
-                            cp_comm *comm, int threads, cp_state_call **out) {
-    cp_state_call *call;
-    CP_TRY(cp_allocate(out, 1, sizeof(*call), "a call"));
-    call = *out;
-    *call = (cp_state_call){
-        .cache = cache,
-        .layout = layout,
-        .comm = comm,
-        .threads = threads,
-        .scans = layout->ranks > 1 && !layout->leaves &&
-                 layout->placement != CP_ROUND_ROBIN,
-    };
-    call->base.stride = cache->tail.channels + 2 * cache->shape.heads;
-    call->base.channels = cache->tail.channels;
-    call->base.answer_width = cache->shape.heads * cache->shape.value_dim;
-    return open_call(call);
+cp_status cp_state_layers_new(cp_state_cache *cache, const cp_layout *layout,
+                              cp_comm *comm, int threads,
+                              cp_state_layers **out) {
+    cp_state_layers *l;
+    CP_TRY(cp_allocate(out, 1, sizeof(*l), "layers with a state"));
+    l = *out;
+    *l = (cp_state_layers){.base = {.on = &on_cores,
+                                    .facts = &cache->facts,
+                                    .layers = cache->layers,
+                                    .layout = layout,
+                                    .kept = cache->kept,
+                                    .buffers = &l->buffers,
+                                    .only = comm->rank},
+                           .cache = cache,
+                           .comm = comm,
+                           .threads = threads};
+    CP_TRY(make_buffers(l));
+    CP_TRY(cp_state_walk_open(&l->base));
+    return l->base.scans ? make_scans(l) : CP_OK;
 }
 
-void cp_state_call_free(cp_state_call *call) {
-    if (call == NULL)
+void cp_state_layers_free(cp_state_layers *l) {
+    if (l == NULL)
         return;
-    for (int64_t n = 0; n < call->count; n++) {
-        cp_walker_free(call->sequences[n].tails);
-        cp_walker_free(call->sequences[n].pairs);
-        free(call->sequences[n].peers);
-        free(call->sequences[n].row);
+    for (int64_t n = 0; l->scans != NULL && n < l->base.count; n++) {
+        cp_walker_free(l->scans[n].tails);
+        cp_walker_free(l->scans[n].pairs);
+        free(l->scans[n].peers);
     }
-    cp_state_heads_free(call->heads);
-    free(call->sequences);
-    free(call->base.rows);
-    free(call->base.answers);
-    cp_plan_free(call->tails);
-    cp_plan_free(call->pairs);
-    free(call);
+    cp_state_walk_close(&l->base);
+    free(l->scans);
+    free(l->reserved);
+    free(l->buffers.rows);
+    free(l->buffers.answers);
+    free(l->buffers.visitors);
+    cp_plan_free(l->tails);
+    cp_plan_free(l->pairs);
+    free(l);
 }

@@ -20,13 +20,6 @@ typedef struct {
     const float *taps;    /* [channels][taps] */
 } cp_state_tokens;
 
-/* All tokens of a rank in a call, in the order of cp_forward_list (pass.h). */
-typedef struct {
-    float *rows, *answers;
-    int64_t stride, channels, answer_width; /* numbers of a row; convolved; of
-                                               an answer */
-} cp_state_rows;
-
 /* They as channels, before the convolution; and as a run, after it. */
 cp_convolution cp_state_tokens_channels(const cp_state_tokens *tokens);
 cp_state_run cp_state_tokens_run(const cp_state_tokens *tokens);

@@ -68,6 +68,15 @@ static inline int64_t cp_state_channels(const cp_state_facts *s) {
     return 2 * s->key_heads * s->key_dim + s->heads * s->value_dim;
 }
 
+/* Numbers of a token's row: channels, before or after their convolution, then
+ * the logarithms of decays and the rates of all heads; and of its answer. */
+static inline int64_t cp_state_row(const cp_state_facts *s) {
+    return cp_state_channels(s) + 2 * s->heads;
+}
+static inline int64_t cp_state_answer_row(const cp_state_facts *s) {
+    return s->heads * s->value_dim;
+}
+
 /* Numbers that a layer keeps of a sequence: states [heads][key_dim][value_dim],
  * and how many rows of its tail are filled, and they. */
 static inline int64_t cp_state_numbers(const cp_state_facts *s) {
