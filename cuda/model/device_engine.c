@@ -25,7 +25,6 @@ static cp_status prepare(cp_engine *base, const cp_forward *call) {
     const bool decodes = call->plan->variant == CP_DECODE;
     cp_device_forward **pass = pass_of(base, call);
     cp_device_forward **prefill = &engine_of(base)->prefill;
-    CP_TRY(cp_device_states_begin(engine_of(base)->states, call->layout));
     if (*pass == NULL)
         CP_TRY(cp_device_forward_new(engine_of(base), decodes, pass));
     const cp_status status = cp_device_forward_serve(*pass, call);
@@ -39,8 +38,6 @@ static cp_status prepare(cp_engine *base, const cp_forward *call) {
 
 static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
     cp_device_forward *pass = *pass_of(base, call);
-    if (status == CP_OK)
-        cp_device_states_end(engine_of(base)->states, call->layout);
     if (pass != NULL && (status != CP_OK || call->plan->variant != CP_DECODE))
         cp_device_forward_leave(pass);
 }
@@ -176,8 +173,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
         CP_TRY(cp_device_trace_new(base->options.ranks, &engine->trace));
     const cp_queued_ranks ranks = {runner->only, engine->count, engine->queues};
     if (cp_facts_is_hybrid(f))
-        CP_TRY(cp_device_states_new(&ranks, f, base->options.sequences,
-                                    &engine->states));
+        CP_TRY(cp_device_states_new(&ranks, &engine->states));
     return cp_device_reserve(SCORED * 4 * (f->vocabulary + 1),
                              "the output layer", &engine->scores);
 }
@@ -214,7 +210,7 @@ static cp_status lose(cp_engine *base, int rank) {
     cp_device_engine *engine = engine_of(base);
     const int only = engine->runner->only;
     free_passes(engine);
-    cp_device_states_lose(engine->states, rank, only);
+    cp_device_states_lose(engine->states, only);
     if (only == CP_NO_RANK) {
         const size_t after = (size_t)(--engine->count - rank);
         free_rank(engine, rank);
@@ -298,12 +294,6 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *call) {
     return status;
 }
 
-static cp_status states(cp_engine *base, int64_t sequence, int64_t length,
-                        bool writes, float *numbers) {
-    return cp_device_states_copy(engine_of(base)->states, base->local.group,
-                                 sequence, length, writes, numbers);
-}
-
 static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .scored = SCORED,
                                         .open = open_engine,
@@ -314,7 +304,6 @@ static const cp_engine_ops on_queues = {.size = sizeof(cp_device_engine),
                                         .run = run,
                                         .move = move,
                                         .rows = rows,
-                                        .states = states,
                                         .lose = lose,
                                         .ended = ended,
                                         .copy = copy,

@@ -465,9 +465,9 @@ static cp_status serve_states(cp_device_forward *pass, const cp_forward *call) {
     pass->states = NULL;
     if (engine->states == NULL)
         return CP_OK;
-    return cp_device_state_call_new(engine->states, call->layout,
-                                    engine->runner->link, pass->buffers,
-                                    &pass->states);
+    return cp_device_state_call_new(engine->states, engine->base.states,
+                                    call->layout, engine->runner->link,
+                                    pass->buffers, &pass->states);
 }
 
 void cp_device_forward_leave(cp_device_forward *pass) {

@@ -11,11 +11,7 @@
 #include "variants/scan.h"
 
 struct cp_device_states {
-    cp_state_facts facts;
-    int64_t layers, sequences, numbers; /* of a layer: a state, and its tail */
     cp_queued_ranks ranks;
-    float **memory;        /* [ranks.count]: [sequences][2][layers][numbers] */
-    cp_kept_state *kept;   /* [sequences] */
     cp_device_room *rooms; /* [ranks.count] for prompts in exact order */
 };
 
@@ -27,6 +23,7 @@ typedef struct {
 
 struct cp_device_state_call {
     cp_state_call base;
+    const cp_state_cache *cache;
     cp_device_states *states;
     sequence_scan *scans; /* [base.count], or NULL */
     int64_t *sent;        /* [ranks here] */
@@ -38,138 +35,49 @@ static const cp_device_state_call *call_of(const cp_state_call *base) {
     return (const cp_device_state_call *)base;
 }
 
-static int64_t state_floats(const cp_state_facts *f) {
-    return f->heads * f->key_dim * f->value_dim;
-}
-
-/* What a layer keeps; NULL for CP_NO_COPY, and for a rank elsewhere. */
-static float *layer_at(const cp_device_states *states, int rank,
-                       int64_t sequence, int copy, int64_t layer) {
-    const int n = cp_queued_index(&states->ranks, rank);
-    const int64_t at = (2 * sequence + copy) * states->layers + layer;
-    return copy == CP_NO_COPY || n < 0
-               ? NULL
-               : states->memory[n] + at * states->numbers;
-}
-
-static cp_status make_memory(cp_device_states *states, int n) {
-    int64_t bytes;
-    char *memory;
-    if (!cp_multiply(states->numbers, 4 * states->layers, &bytes) ||
-        !cp_multiply(bytes, 2 * states->sequences, &bytes))
-        return cp_fail(CP_MEMORY, "states of %ld sequences overflow",
-                       states->sequences);
-    CP_TRY(cp_event_new(&states->ranks.events[n]));
-    CP_TRY(cp_device_reserve(bytes, "a rank's states", &memory));
-    states->memory[n] = (float *)(void *)memory;
-    return cp_cuda(cudaMemsetAsync(memory, 0, (size_t)bytes,
-                                   states->ranks.queues[n].compute),
-                   "clearing states");
-}
-
 cp_status cp_device_states_new(const cp_queued_ranks *ranks,
-                               const cp_model_facts *facts, int64_t sequences,
                                cp_device_states **out) {
     cp_device_states *states;
     CP_TRY(cp_allocate(out, 1, sizeof(*states), "states"));
     states = *out;
-    states->facts = facts->states;
-    states->layers = facts->layers - cp_facts_attending(facts, facts->layers);
-    states->sequences = sequences;
-    states->numbers = cp_state_numbers(&facts->states);
     states->ranks = *ranks;
     CP_TRY(cp_allocate(&states->ranks.events, ranks->count, sizeof(cudaEvent_t),
                        "events"));
-    CP_TRY(
-        cp_allocate(&states->memory, ranks->count, sizeof(float *), "states"));
-    CP_TRY(
-        cp_allocate(&states->kept, sequences, sizeof(cp_kept_state), "states"));
     CP_TRY(cp_allocate(&states->rooms, ranks->count, sizeof(cp_device_room),
                        "states"));
     for (int n = 0; n < ranks->count; n++)
-        CP_TRY(make_memory(states, n));
+        CP_TRY(cp_event_new(&states->ranks.events[n]));
     return CP_OK;
+}
+
+static void free_last(cp_device_states *states) {
+    const int n = --states->ranks.count;
+    if (states->rooms != NULL)
+        cp_device_room_free(&states->rooms[n]);
+    if (states->ranks.events != NULL)
+        cp_event_free(states->ranks.events[n]);
 }
 
 void cp_device_states_free(cp_device_states *states) {
     if (states == NULL)
         return;
-    for (int n = 0; n < states->ranks.count; n++) {
-        if (states->memory != NULL)
-            cudaFree(states->memory[n]);
-        if (states->rooms != NULL)
-            cp_device_room_free(&states->rooms[n]);
-        if (states->ranks.events != NULL)
-            cp_event_free(states->ranks.events[n]);
-    }
-    free(states->memory);
+    while (states->ranks.count > 0)
+        free_last(states);
     free(states->rooms);
     free(states->ranks.events);
-    free(states->kept);
     free(states);
 }
 
-cp_status cp_device_states_begin(cp_device_states *states,
-                                 const cp_layout *layout) {
-    return states != NULL ? cp_kept_states_begin(states->kept, layout) : CP_OK;
-}
-
-void cp_device_states_end(cp_device_states *states, const cp_layout *layout) {
-    if (states != NULL)
-        cp_kept_states_end(states->kept, layout);
-}
-
-/* Between the host and a rank, if it is in this process. */
-static cp_status copy_states(const cp_device_states *states, int rank,
-                             int64_t sequence, int copy, bool writes,
-                             void *numbers) {
-    const int n = cp_queued_index(&states->ranks, rank);
-    float *at = layer_at(states, rank, sequence, copy, 0);
-    if (n < 0)
-        return CP_OK;
-    cudaStream_t stream = states->ranks.queues[n].compute;
-    CP_TRY(cp_bytes_copy(writes ? at : numbers, writes ? numbers : at,
-                         states->layers * states->numbers * 4, stream,
-                         "states"));
-    return cp_cuda(cudaStreamSynchronize(stream), "copying states");
-}
-
-cp_status cp_device_states_copy(cp_device_states *states,
-                                const cp_process_group *group, int64_t sequence,
-                                int64_t length, bool writes, float *numbers) {
-    cp_kept_state *kept = &states->kept[sequence];
-    const int64_t bytes = states->layers * states->numbers * 4;
-    const int keeper = kept->keeper, copy = kept->length[1] == length;
-    char *all;
-    if (writes) {
-        *kept = (cp_kept_state){.length = {length, CP_NO_COPY}};
-        return copy_states(states, 0, sequence, 0, true, numbers);
-    }
-    if (group == NULL || group->ranks == 1)
-        return copy_states(states, keeper, sequence, copy, false, numbers);
-    CP_TRY(cp_allocate(&all, group->ranks, bytes, "states"));
-    cp_status status = copy_states(states, keeper, sequence, copy, false,
-                                   all + keeper * bytes);
-    if (status == CP_OK)
-        status = group->all_gather(all, bytes);
-    memcpy(numbers, all + keeper * bytes, (size_t)bytes);
-    free(all);
-    return status;
-}
-
-void cp_device_states_lose(cp_device_states *states, int rank, int only) {
+void cp_device_states_lose(cp_device_states *states, int only) {
     if (states == NULL)
         return;
-    cp_queued_ranks *ranks = &states->ranks;
-    cp_kept_states_lose(states->kept, states->sequences);
-    ranks->only = only;
-    if (only != CP_NO_RANK)
-        return;
-    cudaFree(states->memory[rank]);
-    cp_event_free(ranks->events[--ranks->count]);
-    cp_device_room_free(&states->rooms[ranks->count]);
-    memmove(states->memory + rank, states->memory + rank + 1,
-            (size_t)(ranks->count - rank) * sizeof(float *));
+    states->ranks.only = only;
+    if (only == CP_NO_RANK)
+        free_last(states);
+}
+
+static int64_t state_floats(const cp_state_facts *f) {
+    return f->heads * f->key_dim * f->value_dim;
 }
 
 static cp_status make_pair(const cp_token_run *run, float *pair) {
@@ -344,7 +252,8 @@ static cp_status scan(cp_state_call *base, int64_t i, int64_t layer,
 
 static float *kept(const cp_state_call *base, int rank, int64_t sequence,
                    int copy, int64_t layer) {
-    return layer_at(call_of(base)->states, rank, sequence, copy, layer);
+    return cp_state_cache_layer(call_of(base)->cache, rank, sequence, copy,
+                                layer);
 }
 
 static cp_status pass(const cp_state_call *base) {
@@ -435,7 +344,7 @@ static cp_status make_walkers(cp_device_state_call *call, int64_t sequence,
         cp_stream_options options = {.element = CP_F32,
                                      .peers = s->peers,
                                      .combine = cp_tail_put,
-                                     .monoid = &call->states->facts};
+                                     .monoid = call->base.facts};
         CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
                                     &s->tails[n]));
         options.combine = put_pair;
@@ -446,13 +355,13 @@ static cp_status make_walkers(cp_device_state_call *call, int64_t sequence,
 }
 
 static cp_status make_scans(cp_device_state_call *call) {
-    const cp_state_facts *f = &call->states->facts;
+    const cp_state_facts *f = call->base.facts;
     const cp_layout *layout = call->base.layout;
     const int64_t width = f->key_dim + f->value_dim;
     CP_TRY(cp_allocate(&call->scans, call->base.count, sizeof(sequence_scan),
                        "scans"));
     CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
-                        4 * (call->states->numbers - state_floats(f)),
+                        4 * (call->cache->numbers - state_floats(f)),
                         &call->tails));
     CP_TRY(cp_plan_scan(CP_SCAN_RING, layout, 4 * f->heads * f->key_dim * width,
                         &call->pairs));
@@ -462,6 +371,7 @@ static cp_status make_scans(cp_device_state_call *call) {
 }
 
 cp_status cp_device_state_call_new(cp_device_states *states,
+                                   const cp_state_cache *cache,
                                    const cp_layout *layout, const cp_link *link,
                                    const cp_state_buffers *buffers,
                                    cp_device_state_call **out) {
@@ -470,12 +380,13 @@ cp_status cp_device_state_call_new(cp_device_states *states,
     cp_device_state_call *call = *out;
     states->ranks.link = link;
     *call = (cp_device_state_call){.base = {.on = &on_devices,
-                                            .facts = &states->facts,
-                                            .layers = states->layers,
+                                            .facts = &cache->facts,
+                                            .layers = cache->layers,
                                             .layout = layout,
-                                            .kept = states->kept,
+                                            .kept = cache->kept,
                                             .buffers = buffers,
                                             .only = states->ranks.only},
+                                   .cache = cache,
                                    .states = states};
     CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
     CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));

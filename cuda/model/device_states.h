@@ -6,46 +6,34 @@
 
 #include "cuda/model/token_runs.h"
 #include "cuda/run/rank_messages.h"
-#include "group/process_group.h"
 #include "model/arena.h"
+#include "model/state_cache.h"
 #include "model/state_call.h"
 
-/* The states and tails of all sequences, two copies of each, on every rank of
- * this process. Which copy of which rank is valid, all processes know. */
+/* What the ranks of this process need for such layers, beside what the cache
+ * keeps. */
 typedef struct cp_device_states cp_device_states;
 
-/* ranks' events are made here. Fails with CP_MEMORY, naming the bytes, and as
- * CUDA does; free even then. */
+/* ranks' events are made here. Fails with CP_MEMORY and as CUDA does; free even
+ * then. */
 cp_status cp_device_states_new(const cp_queued_ranks *ranks,
-                               const cp_model_facts *facts, int64_t sequences,
                                cp_device_states **out);
 void cp_device_states_free(cp_device_states *states);
 
-/* cp_kept_states_begin and end (kept_states.h); states may be NULL. */
-cp_status cp_device_states_begin(cp_device_states *states,
-                                 const cp_layout *layout);
-void cp_device_states_end(cp_device_states *states, const cp_layout *layout);
-
-/* Read or write what all layers keep of a sequence of this length, as in
- * cp_engine_ops (engine.h). The queues are idle. */
-cp_status cp_device_states_copy(cp_device_states *states,
-                                const cp_process_group *group, int64_t sequence,
-                                int64_t length, bool writes, float *numbers);
-
-/* A rank is lost, and all states; only is then the rank of this process. states
- * may be NULL. */
-void cp_device_states_lose(cp_device_states *states, int rank, int only);
+/* A rank is lost; only is then the rank of this process. states may be NULL. */
+void cp_device_states_lose(cp_device_states *states, int only);
 
 /* Claim a rank's buffers. */
 void cp_state_buffers_claim(const cp_state_facts *facts, int64_t tokens,
                             int64_t sequences, cp_arena *from,
                             cp_state_buffers *out);
 
-/* The layers of a call; layout and buffers [ranks here] must outlive it. Fails as
+/* The layers of a call; cache, layout and buffers [ranks here] must outlive it. Fails as
  * plans and their walkers do; *out is then to be freed, too. Free when the
  * queues are idle. */
 typedef struct cp_device_state_call cp_device_state_call;
 cp_status cp_device_state_call_new(cp_device_states *states,
+                                   const cp_state_cache *cache,
                                    const cp_layout *layout, const cp_link *link,
                                    const cp_state_buffers *buffers,
                                    cp_device_state_call **out);

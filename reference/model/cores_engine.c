@@ -8,7 +8,6 @@
 #include "ground/host.h"
 #include "reference/model/linear.h"
 #include "reference/model/model.h"
-#include "reference/model/state_layers.h"
 #include "reference/run/walk.h"
 
 static cp_cores_engine *engine_of(const cp_engine *base) {
@@ -26,9 +25,6 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     CP_TRY(cp_store_new(options->ranks, runner->only,
                         cp_facts_attending(facts, facts->layers), 1,
                         options->rows, &facts->shape, &engine->store));
-    if (cp_facts_is_hybrid(facts))
-        CP_TRY(cp_state_cache_new(options->ranks, runner->only,
-                                  options->sequences, facts, &engine->states));
     if (options->trace)
         CP_TRY(cp_history_new(options->ranks, 1, NULL, &engine->trace));
     engine->began = cp_clock();
@@ -41,7 +37,6 @@ static cp_status open_engine(cp_engine *base, const void *context) {
 static void close_engine(cp_engine *base) {
     cp_threads_end(engine_of(base)->threads);
     cp_store_free(engine_of(base)->store);
-    cp_state_cache_free(engine_of(base)->states);
     cp_history_free(engine_of(base)->trace);
 }
 
@@ -67,15 +62,6 @@ static cp_status run(cp_engine *base, const cp_forward *call,
     if (engine->threads != NULL)
         return cp_threads_work(engine->threads, busy, cp_forward_rank, engine);
     return engine->runner->run(base->options.ranks, cp_forward_rank, engine);
-}
-
-static cp_status prepare(cp_engine *base, const cp_forward *call) {
-    return cp_state_cache_begin(engine_of(base)->states, call->layout);
-}
-
-static void ended(cp_engine *base, const cp_forward *call, cp_status status) {
-    if (status == CP_OK)
-        cp_state_cache_end(engine_of(base)->states, call->layout);
 }
 
 static cp_status copy(const cp_engine *base, void *to, const void *from,
@@ -135,17 +121,6 @@ static cp_status rows(cp_engine *base, int n, const cp_row_copy *copy) {
     return CP_OK;
 }
 
-static cp_status states(cp_engine *base, int64_t sequence, int64_t length,
-                        bool writes, float *numbers) {
-    cp_state_cache *cache = engine_of(base)->states;
-    if (writes) {
-        cp_state_cache_write(cache, sequence, length, numbers);
-        return CP_OK;
-    }
-    return cp_state_cache_read(cache, base->local.group, sequence, length,
-                               numbers);
-}
-
 typedef struct {
     cp_cores_engine *from, *to;
     const cp_plan *plan;
@@ -180,14 +155,12 @@ static cp_status migrate(cp_engine *base, cp_engine *from,
                          const cp_plan *plan) {
     migration_job job = {engine_of(from), engine_of(base), plan};
     const cp_threads_options threads = {.ranks = plan->layout->ranks};
-    cp_state_cache_take(engine_of(base)->states, engine_of(from)->states);
     return cp_threads_run(&threads, move_out, &job);
 }
 
 static cp_status lose(cp_engine *base, int rank) {
     cp_cores_engine *engine = engine_of(base);
     cp_store_lose(engine->store, rank);
-    cp_state_cache_lose(engine->states, rank);
     base->local.only = engine->runner->only;
     if (engine->threads == NULL)
         return CP_OK;
@@ -203,14 +176,11 @@ static const cp_engine_ops on_cores = {.size = sizeof(cp_cores_engine),
                                        .close = close_engine,
                                        .reserve = reserve,
                                        .release = free,
-                                       .prepare = prepare,
                                        .run = run,
                                        .move = move,
                                        .rows = rows,
-                                       .states = states,
                                        .migrate = migrate,
                                        .lose = lose,
-                                       .ended = ended,
                                        .copy = copy,
                                        .score = score,
                                        .trace = trace};

@@ -15,9 +15,8 @@ typedef struct {
     const cp_runner *runner;
     cp_threads *threads; /* the ranks, if they are all here */
     cp_store *store;
-    struct cp_state_cache *states; /* or NULL */
-    cp_history *trace;             /* or NULL */
-    double began;                  /* clock when the trace began */
+    cp_history *trace; /* or NULL */
+    double began;      /* clock when the trace began */
     const cp_forward *call;
     const cp_hidden *hidden; /* of the ranks here: fp32 [tokens][width] */
     int helpers;             /* OpenMP threads of each rank with tokens */

@@ -361,9 +361,9 @@ static cp_status run(state *s, const cp_walk_options *options) {
     CP_TRY(cp_walker_new(call->plan, rank, options, &s->walker));
     CP_TRY(make_room(s));
     cp_forward_list(call, rank, s->tokens);
-    if (s->engine->states != NULL)
-        CP_TRY(cp_state_layers_new(s->engine->states, call->layout, s->comm,
-                                   s->threads, &s->states));
+    if (s->engine->base.states != NULL)
+        CP_TRY(cp_state_layers_new(s->engine->base.states, call->layout,
+                                   s->comm, s->threads, &s->states));
     CP_TRY(cp_pass_run(&s->base, true));
     write_hidden(s);
     return CP_OK;

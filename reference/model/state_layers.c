@@ -17,10 +17,12 @@ typedef struct {
 struct cp_state_layers {
     cp_state_call base;
     cp_state_buffers buffers;
-    cp_state_cache *cache;
+    const cp_state_cache *cache;
     cp_comm *comm;
     int threads;
     cp_plan *tails, *pairs;
+    cp_state_shape shape; /* of all heads */
+    cp_tail_shape tail;
     sequence_scan *scans; /* [base.count], or NULL */
     char *reserved;
 };
@@ -35,20 +37,27 @@ static float *kept(const cp_state_call *call, int rank, int64_t sequence,
                                 layer);
 }
 
+static cp_state_shape shape_of(const cp_state_facts *f) {
+    return (cp_state_shape){f->heads, f->key_dim, f->value_dim, f->key_heads};
+}
+
+static cp_tail_shape tail_of(const cp_state_facts *f) {
+    return (cp_tail_shape){f->taps - 1, cp_state_channels(f)};
+}
+
 static cp_state_tokens tokens_of(const cp_state_layers *l,
                                  const cp_followed_tokens *t) {
     const cp_state_facts *f = t->facts;
-    return (cp_state_tokens){
-        .shape = {f->heads, f->key_dim, f->value_dim, f->key_heads},
-        .tail = {f->taps - 1, cp_state_channels(f)},
-        .threads = l->threads,
-        .single = l->base.layout->leaves,
-        .count = t->count,
-        .stride = cp_state_row(f),
-        .rows = t->rows,
-        .answers = t->answers,
-        .order = t->order,
-        .taps = t->taps};
+    return (cp_state_tokens){.shape = shape_of(f),
+                             .tail = tail_of(f),
+                             .threads = l->threads,
+                             .single = l->base.layout->leaves,
+                             .count = t->count,
+                             .stride = cp_state_row(f),
+                             .rows = t->rows,
+                             .answers = t->answers,
+                             .order = t->order,
+                             .taps = t->taps};
 }
 
 static cp_status follow(const cp_state_call *call, int rank,
@@ -122,7 +131,7 @@ static cp_status scan(cp_state_call *call, int64_t n, int64_t layer,
                       const float *taps) {
     const cp_state_layers *l = layers_of(call);
     const cp_layout *layout = call->layout;
-    const int64_t s = call->sequences[n], floats = l->cache->state_floats;
+    const int64_t s = call->sequences[n], floats = cp_state_floats(&l->shape);
     const cp_kept_state *kept = &call->kept[s];
     const cp_state_span span = cp_state_span_of(layout, call->only, s);
     const int64_t most = cp_ceil_divide(layout->fresh[s], 2 * layout->ranks);
@@ -187,29 +196,27 @@ static cp_status make_walkers(cp_state_layers *l, int64_t n) {
     cp_state_parts(l->base.layout, l->base.sequences[n], s->peers);
     while (s->peers[part] != l->comm->rank)
         part++;
-    CP_TRY(cp_tail_walker_new(l->tails, part, s->peers, &l->cache->tail,
-                              &s->tails));
-    return cp_state_walker_new(l->pairs, part, s->peers, l->threads,
-                               &l->cache->shape, &s->pairs);
+    CP_TRY(cp_tail_walker_new(l->tails, part, s->peers, &l->tail, &s->tails));
+    return cp_state_walker_new(l->pairs, part, s->peers, l->threads, &l->shape,
+                               &s->pairs);
 }
 
 static cp_status make_scans(cp_state_layers *l) {
-    const cp_state_cache *cache = l->cache;
-    const int64_t tail = cache->layer_floats - cache->state_floats;
+    const int64_t tail = l->cache->numbers - cp_state_floats(&l->shape);
 
     CP_TRY(
         cp_allocate(&l->scans, l->base.count, sizeof(sequence_scan), "scans"));
     CP_TRY(cp_plan_scan(CP_SCAN_STEPS, l->base.layout, 4 * tail, &l->tails));
     CP_TRY(cp_plan_scan(CP_SCAN_STEPS, l->base.layout,
-                        4 * cp_pair_floats(&cache->shape), &l->pairs));
+                        4 * cp_pair_floats(&l->shape), &l->pairs));
     for (int64_t n = 0; n < l->base.count; n++)
         CP_TRY(make_walkers(l, n));
     return CP_OK;
 }
 
-cp_status cp_state_layers_new(cp_state_cache *cache, const cp_layout *layout,
-                              cp_comm *comm, int threads,
-                              cp_state_layers **out) {
+cp_status cp_state_layers_new(const cp_state_cache *cache,
+                              const cp_layout *layout, cp_comm *comm,
+                              int threads, cp_state_layers **out) {
     cp_state_layers *l;
     CP_TRY(cp_allocate(out, 1, sizeof(*l), "layers with a state"));
     l = *out;
@@ -222,7 +229,9 @@ cp_status cp_state_layers_new(cp_state_cache *cache, const cp_layout *layout,
                                     .only = comm->rank},
                            .cache = cache,
                            .comm = comm,
-                           .threads = threads};
+                           .threads = threads,
+                           .shape = shape_of(&cache->facts),
+                           .tail = tail_of(&cache->facts)};
     CP_TRY(make_buffers(l));
     CP_TRY(cp_state_walk_open(&l->base));
     return l->base.scans ? make_scans(l) : CP_OK;

@@ -4,15 +4,16 @@
 #define CP_STATE_LAYERS_H
 
 #include "model/state_call.h"
-#include "reference/model/state_cache.h"
+#include "model/state_cache.h"
+#include "reference/run/states.h"
 
 /* A rank in a call. */
 typedef struct cp_state_layers cp_state_layers;
 
 /* The cache, the call's layout and comm must outlive it. Fails with CP_MEMORY. */
-cp_status cp_state_layers_new(cp_state_cache *cache, const cp_layout *layout,
-                              cp_comm *comm, int threads,
-                              cp_state_layers **out);
+cp_status cp_state_layers_new(const cp_state_cache *cache,
+                              const cp_layout *layout, cp_comm *comm,
+                              int threads, cp_state_layers **out);
 void cp_state_layers_free(cp_state_layers *layers);
 const cp_state_buffers *cp_state_layers_buffers(const cp_state_layers *layers);
 

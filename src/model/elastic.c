@@ -135,9 +135,9 @@ static cp_status copy_states(const cp_cache *from, cp_engine *out,
     for (int64_t s = 0; s < from->sequences; s++) {
         const int64_t length = from->length[s];
         if (length > 0 && status == CP_OK)
-            status = out->on->states(out, s, length, false, numbers);
+            status = cp_engine_states(out, s, length, false, numbers);
         if (length > 0 && status == CP_OK)
-            status = in->on->states(in, s, length, true, numbers);
+            status = cp_engine_states(in, s, length, true, numbers);
     }
     free(numbers);
     return status;
@@ -187,7 +187,7 @@ static cp_status move_all(cp_migration *migration, const cp_cache *from,
         status = out->on->migrate != NULL
                      ? out->on->migrate(in, out, plan)
                      : copy_via_host(from, out, to, in, migration->tokens);
-        if (status == CP_OK && out->on->migrate == NULL)
+        if (status == CP_OK)
             status = copy_states(from, out, in);
     }
     cp_plan_report_free(&counted);

@@ -9,6 +9,7 @@
 
 #include "ground/random.h"
 #include "model/pass.h"
+#include "model/state_cache.h"
 #include "group/agree.h"
 #include "variants/sparse.h"
 
@@ -77,6 +78,8 @@ static cp_status make_room(cp_engine *engine, const cp_forward *call) {
 static cp_status prepare_here(cp_engine *engine, const cp_forward *call) {
     const cp_session_options *options = &engine->options;
     CP_TRY(list_owners(engine, call));
+    if (engine->states != NULL)
+        CP_TRY(cp_kept_states_begin(engine->states->kept, call->layout));
     if (engine->on->prepare != NULL)
         CP_TRY(engine->on->prepare(engine, call));
     CP_TRY(make_room(engine, call));
@@ -110,7 +113,47 @@ cp_status cp_engine_lose(cp_engine *engine, int rank) {
         engine->on->release(engine->kept[0][engine->count].rows);
         engine->on->release(engine->kept[1][engine->count].rows);
     }
+    if (engine->states != NULL) {
+        engine->on->release(engine->states->memory[rank]);
+        cp_state_cache_lose(engine->states, rank);
+    }
     return engine->on->lose(engine, rank);
+}
+
+/* Between the host and a rank, if it is here. */
+static cp_status copy_states(const cp_engine *engine, float *kept, bool writes,
+                             void *numbers) {
+    const cp_state_cache *cache = engine->states;
+    if (kept == NULL)
+        return CP_OK;
+    CP_TRY(engine->on->copy(engine, writes ? kept : numbers,
+                            writes ? numbers : kept,
+                            4 * cache->layers * cache->numbers));
+    return engine->on->synchronize != NULL ? engine->on->synchronize(engine)
+                                           : CP_OK;
+}
+
+cp_status cp_engine_states(cp_engine *engine, int64_t sequence, int64_t length,
+                           bool writes, float *numbers) {
+    const cp_state_cache *cache = engine->states;
+    const cp_process_group *group = engine->local.group;
+    cp_kept_state *kept = &cache->kept[sequence];
+    const int64_t bytes = 4 * cache->layers * cache->numbers;
+    char *all;
+    if (writes)
+        *kept = (cp_kept_state){.length = {length, CP_NO_COPY}};
+    float *at = cp_state_cache_layer(cache, kept->keeper, sequence,
+                                     kept->length[1] == length, 0);
+    if (writes || group == NULL || group->ranks == 1)
+        return copy_states(engine, at, writes, numbers);
+    CP_TRY(cp_allocate(&all, group->ranks, bytes, "states"));
+    cp_status status =
+        copy_states(engine, at, false, all + kept->keeper * bytes);
+    if (status == CP_OK)
+        status = group->all_gather(all, bytes);
+    memcpy(numbers, all + kept->keeper * bytes, (size_t)bytes);
+    free(all);
+    return status;
 }
 
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
@@ -136,6 +179,8 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call) {
     const cp_status status = run(engine, call);
     if (status == CP_OK)
         engine->now = 1 - engine->now;
+    if (status == CP_OK && engine->states != NULL)
+        cp_kept_states_end(engine->states->kept, call->layout);
     if (engine->on->ended != NULL)
         engine->on->ended(engine, call, status);
     return status;
@@ -316,6 +361,23 @@ cp_status cp_engine_draw(const cp_engine *engine, int64_t count,
                : receive_token(engine, status, count, after, tokens);
 }
 
+static cp_status make_states(cp_engine *engine) {
+    const cp_model_facts *facts = &engine->model->facts;
+    const int ranks = engine->options.ranks, only = engine->local.only;
+    if (!cp_facts_is_hybrid(facts))
+        return CP_OK;
+    CP_TRY(cp_state_cache_new(ranks, engine->options.sequences, facts,
+                              &engine->states));
+    for (int r = 0; r < ranks; r++) {
+        char *memory = NULL;
+        if (engine->local.group == NULL || r == only)
+            CP_TRY(
+                engine->on->reserve(engine->states->bytes, "states", &memory));
+        engine->states->memory[r] = (float *)(void *)memory;
+    }
+    return CP_OK;
+}
+
 cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
                         const cp_model *model,
                         const cp_session_options *options, cp_engine **out) {
@@ -330,6 +392,7 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
         cp_allocate(&engine->kept[0], 2 * count, sizeof(cp_hidden), "ranks"));
     engine->kept[1] = engine->kept[0] + count;
     engine->count = count;
+    CP_TRY(make_states(engine));
     return on->reserve(on->scored * engine->row_bytes, "the output layer",
                        &engine->input);
 }
@@ -340,6 +403,9 @@ void cp_engine_free(cp_engine *engine) {
         engine->on->release(engine->kept[1][n].rows);
     }
     engine->on->release(engine->input);
+    for (int r = 0; engine->states != NULL && r < engine->states->ranks; r++)
+        engine->on->release(engine->states->memory[r]);
+    cp_state_cache_free(engine->states);
     engine->on->close(engine);
     free(engine->kept[0]);
     free(engine->owners[0]);

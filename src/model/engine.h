@@ -43,11 +43,6 @@ typedef struct {
     cp_status (*move)(cp_engine *engine, int n, const cp_moves *moves);
     /* Read or write rows in the cache of the n-th rank here; it is idle. */
     cp_status (*rows)(cp_engine *engine, int n, const cp_row_copy *copy);
-    /* Read or write what all layers with a state keep of a sequence of this
-     * length, one after the other. All processes call it, and all get what is
-     * read. NULL: no model of this backend has any. */
-    cp_status (*states)(cp_engine *engine, int64_t sequence, int64_t length,
-                        bool writes, float *numbers);
     /* Walk a migration's plan from another engine of this kind to this one; all
      * ranks of both are here. NULL: rows are read and written instead. */
     cp_status (*migrate)(cp_engine *engine, cp_engine *from,
@@ -82,11 +77,12 @@ struct cp_engine {
     cp_session_options options;
     cp_local_ranks local; /* set by open, as row_bytes is */
     int64_t row_bytes;
-    int count;           /* of ranks here */
-    cp_hidden *kept[2];  /* [count] of the ranks here */
-    cp_owner *owners[2]; /* [tokens] of the same calls */
-    int now;             /* which of the two is valid */
-    char *input;         /* of the output layer: [on->scored] rows */
+    int count;                     /* of ranks here */
+    cp_hidden *kept[2];            /* [count] of the ranks here */
+    cp_owner *owners[2];           /* [tokens] of the same calls */
+    int now;                       /* which of the two is valid */
+    char *input;                   /* of the output layer: [on->scored] rows */
+    struct cp_state_cache *states; /* of a hybrid model; or NULL */
 };
 
 /* Lay new tokens out after a cache's, and build the plan. choice->variant is
@@ -108,6 +104,12 @@ cp_status cp_engine_new(const cp_engine_ops *on, const void *runner,
                         const cp_session_options *options, cp_engine **out);
 void cp_engine_free(cp_engine *engine);
 cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
+
+/* Read or write what all layers with a state keep of a sequence of this length,
+ * one after the other. All processes call it, and all get what is read. Fails
+ * with CP_MEMORY, and as the backend and the group do. */
+cp_status cp_engine_states(cp_engine *engine, int64_t sequence, int64_t length,
+                           bool writes, float *numbers);
 
 /* Copy rows in the caches: moves [ranks] or NULL. Fails as the backend does. */
 cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);

@@ -410,9 +410,8 @@ cp_status cp_session_rows(cp_session *session, const cp_row_copy *copy) {
 
 cp_status cp_session_states(cp_session *session, int64_t sequence, bool writes,
                             float *numbers) {
-    return session->engine->on->states(session->engine, sequence,
-                                       session->cache->length[sequence], writes,
-                                       numbers);
+    return cp_engine_states(session->engine, sequence,
+                            session->cache->length[sequence], writes, numbers);
 }
 
 cp_status cp_model_open(const cp_backend *backend, const cp_gguf *file,

@@ -56,7 +56,7 @@ typedef struct {
 } cp_state_ops;
 
 struct cp_state_call {
-    /* Whoever opens the call sets these, which must outlive it. */
+    /* The backend sets these; they must outlive the call. */
     const cp_state_ops *on;
     const cp_state_facts *facts;
     int64_t layers; /* with a state */
