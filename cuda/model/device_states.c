@@ -23,7 +23,6 @@ typedef struct {
 
 struct cp_device_state_call {
     cp_state_call base;
-    const cp_state_cache *cache;
     cp_device_states *states;
     sequence_scan *scans; /* [base.count], or NULL */
     int64_t *sent;        /* [ranks here] */
@@ -131,10 +130,10 @@ static float *slot_at(const cp_stream_walker *walker, cp_use run) {
 static part_call part_at(const cp_device_state_call *call, int64_t i,
                          int64_t layer, int n) {
     const cp_state_call *base = &call->base;
-    const cp_state_facts *f = base->facts;
+    const cp_state_facts *f = &base->cache->facts;
     const sequence_scan *s = &call->scans[i];
     const int64_t sequence = base->sequences[i];
-    const cp_kept_state *kept = &base->kept[sequence];
+    const cp_kept_state *kept = &base->cache->kept[sequence];
     const int part = part_of(call, s, n), rank = s->peers[part];
     const int index = cp_rank_index(base->only, rank);
     const cp_state_span span = cp_state_span_of(base->layout, rank, sequence);
@@ -250,12 +249,6 @@ static cp_status scan(cp_state_call *base, int64_t i, int64_t layer,
     return CP_OK;
 }
 
-static float *kept(const cp_state_call *base, int rank, int64_t sequence,
-                   int copy, int64_t layer) {
-    return cp_state_cache_layer(call_of(base)->cache, rank, sequence, copy,
-                                layer);
-}
-
 static cp_status pass(const cp_state_call *base) {
     const cp_device_state_call *call = call_of(base);
     const cp_queued_ranks *ranks = &call->states->ranks;
@@ -305,8 +298,7 @@ static cp_status reserve(cp_state_call *base, int rank, int64_t bytes,
                          stream_of(base, rank), "an order");
 }
 
-static const cp_state_ops on_devices = {.kept = kept,
-                                        .pass = pass,
+static const cp_state_ops on_devices = {.pass = pass,
                                         .follow = follow,
                                         .cut = cut,
                                         .reserve = reserve,
@@ -344,7 +336,7 @@ static cp_status make_walkers(cp_device_state_call *call, int64_t sequence,
         cp_stream_options options = {.element = CP_F32,
                                      .peers = s->peers,
                                      .combine = cp_tail_put,
-                                     .monoid = call->base.facts};
+                                     .monoid = &call->base.cache->facts};
         CP_TRY(cp_stream_walker_new(call->tails, part, queues, &options,
                                     &s->tails[n]));
         options.combine = put_pair;
@@ -355,13 +347,13 @@ static cp_status make_walkers(cp_device_state_call *call, int64_t sequence,
 }
 
 static cp_status make_scans(cp_device_state_call *call) {
-    const cp_state_facts *f = call->base.facts;
+    const cp_state_facts *f = &call->base.cache->facts;
     const cp_layout *layout = call->base.layout;
     const int64_t width = f->key_dim + f->value_dim;
     CP_TRY(cp_allocate(&call->scans, call->base.count, sizeof(sequence_scan),
                        "scans"));
     CP_TRY(cp_plan_scan(CP_SCAN_RING, layout,
-                        4 * (call->cache->numbers - state_floats(f)),
+                        4 * (call->base.cache->numbers - state_floats(f)),
                         &call->tails));
     CP_TRY(cp_plan_scan(CP_SCAN_RING, layout, 4 * f->heads * f->key_dim * width,
                         &call->pairs));
@@ -380,13 +372,10 @@ cp_status cp_device_state_call_new(cp_device_states *states,
     cp_device_state_call *call = *out;
     states->ranks.link = link;
     *call = (cp_device_state_call){.base = {.on = &on_devices,
-                                            .facts = &cache->facts,
-                                            .layers = cache->layers,
+                                            .cache = cache,
                                             .layout = layout,
-                                            .kept = cache->kept,
                                             .buffers = buffers,
                                             .only = states->ranks.only},
-                                   .cache = cache,
                                    .states = states};
     CP_TRY(cp_allocate(&call->sent, ranks, sizeof(int64_t), "states"));
     CP_TRY(cp_allocate(&call->no_cache, ranks, sizeof(void *), "states"));

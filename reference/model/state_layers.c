@@ -17,7 +17,6 @@ typedef struct {
 struct cp_state_layers {
     cp_state_call base;
     cp_state_buffers buffers;
-    const cp_state_cache *cache;
     cp_comm *comm;
     int threads;
     cp_plan *tails, *pairs;
@@ -29,12 +28,6 @@ struct cp_state_layers {
 
 static const cp_state_layers *layers_of(const cp_state_call *call) {
     return (const cp_state_layers *)call;
-}
-
-static float *kept(const cp_state_call *call, int rank, int64_t sequence,
-                   int copy, int64_t layer) {
-    return cp_state_cache_layer(layers_of(call)->cache, rank, sequence, copy,
-                                layer);
 }
 
 static cp_state_shape shape_of(const cp_state_facts *f) {
@@ -117,7 +110,7 @@ static cp_status cut(const cp_state_call *call, int rank,
 
 static cp_state_tokens chunk_at(const cp_state_layers *l, int64_t first,
                                 int64_t count, const float *taps) {
-    const cp_state_facts *f = l->base.facts;
+    const cp_state_facts *f = &l->base.cache->facts;
     const cp_followed_tokens tokens = {
         .facts = f,
         .count = count,
@@ -132,7 +125,7 @@ static cp_status scan(cp_state_call *call, int64_t n, int64_t layer,
     const cp_state_layers *l = layers_of(call);
     const cp_layout *layout = call->layout;
     const int64_t s = call->sequences[n], floats = cp_state_floats(&l->shape);
-    const cp_kept_state *kept = &call->kept[s];
+    const cp_kept_state *kept = &call->cache->kept[s];
     const cp_state_span span = cp_state_span_of(layout, call->only, s);
     const int64_t most = cp_ceil_divide(layout->fresh[s], 2 * layout->ranks);
     const int64_t counts[2] = {cp_min(span.count, most),
@@ -157,8 +150,7 @@ static cp_status scan(cp_state_call *call, int64_t n, int64_t layer,
     return cp_state_walk(l->scans[n].pairs, l->comm, &pairs);
 }
 
-static const cp_state_ops on_cores = {.kept = kept,
-                                      .pass = pass,
+static const cp_state_ops on_cores = {.pass = pass,
                                       .follow = follow,
                                       .cut = cut,
                                       .reserve = reserve,
@@ -177,7 +169,7 @@ cp_status cp_state_layers_walk(cp_state_layers *layers, int64_t layer,
 }
 
 static cp_status make_buffers(cp_state_layers *l) {
-    const cp_state_facts *f = l->base.facts;
+    const cp_state_facts *f = &l->base.cache->facts;
     const int64_t tokens = l->base.layout->queries[l->comm->rank].tokens,
                   size = sizeof(float);
     CP_TRY(cp_allocate_lines(&l->buffers.rows, tokens, cp_state_row(f) * size,
@@ -202,7 +194,7 @@ static cp_status make_walkers(cp_state_layers *l, int64_t n) {
 }
 
 static cp_status make_scans(cp_state_layers *l) {
-    const int64_t tail = l->cache->numbers - cp_state_floats(&l->shape);
+    const int64_t tail = l->base.cache->numbers - cp_state_floats(&l->shape);
 
     CP_TRY(
         cp_allocate(&l->scans, l->base.count, sizeof(sequence_scan), "scans"));
@@ -221,13 +213,10 @@ cp_status cp_state_layers_new(const cp_state_cache *cache,
     CP_TRY(cp_allocate(out, 1, sizeof(*l), "layers with a state"));
     l = *out;
     *l = (cp_state_layers){.base = {.on = &on_cores,
-                                    .facts = &cache->facts,
-                                    .layers = cache->layers,
+                                    .cache = cache,
                                     .layout = layout,
-                                    .kept = cache->kept,
                                     .buffers = &l->buffers,
                                     .only = comm->rank},
-                           .cache = cache,
                            .comm = comm,
                            .threads = threads,
                            .shape = shape_of(&cache->facts),

@@ -4,9 +4,9 @@
 
 float *cp_state_call_kept(const cp_state_call *call, int rank, int64_t sequence,
                           int copy, int64_t layer) {
-    return copy == CP_NO_COPY || cp_rank_index(call->only, rank) < 0
+    return cp_rank_index(call->only, rank) < 0
                ? NULL
-               : call->on->kept(call, rank, sequence, copy, layer);
+               : cp_state_cache_layer(call->cache, rank, sequence, copy, layer);
 }
 
 void cp_state_call_add(cp_state_call *call, cp_rank_message message) {

@@ -6,7 +6,7 @@
 
 #include "group/rank_message.h"
 #include "model/head_cuts.h"
-#include "model/kept_states.h"
+#include "model/state_cache.h"
 
 /* A rank's memory. Before a layer's walk, rows has a row (cp_state_row) for each
  * of its tokens, in the order of cp_forward_list (pass.h); after it, answers has
@@ -32,10 +32,6 @@ typedef struct cp_state_heads cp_state_heads;
 
 /* What cores and devices do, each for a rank that is here. */
 typedef struct {
-    /* What a layer keeps of a sequence in a copy (kept_states.h), and after it
-     * what the next layers do. */
-    float *(*kept)(const cp_state_call *call, int rank, int64_t sequence,
-                   int copy, int64_t layer);
     /* Send the call's messages, all under way together. */
     cp_status (*pass)(const cp_state_call *call);
     /* Convolve, normalise and answer; in exact order one token at a time. */
@@ -58,10 +54,8 @@ typedef struct {
 struct cp_state_call {
     /* The backend sets these; they must outlive the call. */
     const cp_state_ops *on;
-    const cp_state_facts *facts;
-    int64_t layers; /* with a state */
+    const cp_state_cache *cache;
     const cp_layout *layout;
-    const cp_kept_state *kept;       /* [layout->sequences] */
     const cp_state_buffers *buffers; /* [ranks here] */
     int only;                        /* the rank here; CP_NO_RANK: all */
     /* The walk sets these. */
@@ -80,7 +74,7 @@ static inline int cp_state_call_rank(const cp_state_call *call, int n) {
     return call->only == CP_NO_RANK ? n : call->only;
 }
 
-/* What a layer keeps on a rank; NULL: nothing (CP_NO_COPY), or it is elsewhere. */
+/* What a layer keeps on a rank here (cp_state_cache_layer); NULL: elsewhere. */
 float *cp_state_call_kept(const cp_state_call *call, int rank, int64_t sequence,
                           int copy, int64_t layer);
 

@@ -27,7 +27,7 @@ static int64_t tokens_of(const cp_state_heads *h, int rank) {
 }
 
 static cp_head_cut cut_of(const cp_state_heads *h, int rank, cp_cut_kind kind) {
-    return cp_head_cut_of(h->call->facts, &h->shares[rank], kind);
+    return cp_head_cut_of(&h->call->cache->facts, &h->shares[rank], kind);
 }
 
 /* The memory of a rank; NULL: it is elsewhere. */
@@ -78,7 +78,8 @@ static float *kept_at(const cp_state_heads *h, int64_t n, int keeper, int rank,
 
 /* Does the call touch states of the n-th sequence on the way out, or back? */
 static bool passes_states(const cp_state_heads *h, int64_t n, bool back) {
-    return back || h->call->kept[h->call->sequences[n]].from != CP_NO_COPY;
+    return back ||
+           h->call->cache->kept[h->call->sequences[n]].from != CP_NO_COPY;
 }
 
 /* A rank here cuts its rows for all ranks, or joins answers. */
@@ -103,7 +104,7 @@ static cp_status cut_kept(const cp_state_heads *h, int64_t n, int64_t layer,
                                         CP_CUT_TAIL};
     const cp_state_call *call = h->call;
     const int64_t s = call->sequences[n];
-    const cp_kept_state *kept = &call->kept[s];
+    const cp_kept_state *kept = &call->cache->kept[s];
     float *found = cp_state_call_kept(call, kept->next, s,
                                       back ? kept->to : kept->from, layer);
     if (found == NULL || !passes_states(h, n, back))
@@ -115,7 +116,7 @@ static cp_status cut_kept(const cp_state_heads *h, int64_t n, int64_t layer,
         for (int k = 0; k < 3; k++) {
             const cp_head_cut cut = cut_of(h, rank, kinds[k]);
             const int64_t rows =
-                kinds[k] == CP_CUT_TAIL ? call->facts->taps - 1 : 1;
+                kinds[k] == CP_CUT_TAIL ? call->cache->facts.taps - 1 : 1;
             CP_TRY(
                 call->on->cut(call, kept->next, &cut, rows, full, part, back));
             full += cut.width;
@@ -157,7 +158,7 @@ static cp_status pass(const cp_state_heads *h, bool back) {
                                               cut_of(h, rank, kind).part_width},
                         back);
     for (int64_t n = 0; n < call->count; n++) {
-        const int keeper = call->kept[call->sequences[n]].next;
+        const int keeper = call->cache->kept[call->sequences[n]].next;
         for (int rank = 0; rank < ranks; rank++)
             if (h->shares[rank].facts.key_heads > 0 &&
                 passes_states(h, n, back))
@@ -270,7 +271,7 @@ cp_status cp_state_heads_new(cp_state_call *call, cp_state_heads **out) {
     CP_TRY(cp_allocate(&h->memory, cp_state_call_ranks(call),
                        sizeof(rank_heads), "heads of a state"));
     for (int r = 0; r < ranks; r++)
-        h->shares[r] = cp_head_share_of(call->facts, ranks, r);
+        h->shares[r] = cp_head_share_of(&call->cache->facts, ranks, r);
     return reserve_all(h);
 }
 

@@ -39,23 +39,23 @@ static cp_status pass(cp_state_call *call) {
 static float *row_on(const cp_state_call *call, int64_t sequence, int rank,
                      bool answer) {
     const int n = cp_rank_index(call->only, rank);
-    const int64_t row = cp_state_row(call->facts),
-                  other = cp_state_answer_row(call->facts);
+    const int64_t row = cp_state_row(&call->cache->facts),
+                  other = cp_state_answer_row(&call->cache->facts);
     const int64_t first = cp_state_span_of(call->layout, rank, sequence).first;
     if (n < 0)
         return NULL;
     const cp_state_buffers *at = &call->buffers[n];
-    if (call->kept[sequence].owner != rank)
+    if (call->cache->kept[sequence].owner != rank)
         return at->visitors + sequence * (row + other) + (answer ? row : 0);
     return answer ? at->answers + first * other : at->rows + first * row;
 }
 
 /* Rows go to the keepers, or answers come back to the owners. */
 static cp_status pass_rows(cp_state_call *call, bool answers) {
-    const cp_state_facts *f = call->facts;
+    const cp_state_facts *f = &call->cache->facts;
     for (int64_t n = 0; n < call->count; n++) {
         const int64_t s = call->sequences[n];
-        const cp_kept_state *kept = &call->kept[s];
+        const cp_kept_state *kept = &call->cache->kept[s];
         const int from = answers ? kept->next : kept->owner;
         const int to = answers ? kept->owner : kept->next;
         cp_state_call_add(
@@ -69,10 +69,10 @@ static cp_status pass_rows(cp_state_call *call, bool answers) {
 
 static cp_status follow_with_keeper(const cp_state_call *call, int64_t sequence,
                                     int64_t layer, const float *taps) {
-    const cp_kept_state *kept = &call->kept[sequence];
+    const cp_kept_state *kept = &call->cache->kept[sequence];
     const int rank = kept->next;
     const cp_followed_tokens tokens = {
-        call->facts,
+        &call->cache->facts,
         call->layout->fresh[sequence],
         row_on(call, sequence, rank, false),
         row_on(call, sequence, rank, true),
@@ -97,7 +97,7 @@ static cp_status follow_all(cp_state_call *call, int64_t layer,
 static cp_status hand_over(cp_state_call *call) {
     for (int64_t n = 0; n < call->count; n++) {
         const int64_t s = call->sequences[n];
-        const cp_kept_state *kept = &call->kept[s];
+        const cp_kept_state *kept = &call->cache->kept[s];
         if (kept->from != CP_NO_COPY)
             cp_state_call_add(
                 call,
@@ -105,7 +105,8 @@ static cp_status hand_over(cp_state_call *call) {
                     kept->keeper, kept->next,
                     cp_state_call_kept(call, kept->keeper, s, kept->from, 0),
                     cp_state_call_kept(call, kept->next, s, kept->from, 0),
-                    4 * call->layers * cp_state_numbers(call->facts)});
+                    4 * call->cache->layers *
+                        cp_state_numbers(&call->cache->facts)});
     }
     return pass(call);
 }
