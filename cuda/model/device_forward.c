@@ -15,7 +15,7 @@ struct cp_device_forward {
     cp_pass base;
     const cp_device_engine *engine;
     cp_device_room *rooms;      /* [engine->count][2]: activations, slots */
-    cp_device_rows *parts;           /* [engine->count], as all below */
+    cp_device_rows *parts;      /* [engine->count], as all below */
     cp_stream_walker **walkers; /* that the parts walk with */
     void **keys, **values;      /* of the current layer */
     bool decodes, warm;         /* one step after another; has run once */
@@ -135,12 +135,12 @@ static cp_status make_part(cp_device_forward *pass, const cp_forward *call,
                                        .room = &pass->rooms[2 * r + 1]};
     cp_device_rows *a = &pass->parts[r];
     *a = (cp_device_rows){.engine = engine,
-                     .rank = rank,
-                     .states = &pass->buffers[r],
-                     .facts = &model->base.facts,
-                     .stream = engine->queues[r].compute,
-                     .rows = rows,
-                     .block = cp_min(most, rows)};
+                          .rank = rank,
+                          .states = &pass->buffers[r],
+                          .facts = &model->base.facts,
+                          .stream = engine->queues[r].compute,
+                          .rows = rows,
+                          .block = cp_min(most, rows)};
     CP_TRY(cp_device_rows_make(a, &pass->rooms[2 * r]));
     CP_TRY(cp_stream_walker_new(call->plan, rank->rank, engine->queues[r],
                                 &options, &pass->walkers[r]));

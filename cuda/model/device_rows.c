@@ -94,7 +94,8 @@ static void note(cp_device_rows *a, cudaError_t error, const char *what) {
                                  a->base.layer, what);
 }
 
-static const cp_device_matrix *tensor_of(const cp_device_rows *a, cp_weight weight) {
+static const cp_device_matrix *tensor_of(const cp_device_rows *a,
+                                         cp_weight weight) {
     return &a->engine->model->tensors[cp_weight_index(weight, a->base.layer)];
 }
 

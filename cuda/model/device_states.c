@@ -136,9 +136,6 @@ static part_call part_at(const cp_device_state_call *call, int64_t i,
     const cp_kept_state *kept = &base->cache->kept[sequence];
     const int part = part_of(call, s, n), rank = s->peers[part];
     const int index = cp_rank_index(base->only, rank);
-    const cp_state_span span = cp_state_span_of(base->layout, rank, sequence);
-    const int64_t chunk =
-        cp_ceil_divide(base->layout->fresh[sequence], 2 * base->layout->ranks);
     part_call p = {
         .part = part,
         .tails = s->tails[n],
@@ -146,13 +143,13 @@ static part_call part_at(const cp_device_state_call *call, int64_t i,
         .before = cp_state_call_kept(base, rank, sequence, kept->from, layer),
         .after = cp_state_call_kept(base, rank, sequence, kept->to, layer)};
     for (int half = 0; half < 2; half++) {
-        const int64_t first = span.first + half * cp_min(span.count, chunk);
+        const cp_state_span span =
+            cp_state_chunk_of(base->layout, rank, sequence, half);
         p.chunks[half] = (cp_token_run){
             f, call->states->ranks.queues[index].compute,
-            base->buffers[index].rows + first * cp_state_row(f),
-            base->buffers[index].answers + first * cp_state_answer_row(f),
-            half == 0 ? cp_min(span.count, chunk)
-                      : cp_max(0, span.count - chunk)};
+            base->buffers[index].rows + span.first * cp_state_row(f),
+            base->buffers[index].answers + span.first * cp_state_answer_row(f),
+            span.count};
     }
     return p;
 }

@@ -108,14 +108,14 @@ static cp_status cut(const cp_state_call *call, int rank,
     return CP_OK;
 }
 
-static cp_state_tokens chunk_at(const cp_state_layers *l, int64_t first,
-                                int64_t count, const float *taps) {
+static cp_state_tokens tokens_in(const cp_state_layers *l, cp_state_span span,
+                                 const float *taps) {
     const cp_state_facts *f = &l->base.cache->facts;
     const cp_followed_tokens tokens = {
         .facts = f,
-        .count = count,
-        .rows = l->buffers.rows + first * cp_state_row(f),
-        .answers = l->buffers.answers + first * cp_state_answer_row(f),
+        .count = span.count,
+        .rows = l->buffers.rows + span.first * cp_state_row(f),
+        .answers = l->buffers.answers + span.first * cp_state_answer_row(f),
         .taps = taps};
     return tokens_of(l, &tokens);
 }
@@ -123,23 +123,19 @@ static cp_state_tokens chunk_at(const cp_state_layers *l, int64_t first,
 static cp_status scan(cp_state_call *call, int64_t n, int64_t layer,
                       const float *taps) {
     const cp_state_layers *l = layers_of(call);
-    const cp_layout *layout = call->layout;
     const int64_t s = call->sequences[n], floats = cp_state_floats(&l->shape);
     const cp_kept_state *kept = &call->cache->kept[s];
-    const cp_state_span span = cp_state_span_of(layout, call->only, s);
-    const int64_t most = cp_ceil_divide(layout->fresh[s], 2 * layout->ranks);
-    const int64_t counts[2] = {cp_min(span.count, most),
-                               cp_max(0, span.count - most)};
     const float *before =
         cp_state_call_kept(call, call->only, s, kept->from, layer);
     float *after = cp_state_call_kept(call, call->only, s, kept->to, layer);
     cp_tail_scan tails = {.before = before != NULL ? before + floats : NULL,
                           .after = after + floats};
     cp_state_scan pairs = {.before = before, .after = after};
-    const cp_state_tokens all = chunk_at(l, span.first, span.count, taps);
+    const cp_state_tokens all =
+        tokens_in(l, cp_state_span_of(call->layout, call->only, s), taps);
     for (int half = 0; half < 2; half++) {
-        const cp_state_tokens chunk =
-            chunk_at(l, span.first + half * counts[0], counts[half], taps);
+        const cp_state_tokens chunk = tokens_in(
+            l, cp_state_chunk_of(call->layout, call->only, s, half), taps);
         tails.chunks[half] = cp_state_tokens_channels(&chunk);
         tails.outputs[half] = chunk.rows;
         pairs.chunks[half] = cp_state_tokens_run(&chunk);

@@ -27,8 +27,6 @@ cp_head_cut cp_head_cut_of(const cp_state_facts *f, const cp_head_share *share,
     cp_head_cut cut = {.key_heads = f->key_heads,
                        .first = share->first,
                        .has = share->facts.key_heads};
-    if (kind == CP_CUT_COUNT)
-        return (cp_head_cut){1, 1, 1, 0, 1, 1, {{1, 1, 0, 0}}};
     if (kind == CP_CUT_ANSWER) {
         add_strip(&cut, each, f->value_dim);
     } else if (kind == CP_CUT_STATES) {

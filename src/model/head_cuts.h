@@ -17,13 +17,11 @@ cp_head_share cp_head_share_of(const cp_state_facts *facts, int ranks,
                                int rank);
 
 /* The rows that are cut: a token's (channels, decays, rates), its answer, the
- * states of a sequence, the count of its tail (which all shares have), a row of
- * the tail, all taps. */
+ * states of a sequence, a row of its tail, all taps. */
 typedef enum {
     CP_CUT_ROW,
     CP_CUT_ANSWER,
     CP_CUT_STATES,
-    CP_CUT_COUNT,
     CP_CUT_TAIL,
     CP_CUT_TAPS
 } cp_cut_kind;

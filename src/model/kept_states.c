@@ -63,6 +63,15 @@ cp_state_span cp_state_span_of(const cp_layout *layout, int rank,
     return found;
 }
 
+cp_state_span cp_state_chunk_of(const cp_layout *layout, int rank,
+                                int64_t sequence, int half) {
+    const cp_state_span all = cp_state_span_of(layout, rank, sequence);
+    const int64_t first = cp_min(
+        all.count, cp_ceil_divide(layout->fresh[sequence], 2 * layout->ranks));
+    return half == 0 ? (cp_state_span){all.first, first}
+                     : (cp_state_span){all.first + first, all.count - first};
+}
+
 cp_status cp_kept_states_begin(cp_kept_state *states, const cp_layout *layout) {
     for (int64_t s = 0; s < layout->sequences; s++) {
         cp_kept_state *kept = &states[s];

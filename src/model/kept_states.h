@@ -37,4 +37,8 @@ typedef struct {
 cp_state_span cp_state_span_of(const cp_layout *layout, int rank,
                                int64_t sequence);
 
+/* Those in one of the two chunks of a part. */
+cp_state_span cp_state_chunk_of(const cp_layout *layout, int rank,
+                                int64_t sequence, int half);
+
 #endif

@@ -97,13 +97,14 @@ static cp_status cut_rows(const cp_state_heads *h, int owner, bool back) {
     return CP_OK;
 }
 
-/* And the states that a rank here keeps, each with the tail behind it. */
+/* And the states that a rank here keeps, each with the tail behind it, whose
+ * count all shares have. */
 static cp_status cut_kept(const cp_state_heads *h, int64_t n, int64_t layer,
                           bool back) {
-    static const cp_cut_kind kinds[] = {CP_CUT_STATES, CP_CUT_COUNT,
-                                        CP_CUT_TAIL};
+    static const cp_head_cut count = {1, 1, 1, 0, 1, 1, {{1, 1, 0, 0}}};
     const cp_state_call *call = h->call;
     const int64_t s = call->sequences[n];
+    const int64_t rows[] = {1, 1, call->cache->facts.taps - 1};
     const cp_kept_state *kept = &call->cache->kept[s];
     float *found = cp_state_call_kept(call, kept->next, s,
                                       back ? kept->to : kept->from, layer);
@@ -111,16 +112,13 @@ static cp_status cut_kept(const cp_state_heads *h, int64_t n, int64_t layer,
         return CP_OK;
     for (int rank = 0; rank < call->layout->ranks; rank++) {
         float *full = found, *part = kept_at(h, n, kept->next, rank, back);
-        if (h->shares[rank].facts.key_heads == 0)
-            continue;
-        for (int k = 0; k < 3; k++) {
-            const cp_head_cut cut = cut_of(h, rank, kinds[k]);
-            const int64_t rows =
-                kinds[k] == CP_CUT_TAIL ? call->cache->facts.taps - 1 : 1;
-            CP_TRY(
-                call->on->cut(call, kept->next, &cut, rows, full, part, back));
-            full += cut.width;
-            part += cut.part_width;
+        const cp_head_cut cuts[] = {cut_of(h, rank, CP_CUT_STATES), count,
+                                    cut_of(h, rank, CP_CUT_TAIL)};
+        for (int k = 0; k < 3 && cuts->has > 0; k++) {
+            CP_TRY(call->on->cut(call, kept->next, &cuts[k], rows[k], full,
+                                 part, back));
+            full += cuts[k].width;
+            part += cuts[k].part_width;
         }
     }
     return CP_OK;
