@@ -135,8 +135,8 @@ static void write_tokens(double tokens, char text[32]) {
         snprintf(text, 32, "%.6g", tokens);
         return;
     }
-    const int used = snprintf(text, 32, "%s.%ld", cp_group(tenths / 10).text,
-                              tenths % 10);
+    const int used =
+        snprintf(text, 32, "%s.%ld", cp_group(tenths / 10).text, tenths % 10);
     if (tenths % 10 == 0)
         text[used - 2] = '\0';
 }
@@ -149,9 +149,8 @@ static void explain(cp_choice *choice, const cp_machine *machine,
     char fresh[32], threshold[32], first[100], second[100];
     write_tokens(tokens, fresh);
     write_tokens(quotient(hiding->right, hiding->under), threshold);
-    snprintf(first, sizeof(first),
-             "T = %s new token%s %s threshold %s (eq. 2)", fresh,
-             tokens == 1.0 ? "" : "s", hidden ? ">=" : "<", threshold);
+    snprintf(first, sizeof(first), "T = %s new token%s %s threshold %s (eq. 2)",
+             fresh, tokens == 1.0 ? "" : "s", hidden ? ">=" : "<", threshold);
     if (machine->shares_cores)
         snprintf(first, sizeof(first), "no transfer hides between %s",
                  machine->name);
