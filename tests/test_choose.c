@@ -51,10 +51,10 @@ LOOP(test_ends_and_words, 0, 7) { /* and ties */
         {4, 125, 876, CP_PASS_Q, ""},
         {1, 1, 128000, CP_PASS_KV, "one rank: nothing to send"},
         {4, 30, 2970, CP_PASS_Q,
-         "T = 30 new tokens < threshold 4000 (eq. 2), miss rate 30/3000 = 1% < "
-         "12.5% (eq. 1): queries are smaller"},
+         "T = 30 new tokens < threshold 4,000 (eq. 2), miss rate 30/3000 = 1% "
+         "< 12.5% (eq. 1): queries are smaller"},
         {4, 5000, 2970, CP_PASS_KV,
-         "T = 5000 new tokens >= threshold 4000 (eq. 2): attention hides the "
+         "T = 5,000 new tokens >= threshold 4,000 (eq. 2): attention hides the "
          "transfer"},
     };
     const cp_choice choice =

@@ -259,13 +259,13 @@ static void are_alike(const float *a, const float *b, int64_t count) {
 
 static void agree(const latent_layer *layer, int ranks, cp_variant variant) {
     const int64_t rows = layer->fresh * HEADS;
-    const one_call apart = expanded(layer), together = absorbed(layer);
+    const one_call per_head = expanded(layer), latent = absorbed(layer);
     float *values = room_for(rows * VALUE, 4);
-    answer(&apart, ranks, variant, CP_WIRE_FP32);
-    answer(&together, ranks, variant, CP_WIRE_FP32);
-    make_values(layer, together.output, values);
-    are_alike(apart.output, values, rows * VALUE);
-    are_alike(apart.lse, together.lse, rows);
+    answer(&per_head, ranks, variant, CP_WIRE_FP32);
+    answer(&latent, ranks, variant, CP_WIRE_FP32);
+    make_values(layer, latent.output, values);
+    are_alike(per_head.output, values, rows * VALUE);
+    are_alike(per_head.lse, latent.lse, rows);
 }
 
 LOOP(absorbed_is_expanded, 0, 4) {

@@ -251,7 +251,7 @@ TEST(calls_are_predicted) {
         {"$S --ranks 16 --new 1M --partials 2", "pass-kv on gtt"},
         {"$S --ranks 16 --new 1M", "TTFT           77.8"},
         {"$S --ranks 16 --new 1M --partials 4", "TTFT           78."},
-        {"$S --new 5K --cached 1M --tensor 16", "threshold 9405.11"},
+        {"$S --new 5K --cached 1M --tensor 16", "threshold 9,405.1"},
         {"$S --new 5K --cached 1M --tensor 16", "with the speeds reached"},
         {"$S --ranks 1 --new 1M", "DOES NOT FIT"},
         {"$S --new 3200 --cached 124800", "pass-q on gtt"},

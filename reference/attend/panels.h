@@ -27,7 +27,7 @@ typedef struct {
 
 enum {
     CP_PANEL_KEYS = 192,  /* of a tile */
-    CP_PANEL_WIDEST = 64, /* rows of a panel; x86's widest has 32 */
+    CP_PANEL_WIDEST = 64, /* rows of a panel; ours has 48 */
 };
 
 /* How operands are packed and multiplied. */

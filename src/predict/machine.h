@@ -56,7 +56,7 @@
     FIELD(overlap, SHARE, "share", "1",                                        \
           "share of an exchange that arithmetic can hide")                     \
     FIELD(launch, TIME, "us", "0", "to issue an operation that computes")      \
-    FIELD(step, TIME, "us", "0", "to start a ring, and after each hop")        \
+    FIELD(step, TIME, "us", "0", "of each hop of a ring, hop 0 included")      \
     FIELD(call, TIME, "us", "0", "of a call over a kept cache, once")          \
     FIELD(jitter, TIME, "us", "0",                                             \
           "standard deviation of an attention or an exchange of a prefill")    \

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "ground/text.h"
+
 #define OF_CORES                                                               \
     .flops = 40000000000, .bytes_per_second = 13000000000, .element_bytes = 4, \
     .shares_cores = true
@@ -126,16 +128,29 @@ static double quotient(cp_wide over, cp_wide under) {
     return (double)over / (double)under;
 }
 
+/* From a thousand on with commas, and with a tenth if there is one. */
+static void write_tokens(double tokens, char text[32]) {
+    const int64_t tenths = tokens > 1e15 ? 0 : (int64_t)(10 * tokens + 0.5);
+    if (tenths < 10000) {
+        snprintf(text, 32, "%.6g", tokens);
+        return;
+    }
+    const int used =
+        snprintf(text, 32, "%s.%ld", cp_group(tenths / 10).text, tenths % 10);
+    if (tenths % 10 == 0)
+        text[used - 2] = '\0';
+}
+
 static void explain(cp_choice *choice, const cp_machine *machine,
                     const cp_load *load, const cp_sides *hiding,
                     const cp_sides *sizes, bool hidden) {
     const bool smaller = sizes->left >= sizes->right;
     const double tokens = quotient(hiding->left, hiding->under);
-    char first[100], second[100];
-    snprintf(first, sizeof(first),
-             "T = %.6g new token%s %s threshold %.6g (eq. 2)", tokens,
-             tokens == 1.0 ? "" : "s", hidden ? ">=" : "<",
-             quotient(hiding->right, hiding->under));
+    char fresh[32], threshold[32], first[100], second[100];
+    write_tokens(tokens, fresh);
+    write_tokens(quotient(hiding->right, hiding->under), threshold);
+    snprintf(first, sizeof(first), "T = %s new token%s %s threshold %s (eq. 2)",
+             fresh, tokens == 1.0 ? "" : "s", hidden ? ">=" : "<", threshold);
     if (machine->shares_cores)
         snprintf(first, sizeof(first), "no transfer hides between %s",
                  machine->name);
