@@ -1,5 +1,6 @@
 /* Weights in tiles: every value exact, every product as accurate as a sum. */
 #include "reference/model/dequantise.h"
+#include "reference/attend/exp2.h"
 #include "reference/attend/micro.h"
 #include "reference/model/linear.h"
 #include "expect.h"
@@ -172,6 +173,27 @@ TEST(test_no_worse_than_a_loop) {
     }
     ck_assert_msg(product_error <= 1.1 * loop_error, "%g > %g", product_error,
                   loop_error);
+}
+
+/* Each sum is a chain of cp_fused, whatever the compiler would do with a product
+ * and a sum: exact order compares these bits with a micro-kernel's. */
+LOOP(sums_are_chains_of_fused_products, 0, COUNT_OF(block_types)) {
+    uint64_t state = 5 + (uint64_t)_i;
+    int64_t each, bytes;
+    cp_gguf_type_block(block_types[_i], &each, &bytes);
+    const int64_t in = each == 1 ? 300 : each * (1 + 300 / each);
+    const sample s = draw(block_types[_i], in, 50, &state);
+    float *x = room_for(in, sizeof(float)), sums[2][CP_LANES];
+    for (int64_t k = 0; k < in; k++)
+        x[k] = harness_uniform(&state);
+    for (int64_t o = 0; o < s.out; o++) {
+        const int64_t group = o / CP_LANES, side = group % 2;
+        float sum = 0.0f;
+        for (int64_t k = 0; k < in; k++)
+            sum = cp_fused(s.values[o * in + k], x[k], sum);
+        cp_matrix_pair(&s.matrix, group - side, 0, in, x, sums);
+        ck_assert_msg(same(sums[side][o % CP_LANES], sum), "output %ld", o);
+    }
 }
 
 /* Few rows use chains of sums, many use BLIS: the bits are the same. */

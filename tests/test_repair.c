@@ -417,17 +417,24 @@ LOOP(a_long_text_keeps_its_bits, 0, 3) {
     talk_end();
 }
 
-/* Ranks without room for more tokens: the message names the numbers. */
-TEST(too_little_room_is_named) {
+/* Ranks without room for more tokens: the message names the numbers. Nor has
+ * a session without `least` rows to spare. */
+LOOP(too_little_room_is_named, 0, 2) {
+    static const int64_t texts[][SPEAKERS] = {{230, 0, 0}, {230, 230, 230}};
+    static const char *const expected[] = {
+        "rank 0: 2 more blocks of 64 tokens are needed, and 0 of 2 are free; "
+        "the ranks left have 128 cache rows each: try more rows, or rows 0 "
+        "with least 1",
+        "the ranks left have 384 cache rows each: try more rows, or rows 0 "
+        "with least 1"};
     cp_repair_report report;
     talk_begin(&(cp_session_options){.ranks = 2,
                                      .sequences = SPEAKERS,
                                      .capacity = 240,
-                                     .rows = 128,
+                                     .rows = _i == 0 ? 128 : 0,
                                      .cores = 1});
-    feed(false, (int64_t[]){230, 0, 0});
-    refuses(repair(1, &report), CP_CAPACITY,
-            "2 more blocks of 64 tokens are needed, and 0 of 2 are free");
+    feed(false, texts[_i]);
+    refuses(repair(1, &report), CP_CAPACITY, expected[_i]);
     refuses(cp_session_prefill(talk.many, (int64_t[]){1, 0, 0},
                                talk.transcript[0], NULL),
             CP_INVALID, "brings 1 tokens for");

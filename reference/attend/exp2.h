@@ -10,7 +10,7 @@
 
 /* a * b + c. */
 static inline float cp_fused(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
+#if defined(FP_FAST_FMAF) || defined(__FMA__)
     return fmaf(a, b, c);
 #else
     return a * b + c;

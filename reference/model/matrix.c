@@ -3,11 +3,12 @@
 #include "reference/model/matrix.h"
 
 #include <string.h>
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
 #include "model/blocks.h"
+#include "reference/attend/exp2.h"
 #include "reference/model/dequantise.h"
 #include "reference/model/matrix_own.h"
 
@@ -25,6 +26,19 @@ typedef int32_t words __attribute__((vector_size(4 * TOGETHER)));
 static inline words words_at(const int32_t *from) {
     words loaded;
     return *(words *)memcpy(&loaded, from, sizeof(loaded));
+}
+
+/* a * b + c, rounded in each lane as cp_fused rounds. */
+static inline lanes fused(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < TOGETHER; i++)
+        c[i] = cp_fused(a[i], b[i], c[i]);
+    return c;
+#endif
 }
 
 typedef struct {
@@ -137,14 +151,6 @@ static inline lanes widen(const uint16_t *from) {
 SCALES_AT(scales_at, uint8_t, _mm512_cvtepu8_epi32, _mm256_cvtepu8_epi32)
 SCALES_AT(signed_scales_at, int8_t, _mm512_cvtepi8_epi32, _mm256_cvtepi8_epi32)
 
-/* A product that the compiler must not fuse into each weight. */
-static inline lanes finished(lanes product) {
-#if defined(__x86_64__)
-    __asm__("" : "+v"(product));
-#endif
-    return product;
-}
-
 /* Where to read: some lanes of a part of a group. */
 typedef struct {
     int part, group, lane;
@@ -154,7 +160,7 @@ typedef struct {
     static inline factors factors_##type(const void *from, cursor at) {        \
         const type##_tile *tile = from;                                        \
         const lanes scale = scale_;                                            \
-        return (factors){{finished(scale)}, {finished(shift_)}};               \
+        return (factors){{scale}, {shift_}};                                   \
     }
 #define SCALE widen(&tile->scale[at.group][at.lane])
 #define MINIMUM widen(&tile->minimum[at.group][at.lane])
@@ -176,8 +182,7 @@ static inline factors factors_q6_k(const void *from, cursor at) {
     const int8_t(*scales)[CP_LANES] = tile->part[at.part].scale[at.group];
     const lanes one = SCALE * signed_scales_at(&scales[0][at.lane]);
     const lanes two = SCALE * signed_scales_at(&scales[1][at.lane]);
-    return (factors){{finished(one), finished(two)},
-                     {finished(-32.0f * one), finished(-32.0f * two)}};
+    return (factors){{one, two}, {-32.0f * one, -32.0f * two}};
 }
 
 static inline factors no_factors(const void *from, cursor at) {
@@ -225,7 +230,8 @@ weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
           int input) {
     const lanes number = r.number(tile, at, input);
     const int side = r.sides == 2 ? input / 16 : 0;
-    return r.sides == 0 ? number : number * f->scale[side] + f->shift[side];
+    return r.sides == 0 ? number
+                        : fused(number, f->scale[side], f->shift[side]);
 }
 
 /* Ask for the lines that begin among these bytes. */
@@ -249,8 +255,9 @@ add_part(tile_reader r, const void *tile, int part, const float *x,
         for (int k = 0; k < CP_DEPTH; k++) {
             if (i == 0)
                 fetch(ahead, bytes * k / CP_DEPTH, bytes * (k + 1) / CP_DEPTH);
-            one = weight_at(r, tile, left, &f[0], k) * x[k] + one;
-            two = weight_at(r, tile, right, &f[1], k) * x[k] + two;
+            const lanes input = x[k] - (lanes){0};
+            one = fused(weight_at(r, tile, left, &f[0], k), input, one);
+            two = fused(weight_at(r, tile, right, &f[1], k), input, two);
         }
         memcpy(&sums[0][i], &one, sizeof(one));
         memcpy(&sums[1][i], &two, sizeof(two));

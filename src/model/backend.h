@@ -24,7 +24,8 @@ typedef struct {
     cp_dealing dealing; /* how prompts are dealt out; all zero: by zigzag */
     cp_wire wire;       /* encoding of the numbers that are sent */
     int least;          /* ranks that have room for everything after the others
-                           are lost; 0: all of them */
+                           are lost, if rows is 0; with fewer a repair may lack
+                           room. 0: all of them, so one loss may be too many */
     int cores;          /* of this machine; 0: all */
     bool trace;         /* remember when each operation ran */
     const volatile sig_atomic_t *stop; /* not 0: stop; NULL: never */

@@ -122,5 +122,11 @@ cp_status cp_session_repair(cp_session *session, int rank,
     const cp_status status = repair(session, tokens, numbers, report);
     free(numbers);
     report->seconds = cp_clock() - start;
+    if (status == CP_CAPACITY)
+        return cp_fail(status,
+                       "%s; the ranks left have %ld cache rows each: try more "
+                       "rows, or rows 0 with least %d",
+                       cp_message(), session->options.rows,
+                       session->options.ranks);
     return status;
 }

@@ -18,8 +18,9 @@ cp_status cp_session_lose(cp_session *session, int rank);
 /* The same; then the survivors read again what that rank held, and what ranks
  * lost earlier held. tokens[s] are all tokens of sequence s in the session.
  * Logits of earlier calls are gone. Fails with CP_CAPACITY if the survivors
- * have no room, and as a call does: if another rank is lost meanwhile, call it
- * again for that one. The session can do nothing else until then. */
+ * have no room, as may be if fewer are left than the session's option `least`;
+ * and as a call does: if another rank is lost meanwhile, call it again for that
+ * one. The session can do nothing else until then. */
 cp_status cp_session_repair(cp_session *session, int rank,
                             const int32_t *const *tokens,
                             cp_repair_report *report);
