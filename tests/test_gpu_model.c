@@ -328,8 +328,10 @@ static void note_sent(const cp_backend *backend, cp_variant variant,
     static const int64_t lengths[SEQUENCES] = {23, 9, 1};
     static const int64_t all[SEQUENCES] = {0, 1, 2};
     static const int32_t tokens[33] = {0};
-    const cp_session_options options = {
-        .ranks = SENDERS, .sequences = SEQUENCES, .variant = variant};
+    const cp_session_options options = {.ranks = SENDERS,
+                                        .sequences = SEQUENCES,
+                                        .variant = variant,
+                                        .dealing = dealing};
     cp_turn_report report;
     open_session(backend, &options);
     must(cp_session_prefill(f.session, lengths, tokens, &report));
@@ -339,16 +341,20 @@ static void note_sent(const cp_backend *backend, cp_variant variant,
     close_session();
 }
 
-LOOP(ranks_on_gpus_send_as_many_bytes_as_threads, 0, 3) {
-    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
-    begin_file(&(tiny_gguf_options){.seed = 7}, 2);
+static void compare_sent(cp_variant variant) {
     int64_t expected[2 * SENDERS], got[2 * SENDERS];
-    note_sent(&cp_backend_threads, variants[_i], expected);
-    note_sent(&cp_backend_cuda_fp32, variants[_i], got);
+    note_sent(&cp_backend_threads, variant, expected);
+    note_sent(&cp_backend_cuda_fp32, variant, got);
     for (int n = 0; n < 2 * SENDERS; n++) {
         ck_assert_int_gt(got[n], 0);
         ck_assert_int_eq(got[n], expected[n]);
     }
+}
+
+LOOP(ranks_on_gpus_send_as_many_bytes_as_threads, 0, 3) {
+    static const cp_variant variants[] = {CP_PASS_KV, CP_PASS_Q, CP_ALL_GATHER};
+    begin_file(&(tiny_gguf_options){.seed = 7}, 2);
+    compare_sent(variants[_i]);
     end_file();
 }
 
@@ -471,6 +477,13 @@ LOOP(exact_order_leaves_logits_of_a_hybrid_alone, 0, 3) {
         const double apart = distance(expected, got, numbers);
         ck_assert_msg(apart < 2e-5, "%g", apart);
     }
+    end_file();
+}
+
+TEST(hybrids_in_exact_order_send_as_many_bytes_as_threads) {
+    begin_file(&hybrid, 2);
+    dealing = leafwise;
+    compare_sent(CP_PASS_KV);
     end_file();
 }
 
