@@ -183,7 +183,8 @@ suites: all $(B)/emulator/longring $(SUITES)
 	@tests/harness/transcripts $(B)/longring
 	+@$(again) -s install DESTDIR=$(CURDIR)/$(B)/installed PREFIX=/usr >/dev/null
 	@tests/harness/check-installed $(CURDIR)/$(B)/installed /usr "$(CC) $(CFLAGS)"
-	@LONGRING=$(B)/longring ONE_PROCESS="$(one_process)" tests/harness/run-suites $(SUITES)
+	@$(run_suites) $(SUITES)
+run_suites = LONGRING=$(B)/longring ONE_PROCESS="$(one_process)" tests/harness/run-suites
 # As on a GPU. The address sanitizer ends the process at a finding, so there each
 # test has its own process.
 one_process = $(if $(findstring -fsanitize,$(CFLAGS)),,$(ON_EMULATOR))
@@ -273,7 +274,12 @@ sanitized = ASAN_OPTIONS=allocator_may_return_null=1 LSAN_OPTIONS=suppressions=t
 in_asan   = B=build/asan CFLAGS="-O2 -g1 -march=native -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 sanitize: ## build with address and undefined-behaviour checks in build/asan, and run every test (TURN=k/n: some suites)
 	@$(call install,$(FOR_BUILD))
-	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) suites $(in_asan)
+	+@$(sanitized) CK_TIMEOUT_MULTIPLIER=5 $(again) sanitized $(in_asan)
+# Nothing is built for a suite whose turn it is not.
+in_turn   = $(if $(TURN),$(shell printf '%s\n' $(SUITES) | awk '{ split("$(TURN)", turn, "/") } (NR - turn[1]) % turn[2] == 0'),$(SUITES))
+sanitized: all $(B)/emulator/longring $(in_turn)
+	@tests/harness/transcripts $(B)/longring
+	@$(run_suites) $(in_turn)
 soak_time = $(or $(TIME),600)
 kills: all $(B)/tiny-model ## kill -9 COUNT=500 MPI ranks at random moments (SEED=N): the right tokens must come, or a line that says why not
 	@LONGRING=$(PROGRAM) TINY_MODEL=$(B)/tiny-model tests/harness/kill-ranks $(or $(COUNT),500) $(SEED)
@@ -296,9 +302,14 @@ mutants: ## put known faults into a copy of the sources, one by one; suites must
 # The labs' skeletons from the chapters, whatever was written into exercises/.
 SKELETONS = build/skeletons/exercises
 skeletons = rm -rf build/skeletons; book/tangle build/skeletons book/labs/[0-9]*.nw
+skeletons:
+	@$(skeletons)
+# clang need not make code for its warnings, and gcc must.
+COMPILERS ?= gcc clang
 warnings: ## compile everything with gcc and with clang; any warning is an error
 	@$(call install,$(FOR_BUILD) $(FOR_CI)); $(skeletons)
-	+@for cc in gcc clang; do $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="$(CFLAGS) -Werror" && echo "$$cc: no warnings" || exit 1; done
+	+@for cc in $(COMPILERS); do case $$cc in clang*) made=-fsyntax-only;; *) made=-c;; esac; \
+	  $(again) -s objects B=build/$$cc CC=$$cc CFLAGS="$(CFLAGS) -Werror $$made" && echo "$$cc: no warnings" || exit 1; done
 LABS_C    = $(patsubst %.c,$(B)/%.o,$(wildcard exercises/*/grade.c $(SKELETONS)/*/*.c tests/harness/grader/*.c)) $(patsubst %,$(B)/emulator/%.o,$(wildcard $(SKELETONS)/*/*.cu))
 $(B)/exercises/%.o $(B)/$(SKELETONS)/%.o: private flags += -Wno-unused-parameter -iquote $(dir $<) $(emulator)
 $(B)/emulator/$(SKELETONS)/%.cu.o: private flags += -Wno-unused-parameter
@@ -372,4 +383,4 @@ clean: ## remove everything built
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile exercises/Makefile
 force:
-.PHONY: door held kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize soak warnings objects packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force
+.PHONY: door held kills fuzz all check chapters check-gpu gpu first-gpu first-gpu-pack count-gpu suites bench rivals rivals-gpu writers measure paper fit sanitize sanitized soak warnings objects skeletons packages gpu-programs format tangle drift book site explorer check-site handout solutions check-labs check-arm model demo install mutants clean help force

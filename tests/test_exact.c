@@ -247,22 +247,23 @@ static void lay_in_pages(problem *p, int64_t page, uint64_t *state) {
                     : moved(p, p->values, cp_value_width(&p->shape));
 }
 
+/* The oracle is asked once for all sizes of a page: the tokens are the same. */
 LOOP(bits_do_not_depend_on_the_order_of_pages, 0, COUNT_OF(shapes)) {
     static const int64_t pages[] = {1, 7, 15, 16, 17, 32, 64, 96};
     uint64_t state = (uint64_t)_i + 1;
-    for (int n = 0; n < COUNT_OF(pages); n++)
-        for (int64_t fresh = 3; fresh < 400; fresh += 197) {
+    for (int64_t fresh = 3; fresh < 400; fresh += 197) {
+        problem *one = prefill(shapes[_i], 400, fresh);
+        const int64_t rows = one->query_rows * one->shape.query_heads;
+        const int64_t count = rows * cp_value_dim(&one->shape);
+        check(one, attend_by_two, 1.0);
+        for (int n = 0; n < COUNT_OF(pages); n++) {
             problem *p = prefill(shapes[_i], 400, fresh);
-            const int64_t rows = p->query_rows * p->shape.query_heads;
-            const int64_t count = rows * cp_value_dim(&p->shape);
-            check(p, attend_by_two, 1.0);
-            const float *output = copied(p->output, count);
-            const float *lse = copied(p->lse, rows);
             lay_in_pages(p, pages[n], &state);
             attend_by_two(p);
-            ck_assert_mem_eq(output, p->output, (size_t)count * 4);
-            ck_assert_mem_eq(lse, p->lse, (size_t)rows * 4);
+            ck_assert_mem_eq(one->output, p->output, (size_t)count * 4);
+            ck_assert_mem_eq(one->lse, p->lse, (size_t)rows * 4);
         }
+    }
 }
 
 LOOP(unseen_keys_may_be_nan, 0, COUNT_OF(shapes)) {
