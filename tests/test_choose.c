@@ -23,9 +23,10 @@ TEST(test_nothing_hides_between_threads) {
     const cp_choice q = ask(&cp_machine_threads, 4, 4000, 90000);
     ck_assert_int_eq(kv.variant, CP_PASS_KV);
     ck_assert_int_eq(q.variant, CP_PASS_Q);
-    ck_assert_str_eq(q.rule, "no transfer hides between threads, miss rate "
-                             "4000/94000 = 4.26% < 12.5% (eq. 1): queries are "
-                             "smaller");
+    ck_assert_str_eq(q.rule,
+                     "no transfer hides between threads, miss rate "
+                     "4,000/94,000 = 4.26% < 12.5% (eq. 1): queries are "
+                     "smaller");
 }
 
 TEST(test_thresholds) {
@@ -51,7 +52,7 @@ LOOP(test_ends_and_words, 0, 7) { /* and ties */
         {4, 125, 876, CP_PASS_Q, ""},
         {1, 1, 128000, CP_PASS_KV, "one rank: nothing to send"},
         {4, 30, 2970, CP_PASS_Q,
-         "T = 30 new tokens < threshold 4,000 (eq. 2), miss rate 30/3000 = 1% "
+         "T = 30 new tokens < threshold 4,000 (eq. 2), miss rate 30/3,000 = 1% "
          "< 12.5% (eq. 1): queries are smaller"},
         {4, 5000, 2970, CP_PASS_KV,
          "T = 5,000 new tokens >= threshold 4,000 (eq. 2): attention hides the "
@@ -87,7 +88,7 @@ TEST(test_a_latent_turns_elsewhere) {
     ck_assert_int_eq(ask_about(&latent, 125, 125 * 127).variant, CP_PASS_KV);
     ck_assert_int_eq(ask_about(&latent, 125, 125 * 127 + 1).variant, CP_PASS_Q);
     ck_assert_str_eq(q.rule, "T = 264 new tokens < threshold 264.706 (eq. 2), "
-                             "miss rate 264/100000 = 0.264% < 0.781% (eq. 1): "
+                             "miss rate 264/100,000 = 0.264% < 0.781% (eq. 1): "
                              "queries are smaller");
     ck_assert_double_eq_tol(cp_new_tokens_least(&setting), 264.7058823, 1e-6);
     ck_assert_double_eq_tol(cp_context_least(&setting), 33882.352941, 1e-5);
@@ -144,14 +145,16 @@ static void prints(const char *arguments, const char *expected) {
 
 TEST(the_command_prints_verdicts) {
     prints("--new 1 --cached 9 --ranks 1", "1 new token over 9 cached");
-    prints("--new 3200 --cached 124800",
-           "Algorithm 5         pass-kv         3,200   T 3200 < 4000 (eq. 2), "
-           "miss rate");
+    prints(
+        "--new 3200 --cached 124800",
+        "Algorithm 5         pass-kv         3,200   T 3,200 < 4,000 (eq. 2), "
+        "miss rate");
     prints("--new 3200 --cached 124800", "from a miss rate of 1/8 (eq. 1)\n");
     prints("--new 3200 --cached 124800", "speeds reached: pass-kv 0.7656 s,\n");
     prints("--new 3200 --cached 124800 --csv",
            "\nAlgorithm 5,pass-kv,1,3200,128000\n");
-    prints("--new 4000 --flops 504e12 --bandwidth 26.1e9", "4827.59");
+    prints("--new 4000 --flops 504e12 --bandwidth 26.1e9",
+           "from 4,827.6 new tokens");
     prints("--new 4000 --speeds reached", "new tokens (eq. 2)");
     prints("--new 16,16 --cached 1K,1M", "2 sequences");
     prints("--new 5 --ranks 1", "one rank: nothing to send");

@@ -191,6 +191,27 @@ TEST(lists_of_counts_have_commas) {
     free(list.items);
 }
 
+static const struct {
+    double number;
+    const char *tenths, *text;
+} numbers[] = {
+    {0, "0.0", "0"},
+    {264.706, "264.7", "264.706"},
+    {999.949, "999.9", "999.949"},
+    {999.96, "1,000.0", "1,000"},
+    {4827.59, "4,827.6", "4,827.6"},
+    {81196.61, "81,196.6", "81,196.6"},
+    {1000500, "1,000,500.0", "1,000,500"},
+    {999999999999999, "999,999,999,999,999.0", "999,999,999,999,999"},
+    {1.05e20, "1.05e+20", "1.05e+20"},
+};
+
+LOOP(numbers_have_commas, 0, COUNT_OF(numbers)) {
+    const double number = numbers[_i].number;
+    ck_assert_str_eq(cp_group_tenths(number).text, numbers[_i].tenths);
+    ck_assert_str_eq(cp_group_number(number).text, numbers[_i].text);
+}
+
 /* The published first numbers of splitmix64, and FNV-1a's of "foobar". */
 TEST(chance_is_the_same_everywhere) {
     uint64_t state = 1234567;

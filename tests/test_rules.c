@@ -221,7 +221,7 @@ TEST(three_thousand_two_hundred_is_a_tie) {
     const cp_verdict tie = ask(&cp_rules[ALGORITHM_5], &setting, 3200, 124800);
     ck_assert(tie.tie && tie.variant == CP_PASS_KV);
     ck_assert_str_eq(tie.because,
-                     "T 3200 < 4000 (eq. 2), miss rate 1/40 = 1/40 (eq. 5)");
+                     "T 3,200 < 4,000 (eq. 2), miss rate 1/40 = 1/40 (eq. 5)");
 }
 
 /* All ties of eq. 5 on two nodes: T / (T + P) = 1/8 - T / 16000. */
@@ -310,7 +310,7 @@ TEST(table_5_decides_by_seconds) {
     } rows[2] = {{3200, 627e-6, 414e-6, 424e-6,
                   "pass-q exposes 424 < 639 us of pass-kv", CP_PASS_Q},
                  {12800, 631e-6, 1608e-6, 1023e-6,
-                  "pass-q exposes 1023 > 0 us of pass-kv", CP_PASS_KV}};
+                  "pass-q exposes 1,023 > 0 us of pass-kv", CP_PASS_KV}};
     for (int n = 0; n < 2; n++) {
         const int64_t cached = 128000 - rows[n].fresh;
         const cp_load load = load_of(rows[n].fresh, cached);

@@ -312,7 +312,7 @@ function held(table) {
 function seconds(text) {
   const take = pattern => (text.match(pattern) || [])[1];
   const layer = ["linear layers", "all-reduces", "ring", "attention", "exchanges", "exposed"].map(name =>
-    [name, +take(new RegExp(`^ +${name} +([-\\d.e+]+)`, "m"))]);
+    [name, +take(new RegExp(`^ +${name} +([\\d.,e+]+)`, "m"))?.replaceAll(",", "")]);
   const tiles = [["to the first token", take(/^TTFT +(\S+ s)/m)], ["a token after that", take(/^TTIT +(\S+ s)/m)],
     ["busy", take(/^busy +(\S+ %)/m)], ["a GPU", take(/^rate +(\S+ TFLOP\/s)/m)], ["memory of a GPU", (take(/in all +(.*)$/m) || "").replace(/ +of/, " GB of")]];
   const top = layer.slice(0, 3), sum = top.reduce((a, [, value]) => a + value, 0), at = [0];

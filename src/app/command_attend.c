@@ -432,8 +432,8 @@ static void chosen_print(const cp_attend_call *call) {
     const int64_t chosen =
         cp_indexer_chosen(queries, call->plan->indexer.top_k);
     const int64_t all = cp_indexer_chosen(queries, INT32_MAX);
-    printf("top-k: %ld of %ld causal pair%s %s chosen\n", chosen, all,
-           cp_plural(all), all == 1 ? "is" : "are");
+    printf("top-k: %s of %s causal pair%s %s chosen\n", cp_group(chosen).text,
+           cp_group(all).text, cp_plural(all), all == 1 ? "is" : "are");
 }
 
 /* Lay the call out again, as it was made, and print its cost in a line. */
@@ -450,13 +450,14 @@ static cp_status attend_summary(const attend_run *run) {
     for (int k = 0; k < report.ranks; k++)
         most = cp_max(most, report.bytes[k]);
     if (status == CP_OK)
-        printf("%s over %d rank%s: %ld new token%s, %ld cached, %ld "
-               "sequence%s; %ld hop%s, %ld bytes a rank, balance %.3f; %s\n",
+        printf("%s over %d rank%s: %s new token%s, %s cached, %ld "
+               "sequence%s; %ld hop%s, %s bytes a rank, balance %.3f; %s\n",
                cp_variant_name(job.chosen), report.ranks,
-               cp_plural(report.ranks), call.layout->new_tokens,
-               cp_plural(call.layout->new_tokens), call.layout->cached_tokens,
-               run->sequences, cp_plural(run->sequences), report.hops,
-               cp_plural(report.hops), most, report.balance, run->job.rule);
+               cp_plural(report.ranks), cp_group(call.layout->new_tokens).text,
+               cp_plural(call.layout->new_tokens),
+               cp_group(call.layout->cached_tokens).text, run->sequences,
+               cp_plural(run->sequences), report.hops, cp_plural(report.hops),
+               cp_group(most).text, report.balance, run->job.rule);
     if (status == CP_OK && run->indexer != NULL)
         chosen_print(&call);
     cp_plan_report_free(&report);

@@ -87,7 +87,7 @@ static void call_print(const choose_run *run) {
     printf("%s new token%s over %s cached", cp_group(fresh).text,
            cp_plural(fresh), cp_group(keys - fresh).text);
     if (load->sequences > 1)
-        printf(", %ld sequences", load->sequences);
+        printf(", %s sequences", cp_group(load->sequences).text);
     printf(": miss rate %.4g%%\n%s on %s, ", 100 * (double)fresh / (double)keys,
            run->call.sizes.name, run->call.hardware.name);
 }
@@ -132,10 +132,11 @@ static void thresholds_print(const cp_setting *setting) {
                .text);
     if (setting->machine.shares_cores || setting->ranks == 1)
         return;
-    printf("  attention hides their ring    from %.6g new tokens (eq. 2)\n"
-           "  attention hides the queries'  from %.6g new and cached tokens "
+    printf("  attention hides their ring    from %s new tokens (eq. 2)\n"
+           "  attention hides the queries'  from %s new and cached tokens "
            "(eq. 3)\n",
-           cp_new_tokens_least(setting), cp_context_least(setting));
+           cp_group_number(cp_new_tokens_least(setting)).text,
+           cp_group_number(cp_context_least(setting)).text);
 }
 
 /* One line: a rule, its choice, where that changes (for one sequence), and

@@ -113,13 +113,13 @@ static void head_print(const simulate_run *run) {
     const cp_command_call *call = &run->call;
     const cp_scenario *scenario = &call->scenario;
     printf("%s on %s, %s: %ld %s%s of %ld GPU%s\n"
-           "%s new token%s, %s cached, %ld sequence%s",
+           "%s new token%s, %s cached, %s sequence%s",
            variant_name(run), call->hardware.name, call->sizes.name,
            call->ranks, run->piece < 0 ? "rank" : "stage",
            cp_plural(call->ranks), scenario->tensor,
            cp_plural(scenario->tensor), cp_group(call->fresh).text,
            cp_plural(call->fresh), cp_group(call->cached).text,
-           scenario->sequences, cp_plural(scenario->sequences));
+           cp_group(scenario->sequences).text, cp_plural(scenario->sequences));
     if (run->piece < 0 && scenario->wire == CP_WIRE_FP32)
         printf("; partials sent in %ld bytes a number",
                scenario->partial_bytes);
@@ -136,19 +136,25 @@ static void head_print(const simulate_run *run) {
     }
 }
 
+static cp_grouped microseconds(double seconds) {
+    return cp_group_tenths(1e6 * seconds);
+}
+
 static void ring_print(const cp_forecast *f) {
-    printf("  ring             %12.6g\n    attention      %12.6g\n"
-           "    exchanges      %12.6g  (%.6g each)\n"
-           "    exposed        %12.6g\n    steps, merges  %12.6g\n",
-           1e6 * f->ring, 1e6 * f->attending, 1e6 * f->exchanging,
-           1e6 * f->exchange, 1e6 * f->exposed,
-           1e6 * fmax(0, f->ring - f->attending - f->exposed));
+    const double rest = fmax(0, f->ring - f->attending - f->exposed);
+    printf("  ring             %12s\n    attention      %12s\n"
+           "    exchanges      %12s  (%s each)\n"
+           "    exposed        %12s\n    steps, merges  %12s\n",
+           microseconds(f->ring).text, microseconds(f->attending).text,
+           microseconds(f->exchanging).text, microseconds(f->exchange).text,
+           microseconds(f->exposed).text, microseconds(rest).text);
 }
 
 static void pipe_print(const cp_forecast *f) {
-    printf("  attention        %12.6g\n  bubbles          %12.6g\n"
-           "\nfrom stage to stage %11.6g MB in %ld message%s\n",
-           1e6 * f->attending, 1e6 * f->idle, 1e-6 * f->sent, f->pieces,
+    printf("  attention        %12s\n  bubbles          %12s\n"
+           "\nfrom stage to stage %11s MB in %s message%s\n",
+           microseconds(f->attending).text, microseconds(f->idle).text,
+           cp_group_number(1e-6 * f->sent).text, cp_group(f->pieces).text,
            cp_plural(f->pieces));
 }
 
@@ -156,12 +162,13 @@ static void pipe_print(const cp_forecast *f) {
 static void shares_print(const cp_hardware *hardware, const cp_forecast *f) {
     const double all = f->weights + f->cache + f->buffers;
     printf("\na layer%-11s microseconds\n"
-           "  linear layers    %12.6g\n  all-reduces      %12.6g\n",
-           f->pieces > 0 ? ", all rows" : "", 1e6 * f->linear,
-           1e6 * (f->reducing - f->routing));
+           "  linear layers    %12s\n  all-reduces      %12s\n",
+           f->pieces > 0 ? ", all rows" : "", microseconds(f->linear).text,
+           microseconds(f->reducing - f->routing).text);
     if (f->routed > 0)
-        printf("  to experts, back %12.6g  (%.6g MB each way)\n",
-               1e6 * f->routing, 1e-6 * f->routed);
+        printf("  to experts, back %12s  (%s MB each way)\n",
+               microseconds(f->routing).text,
+               cp_group_number(1e-6 * f->routed).text);
     (f->pieces > 0 ? pipe_print : ring_print)(f);
     printf("\na GPU at most            GB\n  weights        %10.3f\n"
            "  cache          %10.3f\n  buffers        %10.3f\n"
@@ -202,10 +209,11 @@ static void forecast_print(const simulate_run *run) {
     cp_command_lost(run->lost);
     if (f->state.seconds > 0)
         printf("\na layer with a state microseconds\n"
-               "  runs of tokens   %12.6g\n  scan             %12.6g  (%s)\n"
-               "  in all           %12.6g\n",
-               1e6 * f->state.run, 1e6 * f->state.scan,
-               cp_scan_name(f->state.by), 1e6 * f->state.seconds);
+               "  runs of tokens   %12s\n  scan             %12s  (%s)\n"
+               "  in all           %12s\n",
+               microseconds(f->state.run).text,
+               microseconds(f->state.scan).text, cp_scan_name(f->state.by),
+               microseconds(f->state.seconds).text);
 }
 
 static void csv_print(const simulate_run *run) {

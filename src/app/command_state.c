@@ -111,12 +111,12 @@ static cp_status state_work(void *context) {
     CP_TRY(cp_npy_write_all(2, files));
     if (silent)
         return CP_OK;
-    printf("%s over %d rank%s: %ld token%s, %ld head%s with a state of %ld by "
-           "%ld; %ld message%s, %ld bytes a rank\n",
+    printf("%s over %d rank%s: %s token%s, %ld head%s with a state of %ld by "
+           "%ld; %ld message%s, %s bytes a rank\n",
            cp_scan_name(job->scan), job->ranks, cp_plural(job->ranks),
-           job->run.tokens, cp_plural(job->run.tokens), s->heads,
+           cp_group(job->run.tokens).text, cp_plural(job->run.tokens), s->heads,
            cp_plural(s->heads), s->key_dim, s->value_dim, job->messages,
-           cp_plural(job->messages), job->bytes);
+           cp_plural(job->messages), cp_group(job->bytes).text);
     return CP_OK;
 }
 

@@ -47,10 +47,10 @@ static void head_print(FILE *out, const cp_plan_run *run) {
     }
     if (run->sparse.indexer.top_k > 0)
         fprintf(out,
-                "the %ld best keys of each query, by %ld index heads of "
+                "the %s best keys of each query, by %ld index heads of "
                 "%ld\n",
-                run->sparse.indexer.top_k, run->sparse.indexer.heads,
-                run->sparse.indexer.dim);
+                cp_group(run->sparse.indexer.top_k).text,
+                run->sparse.indexer.heads, run->sparse.indexer.dim);
     fprintf(out,
             "%ld query heads, %ld key and value heads of %s%s; %ld bytes a "
             "number\n",

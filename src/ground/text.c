@@ -64,6 +64,33 @@ cp_grouped cp_group(int64_t count) {
     return grouped;
 }
 
+cp_grouped cp_group_tenths(double number) {
+    cp_grouped grouped;
+    if (!(number < 1e15)) {
+        snprintf(grouped.text, sizeof(grouped.text), "%.6g", number);
+        return grouped;
+    }
+    const int64_t tenths = (int64_t)(10 * number + 0.5);
+    grouped = cp_group(tenths / 10);
+    char *end = grouped.text + strlen(grouped.text);
+    *end++ = '.';
+    *end = (char)('0' + tenths % 10);
+    return grouped;
+}
+
+cp_grouped cp_group_number(double number) {
+    cp_grouped grouped;
+    if (number < 999.95) {
+        snprintf(grouped.text, sizeof(grouped.text), "%.6g", number);
+        return grouped;
+    }
+    grouped = cp_group_tenths(number);
+    char *end = grouped.text + strlen(grouped.text) - 2;
+    if (strcmp(end, ".0") == 0)
+        *end = '\0';
+    return grouped;
+}
+
 const char *cp_plural(int64_t count) {
     return count == 1 ? "" : "s";
 }

@@ -28,6 +28,13 @@ typedef struct {
 } cp_grouped;
 cp_grouped cp_group(int64_t count);
 
+/* A number >= 0 as "81,196.6" or "0.0", and as "1e+20" from 1e15 on. */
+cp_grouped cp_group_tenths(double number);
+
+/* The same for a number that may be whole: "4,827.6", "4,000"; and with up to
+ * six digits below a thousand: "264.706". */
+cp_grouped cp_group_number(double number);
+
 /* "1 token", "2 tokens". */
 const char *cp_plural(int64_t count);
 

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ground/text.h"
+
 cp_volumes cp_volumes_of(const cp_setting *setting, const cp_load *load,
                          bool causal) {
     const cp_shape *shape = &setting->shape;
@@ -66,11 +68,12 @@ cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under) {
     }
     if (over < under && -over < under && under / divisor > 1 &&
         under / divisor <= 999999)
-        snprintf(words.text, sizeof(words.text), "%d/%d", (int)(over / divisor),
-                 (int)(under / divisor));
+        snprintf(words.text, sizeof(words.text), "%s/%s",
+                 cp_group((int64_t)(over / divisor)).text,
+                 cp_group((int64_t)(under / divisor)).text);
     else
-        snprintf(words.text, sizeof(words.text), "%.6g",
-                 (double)over / (double)under);
+        snprintf(words.text, sizeof(words.text), "%s",
+                 cp_group_number((double)over / (double)under).text);
     return words;
 }
 
@@ -148,8 +151,10 @@ static cp_status ask_seconds(const cp_rule *rule, const cp_setting *setting,
     const double pass_kv = exposed_seconds(setting, volumes.keys, attention);
     verdict->variant = pass_q >= pass_kv ? CP_PASS_KV : CP_PASS_Q;
     verdict->tie = pass_q == pass_kv;
-    append(verdict, "pass-q exposes %.6g %c %.6g us of pass-kv", 1e6 * pass_q,
-           sign(pass_q > pass_kv, pass_q < pass_kv), 1e6 * pass_kv);
+    append(verdict, "pass-q exposes %s %c %s us of pass-kv",
+           cp_group_number(1e6 * pass_q).text,
+           sign(pass_q > pass_kv, pass_q < pass_kv),
+           cp_group_number(1e6 * pass_kv).text);
     return CP_OK;
 }
 

@@ -56,7 +56,7 @@ typedef struct {
     char because[120];  /* the comparison that decided, with its numbers */
 } cp_verdict;
 
-/* "1/40", or "4827.59" if neither side is short or the fraction is not below 1.
+/* "1/40", or "4,827.6" if neither side is short or the fraction is not below 1.
  * Use it within one expression. */
 typedef struct {
     char text[32];

@@ -128,35 +128,23 @@ static double quotient(cp_wide over, cp_wide under) {
     return (double)over / (double)under;
 }
 
-/* From a thousand on with commas, and with a tenth if there is one. */
-static void write_tokens(double tokens, char text[32]) {
-    const int64_t tenths = tokens > 1e15 ? 0 : (int64_t)(10 * tokens + 0.5);
-    if (tenths < 10000) {
-        snprintf(text, 32, "%.6g", tokens);
-        return;
-    }
-    const int used =
-        snprintf(text, 32, "%s.%ld", cp_group(tenths / 10).text, tenths % 10);
-    if (tenths % 10 == 0)
-        text[used - 2] = '\0';
-}
-
 static void explain(cp_choice *choice, const cp_machine *machine,
                     const cp_load *load, const cp_sides *hiding,
                     const cp_sides *sizes, bool hidden) {
     const bool smaller = sizes->left >= sizes->right;
     const double tokens = quotient(hiding->left, hiding->under);
-    char fresh[32], threshold[32], first[100], second[100];
-    write_tokens(tokens, fresh);
-    write_tokens(quotient(hiding->right, hiding->under), threshold);
+    const double threshold = quotient(hiding->right, hiding->under);
+    char first[100], second[100];
     snprintf(first, sizeof(first), "T = %s new token%s %s threshold %s (eq. 2)",
-             fresh, tokens == 1.0 ? "" : "s", hidden ? ">=" : "<", threshold);
+             cp_group_number(tokens).text, tokens == 1.0 ? "" : "s",
+             hidden ? ">=" : "<", cp_group_number(threshold).text);
     if (machine->shares_cores)
         snprintf(first, sizeof(first), "no transfer hides between %s",
                  machine->name);
     snprintf(second, sizeof(second),
-             ", miss rate %.0f/%.0f = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
-             (double)load->fresh, (double)load->keys,
+             ", miss rate %s/%s = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
+             cp_group_number((double)load->fresh).text,
+             cp_group_number((double)load->keys).text,
              100.0 * quotient(sizes->left, sizes->under), smaller ? ">=" : "<",
              100.0 * quotient(sizes->right, sizes->under),
              smaller ? "keys and values" : "queries");

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#include "ground/text.h"
+
 cp_status cp_choose_sparse(const cp_indexer *indexer, const cp_shape *shape,
                            int64_t element_bytes, cp_wire wire, int ranks,
                            int64_t sequences, const int64_t *new_tokens,
@@ -26,8 +28,8 @@ cp_status cp_choose_sparse(const cp_indexer *indexer, const cp_shape *shape,
                  "one rank: nothing to send");
     else
         snprintf(choice->rule, sizeof(choice->rule),
-                 "by bytes: keys and values are %.4g; queries, their chosen "
-                 "positions and partials %.4g",
-                 keys, queries);
+                 "by bytes: keys and values are %s; queries, their chosen "
+                 "positions and partials %s",
+                 cp_group_number(keys).text, cp_group_number(queries).text);
     return CP_OK;
 }
