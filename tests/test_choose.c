@@ -148,7 +148,7 @@ TEST(the_command_prints_verdicts) {
     prints(
         "--new 3200 --cached 124800",
         "Algorithm 5         pass-kv         3,200   T 3,200 < 4,000 (eq. 2), "
-        "miss rate");
+        "miss\n");
     prints("--new 3200 --cached 124800", "from a miss rate of 1/8 (eq. 1)\n");
     prints("--new 3200 --cached 124800", "speeds reached: pass-kv 0.7656 s,\n");
     prints("--new 3200 --cached 124800 --csv",

@@ -59,7 +59,7 @@ typedef struct {
 /* "1/40", or "4,827.6" if neither side is short or the fraction is not below 1.
  * Use it within one expression. */
 typedef struct {
-    char text[32];
+    char text[64];
 } cp_fraction_words;
 cp_fraction_words cp_fraction_text(cp_wide over, cp_wide under);
 

@@ -3,6 +3,7 @@
 #include "variants/choose.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "ground/text.h"
 
@@ -134,22 +135,28 @@ static void explain(cp_choice *choice, const cp_machine *machine,
     const bool smaller = sizes->left >= sizes->right;
     const double tokens = quotient(hiding->left, hiding->under);
     const double threshold = quotient(hiding->right, hiding->under);
-    char first[100], second[100];
-    snprintf(first, sizeof(first), "T = %s new token%s %s threshold %s (eq. 2)",
-             cp_group_number(tokens).text, tokens == 1.0 ? "" : "s",
-             hidden ? ">=" : "<", cp_group_number(threshold).text);
+    const size_t room = sizeof(choice->rule);
     if (machine->shares_cores)
-        snprintf(first, sizeof(first), "no transfer hides between %s",
+        snprintf(choice->rule, room, "no transfer hides between %s",
                  machine->name);
-    snprintf(second, sizeof(second),
-             ", miss rate %s/%s = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
-             cp_group_number((double)load->fresh).text,
-             cp_group_number((double)load->keys).text,
-             100.0 * quotient(sizes->left, sizes->under), smaller ? ">=" : "<",
-             100.0 * quotient(sizes->right, sizes->under),
-             smaller ? "keys and values" : "queries");
-    snprintf(choice->rule, sizeof(choice->rule), "%s%s", first,
-             hidden ? ": attention hides the transfer" : second);
+    else
+        snprintf(choice->rule, room,
+                 "T = %s new token%s %s threshold %s (eq. 2)",
+                 cp_group_number(tokens).text, tokens == 1.0 ? "" : "s",
+                 hidden ? ">=" : "<", cp_group_number(threshold).text);
+    const size_t used = strlen(choice->rule);
+    if (hidden)
+        snprintf(choice->rule + used, room - used,
+                 ": attention hides the transfer");
+    else
+        snprintf(choice->rule + used, room - used,
+                 ", miss rate %s/%s = %.3g%% %s %.3g%% (eq. 1): %s are smaller",
+                 cp_group_number((double)load->fresh).text,
+                 cp_group_number((double)load->keys).text,
+                 100.0 * quotient(sizes->left, sizes->under),
+                 smaller ? ">=" : "<",
+                 100.0 * quotient(sizes->right, sizes->under),
+                 smaller ? "keys and values" : "queries");
 }
 
 cp_status cp_choose(const cp_machine *machine, const cp_shape *shape, int ranks,
