@@ -74,14 +74,14 @@ static cp_status run_story(story *story, int ranks, double cores) {
                                   .layers = 1,
                                   .hidden = 1,
                                   .cores = cores};
-    cp_hours hours = {0};
+    cp_rank_time time = {0};
     for (int k = 0; k < ranks; k++)
         programs[k] =
             (cp_program){&story->ops[k * MOST_OPS], story->counts[k], 0};
     must(cp_plan_link(&plan));
     story->speed = fmin(1, cores / ranks);
-    const cp_status status = cp_timeline_run(&timeline, &hours);
-    story->last = hours.now;
+    const cp_status status = cp_timeline_run(&timeline, &time);
+    story->last = time.now;
     return status;
 }
 

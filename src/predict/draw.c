@@ -93,7 +93,7 @@ static cp_status set_bars(drawing *d) {
                                   .context = d,
                                   .layers = 1,
                                   .hidden = 1};
-    cp_hours hours;
+    cp_rank_time time;
     int64_t operations = 0;
     for (int k = 0; k < layout->ranks; k++)
         operations += plan->programs[k].count;
@@ -102,7 +102,7 @@ static cp_status set_bars(drawing *d) {
     d->byte = 0.25 / (keys * (double)plan->element_bytes);
     CP_TRY(cp_allocate(&d->bars, operations, sizeof(cp_bar), "bars"));
     CP_TRY(cp_allocate(&d->made, operations, sizeof(cp_stroke), "strokes"));
-    CP_TRY(cp_timeline_run(&timeline, &hours));
+    CP_TRY(cp_timeline_run(&timeline, &time));
     set_strokes(d);
     return CP_OK;
 }

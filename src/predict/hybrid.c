@@ -34,9 +34,9 @@ static cp_status time_scan(const cp_pace *pace, const cp_plan *plan,
     timed timed = {pace, plan};
     const cp_timeline line = {
         .plan = plan, .seconds = seconds_of, .context = &timed, .layers = 1};
-    cp_hours hours;
-    CP_TRY(cp_timeline_run(&line, &hours));
-    *seconds = hours.now;
+    cp_rank_time time;
+    CP_TRY(cp_timeline_run(&line, &time));
+    *seconds = time.now;
     return CP_OK;
 }
 

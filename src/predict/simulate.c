@@ -47,18 +47,18 @@ static void note(void *context, const cp_bar *bar) {
     cp_history_note(s->scenario->trace, bar->rank, message, stretch);
 }
 
-static void sum_up(const simulation *s, const cp_hours *hours) {
+static void sum_up(const simulation *s, const cp_rank_time *time) {
     cp_forecast *forecast = s->forecast;
-    forecast->seconds = hours->now;
-    forecast->ring = hours->spent[CP_SPENT_RING];
-    forecast->attending = hours->spent[CP_SPENT_ATTENDING];
-    forecast->exchanging = hours->spent[CP_SPENT_EXCHANGING];
-    forecast->exposed = hours->spent[CP_SPENT_EXPOSED];
-    forecast->reducing = hours->spent[CP_SPENT_REDUCING];
-    forecast->linear = hours->spent[CP_SPENT_LINEAR];
+    forecast->seconds = time->now;
+    forecast->ring = time->spent[CP_SPENT_RING];
+    forecast->attending = time->spent[CP_SPENT_ATTENDING];
+    forecast->exchanging = time->spent[CP_SPENT_EXCHANGING];
+    forecast->exposed = time->spent[CP_SPENT_EXPOSED];
+    forecast->reducing = time->spent[CP_SPENT_REDUCING];
+    forecast->linear = time->spent[CP_SPENT_LINEAR];
     forecast->busy =
-        hours->spent[CP_SPENT_BUSY] *
-        ((double)cp_attention_layers(s->scenario->model) / hours->now);
+        time->spent[CP_SPENT_BUSY] *
+        ((double)cp_attention_layers(s->scenario->model) / time->now);
 }
 
 static void count_bytes(const simulation *s) {
@@ -141,9 +141,9 @@ static cp_status simulate_plan(simulation *s) {
         .seed = scenario->seed,
         .cores = (double)hardware->cores,
     };
-    cp_hours hours;
-    CP_TRY(cp_timeline_run(&timeline, &hours));
-    sum_up(s, &hours);
+    cp_rank_time time;
+    CP_TRY(cp_timeline_run(&timeline, &time));
+    sum_up(s, &time);
     s->forecast->head = around.head;
     if (scenario->kept)
         s->forecast->seconds += hardware->call;

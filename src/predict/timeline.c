@@ -37,9 +37,9 @@ typedef struct worker {
     int64_t layer, next; /* next: 0 before the plan, then its operations */
     task tasks[4];       /* of the operation begun last */
     int count, at;
-    double start, given;         /* the clocks when its task began */
-    cp_hours hours, first, last; /* now; when these layers ended */
-    struct worker *behind;       /* the next worker on a list */
+    double start, work_given;       /* the clocks when its task began */
+    cp_rank_time time, first, last; /* now; when these layers ended */
+    struct worker *behind;          /* the next worker on a list */
 } worker;
 
 /* Workers sorted by the time of their next event, the earliest at the end. */
@@ -65,7 +65,7 @@ typedef struct {
     worker *workers;        /* [ranks] */
     gate *gates;            /* [2 gate_count] */
     double speed;           /* of a rank while all work, at most 1 */
-    double now, given;      /* of shared cores: time, and work */
+    double now, work_given; /* of shared cores: time, and work */
     worker *ready;          /* a list */
     queue working, asleep;
 } clocks;
@@ -251,7 +251,7 @@ static void post(clocks *s, const worker *worker, int n) {
     gate *gate = gate_of(s, worker, n);
     if (gate == NULL)
         return;
-    gate->posted = later(gate->posted, worker->hours.now);
+    gate->posted = later(gate->posted, worker->time.now);
     if (n == 0)
         gate->seconds = task->seconds;
     if (++gate->posts < parties)
@@ -273,7 +273,7 @@ static bool pass(clocks *s, worker *worker, int n) {
     else if (s->speed < 1 && opens > s->now)
         insert(&s->asleep, worker, opens);
     else {
-        worker->hours.now = later(worker->hours.now, opens);
+        worker->time.now = later(worker->time.now, opens);
         return true;
     }
     return false;
@@ -286,11 +286,11 @@ static bool ended(clocks *s, worker *worker) {
     const double work = task->seconds * s->speed;
     switch (task->kind) {
     case WORK:
-        if (s->speed < 1 && worker->given + work > s->given) {
-            insert(&s->working, worker, worker->given + work);
+        if (s->speed < 1 && worker->work_given + work > s->work_given) {
+            insert(&s->working, worker, worker->work_given + work);
             return false;
         }
-        worker->hours.now = s->speed < 1 ? s->now : worker->hours.now + work;
+        worker->time.now = s->speed < 1 ? s->now : worker->time.now + work;
         return true;
     case POST:
         post(s, worker, 0);
@@ -314,19 +314,19 @@ static void show(const clocks *s, const worker *worker, double start,
 static void count(const clocks *s, worker *worker) {
     const task *task = &worker->tasks[worker->at];
     const gate *came = task->kind == AWAIT ? gate_of(s, worker, 1) : NULL;
-    cp_hours *hours = &worker->hours;
+    cp_rank_time *time = &worker->time;
     for (unsigned left = task->spent; left != 0; left &= left - 1)
-        hours->spent[__builtin_ctz(left)] += hours->now - worker->start;
+        time->spent[__builtin_ctz(left)] += time->now - worker->start;
     if (task->kind == WORK)
-        show(s, worker, worker->start, hours->now);
+        show(s, worker, worker->start, time->now);
     if (came != NULL) {
-        hours->spent[CP_SPENT_EXCHANGING] += came->seconds;
+        time->spent[CP_SPENT_EXCHANGING] += came->seconds;
         show(s, worker, came->posted, came->posted + came->seconds);
     }
     if (task->spent & SPENT(REDUCING)) {
-        worker->last = *hours;
+        worker->last = *time;
         if (worker->layer == 0)
-            worker->first = *hours;
+            worker->first = *time;
     }
 }
 
@@ -336,8 +336,8 @@ static void go_on(clocks *s, worker *worker) {
             return;
         count(s, worker);
         worker->at++;
-        worker->start = worker->hours.now;
-        worker->given = s->given;
+        worker->start = worker->time.now;
+        worker->work_given = s->work_given;
     }
 }
 
@@ -345,20 +345,21 @@ static bool move(clocks *s) {
     const double end = first(&s->working), wakes = first(&s->asleep);
     const double active = fmax(1, s->working.count);
     const double rate = fmin(1, s->line->cores / active);
-    const double worked = s->now + (end - s->given) / rate;
+    const double worked = s->now + (end - s->work_given) / rate;
     if (fmin(worked, wakes) == INFINITY)
         return false;
-    s->given =
-        worked <= wakes ? end : fmin(end, s->given + (wakes - s->now) * rate);
+    s->work_given = worked <= wakes
+                        ? end
+                        : fmin(end, s->work_given + (wakes - s->now) * rate);
     s->now = fmin(worked, wakes);
-    wake(s, &s->working, s->given);
+    wake(s, &s->working, s->work_given);
     wake(s, &s->asleep, s->now);
     return true;
 }
 
 static cp_status walk(clocks *s, int64_t layers) {
     s->layers = layers;
-    s->now = s->given = 0;
+    s->now = s->work_given = 0;
     memset(s->gates, 0, 2 * (size_t)s->gate_count * sizeof(gate));
     for (int k = s->ranks - 1; k >= 0; k--) {
         worker *worker = &s->workers[k];
@@ -404,21 +405,21 @@ static cp_status walk_enough(clocks *s) {
 }
 
 /* Sum up; in layers not walked, each rank continues as after its first. */
-static void sum_up(const clocks *s, cp_hours *sum) {
+static void sum_up(const clocks *s, cp_rank_time *sum) {
     const double all = (double)s->line->layers * s->ranks;
     const int64_t left = s->line->layers - s->layers;
     const double times = left > 0 ? (double)left / (double)(s->layers - 1) : 0;
-    *sum = (cp_hours){0};
+    *sum = (cp_rank_time){0};
     for (int k = 0; k < s->ranks; k++) {
         const worker *worker = &s->workers[k];
-        const cp_hours *first = &worker->first, *last = &worker->last;
-        double now = worker->hours.now;
+        const cp_rank_time *first = &worker->first, *last = &worker->last;
+        double now = worker->time.now;
         if (left > 0)
             now += times * (last->now - first->now);
         sum->now = fmax(sum->now, now);
         for (int kind = 0; kind < CP_SPENT_KINDS; kind++)
             sum->spent[kind] +=
-                (worker->hours.spent[kind] +
+                (worker->time.spent[kind] +
                  times * (last->spent[kind] - first->spent[kind])) /
                 all;
     }
@@ -468,7 +469,7 @@ static cp_status prepare(clocks *s) {
                             : CP_OK;
 }
 
-cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
+cp_status cp_timeline_run(const cp_timeline *timeline, cp_rank_time *time) {
     const int ranks = timeline->plan->layout->ranks;
     const double speed = timeline->cores > 0 ? timeline->cores / ranks : 1;
     clocks s = {timeline, ranks, .speed = fmin(1, speed)};
@@ -476,7 +477,7 @@ cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours) {
     if (status == CP_OK)
         status = walk_enough(&s);
     if (status == CP_OK)
-        sum_up(&s, hours);
+        sum_up(&s, time);
     for (int k = 0; k < ranks && s.workers != NULL; k++)
         free(s.workers[k].costs);
     free(s.workers);

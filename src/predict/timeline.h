@@ -32,7 +32,7 @@ enum {
 typedef struct {
     double now; /* when it has finished */
     double spent[CP_SPENT_KINDS];
-} cp_hours;
+} cp_rank_time;
 
 /* Seconds around the attention of a layer: before it (q, k, v), after it (o,
  * feed-forward), and for all-reduces; and for the head, once. */
@@ -58,9 +58,9 @@ typedef struct {
     double cores;        /* that all ranks share; 0: they share none */
 } cp_timeline;
 
-/* Run the clocks of all ranks, and sum up their hours. Without bars, not all
+/* Run the clocks of all ranks, and sum up their times. Without bars, not all
  * layers are walked if they repeat, or if there are very many. Fails with
  * CP_BROKEN if ranks are left waiting, and with CP_MEMORY. */
-cp_status cp_timeline_run(const cp_timeline *timeline, cp_hours *hours);
+cp_status cp_timeline_run(const cp_timeline *timeline, cp_rank_time *time);
 
 #endif
