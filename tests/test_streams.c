@@ -471,7 +471,7 @@ static int64_t last_conflict(const cp_plan *plan, int rank, int64_t n) {
     return -1;
 }
 
-static void check_joints(const cp_plan *plan, int rank) {
+static void check_dependencies(const cp_plan *plan, int rank) {
     const cp_program *program = &plan->programs[rank];
     int64_t waited = -1, ended = -1;
     for (int64_t n = 0; n < program->count; n++) {
@@ -489,14 +489,14 @@ static void check_joints(const cp_plan *plan, int rank) {
     }
 }
 
-LOOP(joints_follow_the_definition, 0, 12) {
+LOOP(dependencies_follow_the_definition, 0, 12) {
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         talk t = {.shape = {2, 1, 4}, .ranks = ranks, .spare = 1 + _i % 3};
         const int64_t fresh[2] = {1, 1};
         cp_cache_new(ranks, 2, 10, &t.cache);
         must(plan_call(&t, fresh, variants[_i / 3]));
         for (int r = 0; r < ranks; r++)
-            check_joints(t.plan, r);
+            check_dependencies(t.plan, r);
         forget_plan(&t);
         cp_cache_free(t.cache);
     }

@@ -176,7 +176,7 @@ static cp_status combine(void *rank, const cp_step *step) {
 
 static cp_status finish(void *rank, const cp_step *step) {
     const cp_stream_walker *w = rank;
-    return cp_event_wait(w->queues.compute, w->joints[step->after].over);
+    return cp_event_wait(w->queues.compute, w->events[step->after].over);
 }
 
 static int64_t bytes_sent(const cp_stream_walker *w, const cp_step *step) {
@@ -234,8 +234,8 @@ static cp_status decode(const cp_stream_walker *w, const cp_step *step) {
     return CP_OK;
 }
 
-static joint *joint_of(const cp_stream_walker *w, const cp_step *step) {
-    return &w->joints[step - w->steps.items];
+static step_events *events_of(const cp_stream_walker *w, const cp_step *step) {
+    return &w->events[step - w->steps.items];
 }
 
 /* On the peer, if the message has begun there; or NULL. */
@@ -287,14 +287,15 @@ static cp_status transfer(cp_stream_walker *w, const cp_step *step) {
     CP_TRY(w->link != NULL ? trade(w, step) : copy_messages(w, step));
     CP_TRY(decode(w, step));
     cp_stream_mark_end(w, mark);
-    return cp_event_record(joint_of(w, step)->over, w->queues.communication);
+    return cp_event_record(events_of(w, step)->over, w->queues.communication);
 }
 
-static joint *sender_of(const cp_stream_walker *w, const cp_step_half *half) {
-    return &w->group->walkers[half->peer]->joints[other_half(w, half)->step];
+static step_events *sender_of(const cp_stream_walker *w,
+                              const cp_step_half *half) {
+    return &w->group->walkers[half->peer]->events[other_half(w, half)->step];
 }
 
-static cp_status release(const cp_stream_walker *w, joint *of) {
+static cp_status release(const cp_stream_walker *w, step_events *of) {
     return --of->left == 0 ? cp_event_record(of->over, w->queues.communication)
                            : CP_OK;
 }
@@ -311,15 +312,15 @@ static cp_status receive(cp_stream_walker *w, const cp_step *step) {
         const cp_stream_walker *peer = w->group->walkers[half->peer];
         if (!half->receive)
             continue;
-        CP_TRY(
-            cp_event_wait(peer->queues.communication, joint_of(w, step)->over));
+        CP_TRY(cp_event_wait(peer->queues.communication,
+                             events_of(w, step)->over));
         CP_TRY(release(peer, sender_of(w, half)));
     }
-    return release(w, joint_of(w, step));
+    return release(w, events_of(w, step));
 }
 
 static cp_status meet(cp_stream_walker *w, const cp_step *step) {
-    joint *started = joint_of(w, step);
+    step_events *started = events_of(w, step);
     started->unmet = 0;
     started->left = 1;
     for (int n = 0; n < step->halves; n++) {
@@ -329,7 +330,7 @@ static cp_status meet(cp_stream_walker *w, const cp_step *step) {
         started->left += !half->receive;
         started->unmet += half->receive && other == NULL;
         if (!half->receive && other != NULL &&
-            --peer->joints[other->step].unmet == 0)
+            --peer->events[other->step].unmet == 0)
             CP_TRY(receive(peer, &peer->steps.items[other->step]));
     }
     return started->unmet == 0 ? receive(w, step) : CP_OK;
@@ -340,11 +341,11 @@ static cp_status start(void *rank, const cp_step *step) {
     const int64_t n = step - w->steps.items;
     cudaStream_t stream = w->queues.communication;
     if (step->after >= 0)
-        CP_TRY(cp_event_wait(stream, w->joints[step->after].over));
+        CP_TRY(cp_event_wait(stream, w->events[step->after].over));
     else if (n == w->first)
         CP_TRY(cp_event_wait(stream, w->begun));
     CP_TRY(encode(w, step));
-    CP_TRY(cp_event_record(w->joints[n].ready, stream));
+    CP_TRY(cp_event_record(w->events[n].ready, stream));
     w->started = n + 1;
     return w->link != NULL ? transfer(w, step) : meet(w, step);
 }

@@ -120,17 +120,18 @@ static cp_status reserve(cp_stream_walker *w) {
 static cp_status make_events(cp_stream_walker *w) {
     const cp_steps *steps = &w->steps;
     int64_t most = 1;
-    CP_TRY(cp_allocate(&w->joints, steps->count, sizeof(joint), "events"));
+    CP_TRY(
+        cp_allocate(&w->events, steps->count, sizeof(step_events), "events"));
     for (int64_t n = steps->count - 1; n >= 0; n--) {
         const cp_step *step = &steps->items[n];
         if (step->kind != CP_STEP_START)
             continue;
         w->first = n;
         most = cp_max(most, step->halves);
-        CP_TRY(cp_event_new(&w->joints[n].over));
-        CP_TRY(cp_event_new(&w->joints[n].ready));
-        if (step->after >= 0 && w->joints[step->after].over == NULL)
-            CP_TRY(cp_event_new(&w->joints[step->after].over));
+        CP_TRY(cp_event_new(&w->events[n].over));
+        CP_TRY(cp_event_new(&w->events[n].ready));
+        if (step->after >= 0 && w->events[step->after].over == NULL)
+            CP_TRY(cp_event_new(&w->events[step->after].over));
     }
     CP_TRY(cp_allocate(&w->halves, most, sizeof(cp_message_half), "messages"));
     return cp_event_new(&w->begun);
@@ -254,16 +255,16 @@ cp_status cp_stream_walker_new(const cp_plan *plan, int rank, cp_queues queues,
 void cp_stream_walker_free(cp_stream_walker *w) {
     if (w == NULL)
         return;
-    for (int64_t n = 0; w->joints != NULL && n < w->steps.count; n++) {
-        cp_event_free(w->joints[n].over);
-        cp_event_free(w->joints[n].ready);
+    for (int64_t n = 0; w->events != NULL && n < w->steps.count; n++) {
+        cp_event_free(w->events[n].over);
+        cp_event_free(w->events[n].ready);
     }
     cp_event_free(w->begun);
     cp_device_room_free(&w->room);
     cp_steps_free(&w->steps);
     free(w->tile_lists);
     free(w->buffers);
-    free(w->joints);
+    free(w->events);
     free(w->halves);
     free(w);
 }
@@ -280,7 +281,7 @@ static cp_status compute(cp_stream_walker *w, const cp_step *step) {
 
 static cp_status perform(cp_stream_walker *w) {
     const cp_step *step = &w->steps.items[w->next];
-    const cudaEvent_t over = w->joints[w->next].over;
+    const cudaEvent_t over = w->events[w->next].over;
     const bool collective = step->how != CP_OP_WAIT;
     if (step->kind == CP_STEP_START ||
         (step->kind == CP_STEP_FINISH && collective))
@@ -323,7 +324,7 @@ static cp_status begin_walk(cp_stream_walker *w, const walk_group *group,
 static cp_status advance(cp_stream_walker *w) {
     for (; w->next < w->steps.count; w->next++) {
         const cp_step *step = &w->steps.items[w->next];
-        if (step->kind == CP_STEP_FINISH && w->joints[step->after].left > 0)
+        if (step->kind == CP_STEP_FINISH && w->events[step->after].left > 0)
             return CP_OK;
         CP_TRY(perform(w));
     }
@@ -358,7 +359,7 @@ static cp_status give_up(const cp_stream_walker *w, double timeout) {
         const cp_step *step = &w->steps.items[n];
         int peers[2] = {CP_NO_RANK, CP_NO_RANK};
         if (step->kind != CP_STEP_START ||
-            cudaEventQuery(w->joints[n].over) != cudaErrorNotReady)
+            cudaEventQuery(w->events[n].over) != cudaErrorNotReady)
             continue;
         if (step->how != CP_OP_EXCHANGE)
             return cp_fail(CP_BROKEN,

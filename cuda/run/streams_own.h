@@ -14,7 +14,7 @@ typedef struct {
     int unmet;         /* messages that it receives and that none has begun */
     int left;          /* what must happen before it is over: its messages are
                           here, and those that it sent have been read */
-} joint;
+} step_events;
 
 /* Ranks that share a GPU. */
 typedef struct {
@@ -44,8 +44,8 @@ struct cp_stream_walker {
     int64_t leaf_bytes;  /* and bytes of each */
     char *staging;       /* on the host: the tile lists */
     /* Its events. */
-    int64_t first; /* START of the steps */
-    joint *joints; /* [count] of the steps */
+    int64_t first;       /* START of the steps */
+    step_events *events; /* [count] of the steps */
     cudaEvent_t begun;
     bool listed;         /* the call's lists are on the device */
     int64_t sent;        /* bytes, so far */
