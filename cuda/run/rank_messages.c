@@ -13,10 +13,10 @@ static cp_status trade(const cp_queued_ranks *ranks,
     CP_TRY(cp_allocate(&halves, count, sizeof(*halves), "messages"));
     for (int64_t n = 0; n < count; n++) {
         const cp_rank_message m = messages[n];
-        if (m.from != m.to && m.from == ranks->only)
+        if (m.from == ranks->only)
             halves[traded++] =
                 (cp_message_half){m.to, false, m.source, m.bytes};
-        if (m.from != m.to && m.to == ranks->only)
+        if (m.to == ranks->only)
             halves[traded++] =
                 (cp_message_half){m.from, true, m.target, m.bytes};
     }
@@ -59,10 +59,8 @@ cp_status cp_rank_messages_pass(const cp_queued_ranks *ranks,
     if (ranks->only != CP_NO_RANK)
         return trade(ranks, messages, count);
     for (int64_t n = 0; n < count; n++)
-        if (messages[n].from != messages[n].to)
-            CP_TRY(copy(ranks, &messages[n]));
+        CP_TRY(copy(ranks, &messages[n]));
     for (int64_t n = 0; n < count; n++)
-        if (messages[n].from != messages[n].to)
-            CP_TRY(await_copy(ranks, &messages[n]));
+        CP_TRY(await_copy(ranks, &messages[n]));
     return CP_OK;
 }

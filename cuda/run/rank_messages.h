@@ -23,8 +23,8 @@ static inline int cp_queued_index(const cp_queued_ranks *ranks, int rank) {
 }
 
 /* Enqueue messages, all under way together: after all that is now on the
- * compute queues of both ranks, and before what is enqueued there later. One of
- * a rank to itself is none. All processes pass the same messages, in this order.
+ * compute queues of both ranks, and before what is enqueued there later. None is
+ * of a rank to itself. All processes pass the same messages, in this order.
  * Fails with CP_MEMORY, and as CUDA and the link do. */
 cp_status cp_rank_messages_pass(const cp_queued_ranks *ranks,
                                 const cp_rank_message *messages, int64_t count);
