@@ -80,7 +80,7 @@ static cp_status draw(const void *what, int kind, void *file) {
     const cp_plan *plan = what;
     static drawing d;
     double pairs = 0, bytes = 1;
-    cp_hours hours;
+    cp_rank_time time;
     for (int k = 0; k < plan->layout->ranks; k++)
         for (int64_t n = 0; n < plan->programs[k].count; n++) {
             const cp_op *op = &plan->programs[k].ops[n];
@@ -106,9 +106,9 @@ static cp_status draw(const void *what, int kind, void *file) {
                                   .layers = 1,
                                   .hidden = 1};
     d.partials = true;
-    CP_TRY(cp_timeline_run(&timeline, &hours));
+    CP_TRY(cp_timeline_run(&timeline, &time));
     d.partials = false;
-    CP_TRY(cp_timeline_run(&timeline, &hours));
+    CP_TRY(cp_timeline_run(&timeline, &time));
     return cp_draw_strokes(grade_this.title, plan->layout->ranks, d.strokes,
                            d.count, (cp_drawing)kind, file);
 }

@@ -67,7 +67,7 @@ static void keep_bar(void *context, const cp_bar *bar) {
         bars[bar_count++] = *bar;
 }
 
-static cp_status run_clocks(const paces *clocks, cp_hours *hours) {
+static cp_status run_clocks(const paces *clocks, cp_rank_time *time) {
     paces copy = *clocks;
     const cp_timeline timeline = {.plan = copy.plan,
                                   .seconds = pace_of,
@@ -76,7 +76,7 @@ static cp_status run_clocks(const paces *clocks, cp_hours *hours) {
                                   .layers = 1,
                                   .hidden = 1};
     bar_count = 0;
-    return cp_timeline_run(&timeline, hours);
+    return cp_timeline_run(&timeline, time);
 }
 
 static int lane_of(const cp_bar *bar, int ranks) {
@@ -152,13 +152,13 @@ static bool names_ranks(const cp_plan *plan) {
 static cp_status draw(const void *what, int kind, void *file) {
     const paces *clocks = what;
     const int ranks = clocks->plan->layout->ranks;
-    cp_hours hours;
+    cp_rank_time time;
     if (kind == CP_DRAW_CSV && !names_ranks(clocks->plan))
         return cp_fail(CP_INVALID, "an attention to a block of no rank");
     if (kind == CP_DRAW_CSV)
         return cp_draw(clocks->plan, CP_DRAW_CSV, file);
-    CP_TRY(run_clocks(clocks, &hours));
-    const double end = hours.now > 0 ? hours.now : 1;
+    CP_TRY(run_clocks(clocks, &time));
+    const double end = time.now > 0 ? time.now : 1;
     if (kind == CP_DRAW_SVG)
         fprintf(file,
                 "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" "
@@ -285,13 +285,13 @@ static void links(void) {
 }
 
 static void in_time(const char *what, paces clocks, double want) {
-    cp_hours hours;
+    cp_rank_time time;
     drawn = clocks;
-    grade_ok(run_clocks(&drawn, &hours));
+    grade_ok(run_clocks(&drawn, &time));
     grade_hold(
-        hours.now <= want * (1 + 1e-9),
+        time.now <= want * (1 + 1e-9),
         "%s: it ends after %.6g of virtual time, but could end after %.6g",
-        what, hours.now, want);
+        what, time.now, want);
 }
 
 static void clocks(void) {

@@ -246,9 +246,9 @@ double grade_makespan(const cp_plan *plan, double pair, double message,
                                   .context = &paces,
                                   .layers = 1,
                                   .hidden = 1};
-    cp_hours hours;
-    grade_ok(cp_timeline_run(&timeline, &hours));
-    return hours.now;
+    cp_rank_time time;
+    grade_ok(cp_timeline_run(&timeline, &time));
+    return time.now;
 }
 
 static void stroke_bar(void *context, const cp_bar *bar) {
@@ -273,9 +273,9 @@ void grade_draw_clocks(const cp_plan *plan, double pair, double message,
                                   .context = &paces,
                                   .layers = 1,
                                   .hidden = 1};
-    cp_hours hours;
+    cp_rank_time time;
     grade_strokes_clear();
-    if (cp_timeline_run(&timeline, &hours) != CP_OK)
+    if (cp_timeline_run(&timeline, &time) != CP_OK)
         grade_strokes_clear();
 }
 
