@@ -4,6 +4,7 @@
 #include "model/session.h"
 #include "group/agree.h"
 #include "plan/check.h"
+#include "reference/model/model.h"
 #include "variants/choose.h"
 #include "model/arena.h"
 #include "model/sample.h"
@@ -492,6 +493,17 @@ LOOP(test_failures_leave_no_trace, 0, 8) {
         must(cp_session_logits(calm, 0, 1, rows[0]));
         must(cp_session_logits(disturbed, 0, 1, rows[1]));
         ck_assert_mem_eq(rows[0], rows[1], bytes);
+    }
+}
+
+/* So that no vector of a tile lies on two lines. */
+TEST(weights_begin_on_cache_lines) {
+    open_tiny(&(tiny_gguf_options){.query = CP_GGUF_Q4_1});
+    const cp_llama *model = cp_llama_of(f.model);
+    for (int64_t layer = 0; layer < f.model->facts.layers; layer++) {
+        const cp_llama_tensor *query =
+            &model->tensors[cp_weight_index(CP_WEIGHT_QUERY, layer)];
+        ck_assert_uint_eq((uintptr_t)query->matrix.tiles % 64, 0);
     }
 }
 

@@ -63,8 +63,8 @@ cp_status cp_llama_open(const cp_gguf *file, cp_model **out) {
     if (load.arena.overflows)
         return cp_fail(CP_MEMORY, "the weights' bytes overflow");
     facts->weight_bytes = load.arena.used;
-    CP_TRY(cp_allocate(&model->memory, facts->weight_bytes, 1,
-                       "the model's weights"));
+    CP_TRY(cp_allocate_lines(&model->memory, facts->weight_bytes, 1,
+                             "the model's weights"));
     load.arena = (cp_arena){.align = LINE, .memory = model->memory};
     return cp_facts_tensors(file, facts, take, &load);
 }
