@@ -14,7 +14,7 @@ lay_quants(quant_at *quant, const unsigned char *block, int first, int lane,
     for (int k = 0; k < CP_DEPTH; k++) {
         const uint32_t q = (uint32_t)quant(block, first + k);
         words[k % 16 / 4] |= (q & 15) << (8 * (k % 4) + 4 * (k / 16));
-        above[bits * k / 32] |= (q >> 4) << bits * k % 32;
+        above[k / 4 * bits / 8] |= (q >> 4) << (8 * (k % 4) + k / 4 * bits % 8);
     }
     for (int w = 0; w < 4; w++)
         low->words[w][lane] = (int32_t)words[w];
@@ -57,8 +57,9 @@ static void block_q8_0(const unsigned char *block, int group, int lane,
     tile->scale[group][lane] = (uint16_t)cp_u16(block);
     for (int w = 0; w < 8; w++)
         tile->words[group][w][lane] =
-            (int32_t)(cp_u16(block + 2 + 4 * w) | cp_u16(block + 4 + 4 * w)
-                                                      << 16);
+            (int32_t)((cp_u16(block + 2 + 4 * w) | cp_u16(block + 4 + 4 * w)
+                                                       << 16) ^
+                      0x80808080);
 }
 ROW(q8_0, 1, 34)
 

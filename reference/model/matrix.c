@@ -51,22 +51,40 @@ static inline words low_at(const nibbles *from, int lane, int input) {
     return words_at(from->words[byte / 4] + lane) >> 4 * nibble;
 }
 
-static inline words byte_at(const int32_t *from, int byte) {
-    const words up = words_at(from) << (24 - 8 * byte);
-    return up >> 24;
-}
-
+/* The bits above the lowest four, of four inputs: in the upper half of each
+ * byte, below others. */
 static inline words high_at(const int32_t (*high)[CP_LANES], int bits, int lane,
                             int input) {
-    const int at = bits * input;
-    const words found = words_at(high[at / 32] + lane);
-    if (at % 32 < 4)
-        return found << (4 - at % 32);
-    return found >> (at % 32 - 4);
+    const int at = input / 4 * bits;
+    const words found = words_at(high[at / 8] + lane);
+    if (at % 8 < 4)
+        return found << (4 - at % 8);
+    return found >> (at % 8 - 4);
+}
+
+/* Four inputs, a byte each. */
+static inline words bytes_at(const nibbles *low,
+                             const int32_t (*high)[CP_LANES], int bits,
+                             int lane, int input) {
+    const words below = low_at(low, lane, input / 4 * 4);
+    return (below & 0x0F0F0F0F) |
+           (high_at(high, bits, lane, input) & ~0x0F0F0F0F);
 }
 
 static inline lanes float_of(words quants) {
     return __builtin_convertvector(quants, lanes);
+}
+
+/* The lowest six or eight bits of a byte as a float, 2^bits too large: they
+ * become the first digits after its leading one. */
+static inline lanes raised(words bytes, int byte, int bits) {
+    const int up = 23 - bits - 8 * byte;
+    const int mask = ((1 << bits) - 1) << (23 - bits);
+    if (up > 0)
+        bytes = bytes << up;
+    else
+        bytes = bytes >> -up;
+    return (lanes)((bytes & mask) | (127 + bits) << 23);
 }
 
 /* The lowest four bits as a float: of sixteen lanes, one permutation. */
@@ -90,13 +108,13 @@ static inline lanes floats_at(const float *from) {
     return *(lanes *)memcpy(&loaded, from, sizeof(loaded));
 }
 
-/* The four bits of low, and those of high above, as a float. */
-static inline lanes five_bits(words low, words high) {
+/* The lowest five bits as a float. */
+static inline lanes five_bits(words quants) {
 #if defined(__AVX512F__) && !defined(__clang__)
     const lanes first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return __builtin_shuffle(first, first + 16.0f, (low & 15) | (high & ~15));
+    return __builtin_shuffle(first, first + 16.0f, quants);
 #else
-    return float_of((low & 15) | (high & 16));
+    return float_of(quants & 31);
 #endif
 }
 
@@ -169,7 +187,7 @@ FACTORS(q4_0, SCALE, -8.0f * scale)
 FACTORS(q4_1, SCALE, MINIMUM)
 FACTORS(q5_0, SCALE, -16.0f * scale)
 FACTORS(q5_1, SCALE, MINIMUM)
-FACTORS(q8_0, SCALE, 0.0f * scale)
+FACTORS(q8_0, SCALE, -(256.0f + 128.0f) * scale)
 FACTORS(q4_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
 FACTORS(q5_k, SCALE *OF_PART(scale), -MINIMUM *OF_PART(minimum))
 FACTORS(iq4_nl, SCALE, 0.0f * scale)
@@ -182,7 +200,8 @@ static inline factors factors_q6_k(const void *from, cursor at) {
     const int8_t(*scales)[CP_LANES] = tile->part[at.part].scale[at.group];
     const lanes one = SCALE * signed_scales_at(&scales[0][at.lane]);
     const lanes two = SCALE * signed_scales_at(&scales[1][at.lane]);
-    return (factors){{one, two}, {-32.0f * one, -32.0f * two}};
+    return (factors){{one, two},
+                     {-(64.0f + 32.0f) * one, -(64.0f + 32.0f) * two}};
 }
 
 static inline factors no_factors(const void *from, cursor at) {
@@ -197,19 +216,20 @@ static inline factors no_factors(const void *from, cursor at) {
         return number;                                                         \
     }
 #define LOW(of) low_at(&(of).low[at.group], at.lane, input)
-#define HIGH(of, bits) high_at((of).high[at.group], bits, at.lane, input)
+#define BYTES(of, bits)                                                        \
+    bytes_at(&(of).low[at.group], (of).high[at.group], bits, at.lane, input)
+#define FIVE(of) five_bits(BYTES(of, 1) >> 8 * (input % 4))
 NUMBER(q4_0, four_bits(LOW(*tile)))
 NUMBER(q4_1, four_bits(LOW(*tile)))
 NUMBER(q4_k, four_bits(LOW(tile->part[at.part])))
 NUMBER(iq4_nl, level_of(LOW(*tile)))
 NUMBER(iq4_xs, level_of(LOW(tile->part[at.part])))
-NUMBER(q5_0, five_bits(LOW(*tile), HIGH(*tile, 1)))
-NUMBER(q5_1, five_bits(LOW(*tile), HIGH(*tile, 1)))
-NUMBER(q5_k, five_bits(LOW(tile->part[at.part]), HIGH(tile->part[at.part], 1)))
-NUMBER(q6_k, float_of((LOW(tile->part[at.part]) & 15) |
-                      (HIGH(tile->part[at.part], 2) & 48)))
-NUMBER(q8_0,
-       float_of(byte_at(&tile->words[at.group][input / 4][at.lane], input % 4)))
+NUMBER(q5_0, FIVE(*tile))
+NUMBER(q5_1, FIVE(*tile))
+NUMBER(q5_k, FIVE(tile->part[at.part]))
+NUMBER(q6_k, raised(BYTES(tile->part[at.part], 2), input % 4, 6))
+NUMBER(q8_0, raised(words_at(&tile->words[at.group][input / 4][at.lane]),
+                    input % 4, 8))
 NUMBER(f16, widen(&tile->numbers[at.group][input][at.lane]))
 NUMBER(bf16, (lanes)(halves_at(&tile->numbers[at.group][input][at.lane]) << 16))
 NUMBER(f32, floats_at(&tile->numbers[at.group][input][at.lane]))

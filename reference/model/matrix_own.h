@@ -43,7 +43,7 @@ typedef struct {
 
 typedef struct {
     uint16_t scale[2][CP_LANES];
-    int32_t words[2][8][CP_LANES]; /* four bytes each */
+    int32_t words[2][8][CP_LANES]; /* four bytes each, 128 higher */
 } q8_0_tile;
 
 typedef struct {
