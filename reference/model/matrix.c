@@ -243,7 +243,7 @@ typedef struct {
     lanes (*number)(const void *tile, cursor at, int input);
 } tile_reader;
 
-enum { PAGE = 4096, LINE = 64 };
+enum { LINE = 64, NEAR = 1024, FAR = 16384 };
 
 static inline __attribute__((always_inline)) lanes
 weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
@@ -254,18 +254,21 @@ weight_at(tile_reader r, const void *tile, cursor at, const factors *f,
                         : fused(number, f->scale[side], f->shift[side]);
 }
 
-/* Ask for the lines that begin among these bytes. */
+/* Ask for as many lines as begin among these bytes: some way ahead into the
+ * first cache, further ahead into the second. */
 static inline __attribute__((always_inline)) void
 fetch(const char *memory, int64_t first, int64_t end) {
-    for (int64_t at = (first + LINE - 1) / LINE * LINE; at < end; at += LINE)
-        __builtin_prefetch(memory + at);
+    for (int64_t at = (first + LINE - 1) / LINE * LINE; at < end; at += LINE) {
+        __builtin_prefetch(memory + at + NEAR);
+        __builtin_prefetch(memory + at + FAR, 0, 2);
+    }
 }
 
 static inline __attribute__((always_inline)) void
 add_part(tile_reader r, const void *tile, int part, const float *x,
          float (*sums)[CP_LANES]) {
     const int64_t bytes = r.bytes / r.parts;
-    const char *ahead = (const char *)tile + bytes * part + PAGE;
+    const char *from = (const char *)tile + bytes * part;
 #pragma GCC unroll 4
     for (int i = 0; i < CP_LANES; i += TOGETHER) {
         const cursor left = {part, 0, i}, right = {part, 1, i};
@@ -274,7 +277,7 @@ add_part(tile_reader r, const void *tile, int part, const float *x,
 #pragma GCC unroll 32
         for (int k = 0; k < CP_DEPTH; k++) {
             if (i == 0)
-                fetch(ahead, bytes * k / CP_DEPTH, bytes * (k + 1) / CP_DEPTH);
+                fetch(from, bytes * k / CP_DEPTH, bytes * (k + 1) / CP_DEPTH);
             const lanes input = x[k] - (lanes){0};
             one = fused(weight_at(r, tile, left, &f[0], k), input, one);
             two = fused(weight_at(r, tile, right, &f[1], k), input, two);
