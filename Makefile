@@ -361,7 +361,7 @@ model: ## fetch SmolLM2-135M-Instruct (93 MB) into the user's cache, and verify 
 	@# Never overwrite a file that the user names.
 	@$(if $(filter file,$(origin MODEL)),tests/harness/fetch-model $(MODEL),test -r $(MODEL) || { echo "no model at $(MODEL)" >&2; exit 1; })
 door: ## compile and run the ring in one file, reference/door.c (RANKS=4 TOKENS=96)
-	@mkdir -p $(B); $(CC) -O2 -pthread -o $(B)/door reference/door.c -lm && $(B)/door $(RANKS) $(TOKENS)
+	@mkdir -p $(B); $(CC) -O2 -pthread -o $(B)/door reference/door.c -lm && $(B)/door $(or $(RANKS),4) $(or $(TOKENS),96)
 demo: ## install, build, fetch the model, and hold a conversation over four ranks
 	@$(call install,$(FOR_BUILD))
 	+@$(again) all model

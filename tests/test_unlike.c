@@ -93,10 +93,10 @@ TEST(shares_by_speed_and_ring_order_save_time) {
     ck_assert(simulated(HOME "--order best") == even);
     accepted("$L choose --tensor 1 --new 32K --machine " HOME, "if it fits");
     accepted("$L choose --tensor 1 --new 1K --machine " HOME,
-             "s,\n     and the ring is faster for no prompt");
+             "s,\n          and the ring is faster for no prompt");
     accepted("$L choose --tensor 1 --new 1K --placement uneven:1,1,5 "
              "--machine " HOME,
-             "s,\n     and the ring is faster from 6");
+             "s,\n          and the ring is faster from 6");
     accepted("$L choose --new 1K --ranks 4", "the ring is faster from ");
     refused(2, "gtt has the links of 0 devices; expected 4",
             "$L simulate --new 1K --order best");

@@ -172,7 +172,8 @@ static void verdicts_print(const choose_run *run) {
         return;
     const cp_forecast *alone = &run->alone;
     const double all = alone->weights + alone->cache + alone->buffers;
-    printf("\noff: one device takes %.4g s%s,\n     and the ring is faster ",
+    printf("\n--cp off: one rank alone takes %.4g s%s,\n"
+           "          and the ring is faster ",
            alone->seconds,
            all > run->call.hardware.memory ? ", if it fits" : "");
     if (run->together > CP_TOGETHER_MOST)

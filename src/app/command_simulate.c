@@ -301,7 +301,8 @@ int cp_command_simulate(int count, char *const *arguments) {
          "bytes of a number in partials that are sent (default: as in the "
          "model's cache)"},
         {"set", CP_WORDS, &run.set, "FIELD=VALUE",
-         "change a constant of the machine; may be repeated"},
+         "change a constant of the machine, in the unit of a description "
+         "(link_rate=25 is 25 GB/s); may be repeated"},
         {"seed", CP_COUNT, &run.call.scenario.seed, "S",
          "seed of the jitter (default 0)"},
         {"trace", CP_OUTPUT, &run.trace, "OUT.json",

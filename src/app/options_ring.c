@@ -33,8 +33,8 @@ cp_status cp_command_ranks(int64_t *ranks, int64_t tensor) {
     if (!joined || *ranks * tensor == group->ranks)
         return CP_OK;
     return cp_refuse(
-        "--ranks %ld: the launcher started %d processes; expected %ld", *ranks,
-        group->ranks, *ranks * tensor);
+        "--ranks %ld: the launcher started %d process%s; expected %ld", *ranks,
+        group->ranks, group->ranks == 1 ? "" : "es", *ranks * tensor);
 }
 
 cp_status cp_command_backend(int choice, double timeout,
