@@ -18,7 +18,7 @@
 #include "plan/check.h"
 #include "variants/variants.h"
 
-enum { LAYERS = 2, MOST_RANKS = 16 };
+enum { LAYERS = 2, MOST_RANKS = 32 };
 
 /* The tensors of a token; the last three only with an indexer. */
 enum { QUERY = 1, KEY, VALUE, INDEX_QUERY, INDEX_WEIGHT, INDEX_KEY, WHATS };

@@ -146,9 +146,18 @@ TEST(any_order_of_merges_gives_the_same_root) {
     }
 }
 
-static const cp_shape shapes[] = {
-    {6, 2, 40},  {16, 1, 96},           {3, 3, 17},
-    {8, 2, 128}, {16, 2, 40, 32, true}, {4, 1, 24, 33}};
+static const cp_shape shapes[] = {{6, 2, 40},
+                                  {16, 1, 96},
+                                  {3, 3, 17},
+                                  {8, 2, 128},
+                                  {16, 2, 40, 32, true},
+                                  {4, 1, 24, 33},
+                                  {6, 2, 40, .window = 1},
+                                  {3, 3, 17, .window = 63},
+                                  {16, 1, 96, .window = 64},
+                                  {4, 1, 24, 33, .window = 65},
+                                  {16, 2, 40, 32, true, .window = 150},
+                                  {8, 2, 128, .window = 3000}};
 
 static void attend_exactly(problem *p, int threads) {
     cp_attention call = call_of(p, threads);
@@ -273,7 +282,7 @@ LOOP(unseen_keys_may_be_nan, 0, COUNT_OF(shapes)) {
     poison_the_future(&many, harness_uniform, attend_by_two);
 }
 
-enum { SEQUENCES = 3, ROOM = 2304, RANKS = 10 };
+enum { SEQUENCES = 3, ROOM = 2304, RANKS = 11 };
 
 /* The same tokens in other turns, by P (pass-KV), Q, A, U or M; in steps by D,
  * G, S, O, T or H. Answers of + are not computed. */
@@ -337,15 +346,23 @@ static void converse(cp_shape shape, int ranks, const char *turns,
     rig_close(&rig);
 }
 
-LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 2 * RANKS) {
-    static const cp_shape of[] = {{16, 2, 8}, {6, 3, 20, 12}};
-    static const int ranks[RANKS] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+LOOP(ranks_variants_and_turns_leave_the_bits_alone, 0, 8 * RANKS) {
+    static const cp_shape of[] = {{16, 2, 8},
+                                  {6, 3, 20, 12},
+                                  {16, 2, 8, .window = 1},
+                                  {6, 3, 20, 12, .window = 63},
+                                  {16, 2, 8, .window = 64},
+                                  {4, 2, 9, .window = 65},
+                                  {6, 3, 20, 12, .window = 1000},
+                                  {16, 2, 8, .window = 9000}};
+    static const int ranks[RANKS] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32};
     const cp_shape shape = of[_i / RANKS];
     uint64_t *bits = calloc((size_t)(SEQUENCES * ROOM * shape.query_heads), 8);
     converse(shape, 1, histories[0], bits, 0);
     converse(shape, 1, histories[LATER], bits, 0);
     for (int h = 0; h < COUNT_OF(histories); h++)
-        if (can_cut(&shape, ranks[_i % RANKS], histories[h]))
+        if ((shape.window == 0 || (h + _i) % 2 == 0) &&
+            can_cut(&shape, ranks[_i % RANKS], histories[h]))
             converse(shape, ranks[_i % RANKS], histories[h], bits,
                      (uint64_t)(_i + h) % 3);
     free(bits);

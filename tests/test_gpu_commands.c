@@ -113,6 +113,7 @@ TEST(attention_alone_is_the_same) {
         {"--history 61 --variant all-gather --ranks 5", 2e-6},
         {"--cached 61 --ranks 2", 2e-6},
         {"--history 40+d12+9 --variant pass-q --ranks 3 --exact-order", 2e-6},
+        {"--history 40+d12+9 --ranks 3 --exact-order --window 20", 2e-6},
         {"--history 40+d12+9 --variant pass-q --ranks 3 --top-k 5 "
          "--indexer $D/iq.npy,$D/ik.npy,$D/iw.npy",
          2e-6},

@@ -148,6 +148,9 @@ static attend_scene scene_of(int ranks, cp_variant variant) {
     return attend_scene;
 }
 
+static const cp_dealing leafwise = {
+    .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
+
 /* The same with an indexer, which has many equal scores. */
 static void choose_keys(attend_scene *attend_scene) {
     const int64_t counts[] = {attend_scene->queries * 2 * 8,
@@ -178,11 +181,15 @@ static void answer(attend_scene *attend_scene, const cp_backend *backend,
 
 static void play_attend(void) {
     const int ranks = cp_process_group_own()->ranks;
-    for (int n = 0; n < 2 * (CP_DECODE + 1); n++) {
-        const int v = n / 2;
+    for (int n = 0; n < 3 * (CP_DECODE + 1); n++) {
+        const int v = n / 3;
         attend_scene attend_scene = scene_of(ranks, (cp_variant)v);
-        if (n % 2 == 1)
+        if (n % 3 == 1)
             choose_keys(&attend_scene);
+        if (n % 3 == 2) {
+            attend_scene.job.shape.window = 30;
+            attend_scene.job.dealing = leafwise;
+        }
         const int64_t floats = attend_scene.queries * 4 * 33;
         float *together = fill(floats, 4), *alone = fill(floats, 5);
         answer(&attend_scene, &cp_backend_threads, alone);
@@ -207,11 +214,10 @@ static void play_disagreement(const char *what) {
     if (rank == 1 && what[0] == 'l')
         attend_scene.job.new_tokens = other;
     if (what[0] == 'o')
-        attend_scene.job.dealing = (cp_dealing){
-            .placement = CP_INTERLEAVE,
-            .block = CP_LEAF_BLOCK,
-            .leaves = true,
-            .owners = cp_owners_first(cp_process_group_own()->ranks)};
+        attend_scene.job.dealing = leafwise;
+    if (what[0] == 'o')
+        attend_scene.job.dealing.owners =
+            cp_owners_first(cp_process_group_own()->ranks);
     /* A leaf without tokens so far. */
     if (what[0] == 'o' && rank == 1)
         attend_scene.job.dealing.owners.rank[CP_LEAVES - 1] = 0;

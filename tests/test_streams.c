@@ -219,13 +219,25 @@ static const struct {
     cp_shape shape;
     cp_element element;
     int ranks;
-} exact[] = {{{4, 2, 8}, CP_F32, 1},      {{4, 2, 8}, CP_F32, 2},
-             {{4, 2, 8}, CP_F32, 3},      {{4, 2, 8}, CP_F32, 4},
-             {{4, 2, 8}, CP_F32, 5},      {{4, 2, 8}, CP_F32, 6},
-             {{4, 2, 8}, CP_F32, 7},      {{4, 2, 8}, CP_F32, 8},
-             {{4, 2, 8}, CP_F32, 9},      {{4, 2, 8}, CP_F32, 16},
-             {{2, 1, 64}, CP_BF16, 2},    {{2, 1, 64}, CP_BF16, 5},
-             {{6, 3, 20, 12}, CP_BF16, 3}};
+} exact[] = {{{4, 2, 8}, CP_F32, 1},
+             {{4, 2, 8}, CP_F32, 2},
+             {{4, 2, 8}, CP_F32, 3},
+             {{4, 2, 8}, CP_F32, 4},
+             {{4, 2, 8}, CP_F32, 5},
+             {{4, 2, 8}, CP_F32, 6},
+             {{4, 2, 8}, CP_F32, 7},
+             {{4, 2, 8}, CP_F32, 8},
+             {{4, 2, 8}, CP_F32, 9},
+             {{4, 2, 8}, CP_F32, 16},
+             {{2, 1, 64}, CP_BF16, 2},
+             {{2, 1, 64}, CP_BF16, 5},
+             {{6, 3, 20, 12}, CP_BF16, 3},
+             /* Windows, shorter and longer than a block. */
+             {{4, 2, 8, .window = 1}, CP_F32, 5},
+             {{4, 2, 8, .window = 65}, CP_F32, 32},
+             {{2, 1, 64, .window = 63}, CP_BF16, 2},
+             {{2, 1, 64, .window = 200}, CP_BF16, 5},
+             {{6, 3, 20, 12, .window = 40}, CP_BF16, 3}};
 
 LOOP(exact_order_leaves_the_bits_alone, 0, COUNT_OF(exact)) {
     talk t = {.shape = exact[_i].shape,

@@ -114,6 +114,8 @@ CP_INLINE keys_of_block find_keys(const cp_device_attention *a,
     walk.hidden = a->shape.window > 0
                       ? (int)(position(block_rows, 0) - a->shape.window)
                       : -1;
+    if (a->leaves != 0) /* a block is a tile, whatever is hidden of it */
+        walk.hidden = (walk.hidden + 1) / CP_LEAF_BLOCK * CP_LEAF_BLOCK - 1;
     if (sequence < 0 || sequence >= a->keys_of.sequences)
         return walk;
     /* Count the tiles that the last row sees. */

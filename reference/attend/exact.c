@@ -57,19 +57,31 @@ static cp_status cut_keys(exact_call *c) {
     return CP_OK;
 }
 
-/* The first piece of a sequence's keys in that leaf or a later one. */
-static int64_t first_of(const exact_call *c, int64_t sequence, int64_t leaf) {
+/* The first piece of a sequence's keys in that leaf, at that position or after
+ * it, or in a later leaf. */
+static int64_t first_of(const exact_call *c, int64_t sequence, int64_t leaf,
+                        int64_t position) {
     int64_t from = 0, to = c->keys.count;
     while (from < to) {
         const int64_t middle = (from + to) / 2;
         const cp_span span = c->keys.items[middle].span;
-        const bool before =
-            span.sequence < sequence ||
-            (span.sequence == sequence && cp_leaf_of(span.start) < leaf);
+        const int64_t piece_leaf = cp_leaf_of(span.start);
+        const bool before = span.sequence < sequence ||
+                            (span.sequence == sequence &&
+                             (piece_leaf < leaf ||
+                              (piece_leaf == leaf && span.start < position)));
         from = before ? middle + 1 : from;
         to = before ? to : middle;
     }
     return from;
+}
+
+/* The first piece of a leaf that a window leaves to a task, with its block. */
+static int64_t first_seen(const exact_call *c, const cp_task *t, int64_t leaf) {
+    const cp_span span = t->queries.span;
+    const int64_t window = c->team.call->shape->window;
+    const int64_t first = window > 0 ? span.start + 1 - window : 0;
+    return first_of(c, span.sequence, leaf, first - first % BLOCK);
 }
 
 /* Take the block that begins at the n-th piece. Returns where the next
@@ -92,13 +104,14 @@ static int64_t take_block(const exact_call *c, int64_t n, cp_leaf_block *b) {
     return n;
 }
 
-/* The number of keys of a block that query r / group sees. */
-static int64_t reach_of(const cp_team *team, const cp_task *t, int64_t r,
-                        const cp_leaf_block *b) {
+/* The keys of a block that query r / group sees. */
+static cp_seen_keys seen_of(const cp_team *team, const cp_task *t, int64_t r,
+                            const cp_leaf_block *b) {
     const cp_span span = t->queries.span;
     const int64_t q = cp_min(r / team->group, span.count - 1);
-    const int64_t past = span.start + q * span.step + 1 - b->start;
-    return cp_max(0, cp_min(past, b->count));
+    return cp_window_seen((cp_span){span.sequence, b->start, b->count, 1},
+                          span.start + q * span.step,
+                          team->call->shape->window);
 }
 
 /* Many rows: a workspace of panels, and answers over 1, 2, 4 ... leaves: each
@@ -186,10 +199,10 @@ static bool mask_non_finite(const exact_workspace *b, const cp_leaf_block *keys,
 /* Restore them for the lanes that see them. */
 static void restore_non_finite(const exact_workspace *b,
                                const cp_leaf_block *keys, int64_t value,
-                               const int64_t *reach, float *sums) {
+                               const cp_seen_keys *seen, float *sums) {
     const int64_t stride = b->buffers.micro->panel_stride;
     for (int64_t i = 0; i < b->buffers.micro->panel; i++)
-        for (int64_t j = 0; j < reach[i]; j++)
+        for (int64_t j = seen[i].from; j < seen[i].end; j++)
             for (int64_t d = 0; d < b->dim; d++)
                 if (!isfinite(keys->values[j][value + d]))
                     sums[d * stride + i] += b->buffers.scores[j * stride + i] *
@@ -197,7 +210,7 @@ static void restore_non_finite(const exact_workspace *b,
 }
 
 static void score_panel(const exact_workspace *b, int64_t panel,
-                        const int64_t *reach) {
+                        const cp_seen_keys *seen) {
     const cp_panels *buffers = &b->buffers;
     const cp_micro *micro = buffers->micro;
     const int64_t dim = buffers->shape->head_dim, slice = micro->slice;
@@ -207,9 +220,12 @@ static void score_panel(const exact_workspace *b, int64_t panel,
                           buffers->keys + j / slice * dim * micro->slice_stride,
                           buffers->queries + panel * dim * stride, false,
                           buffers->scores + j * stride, stride);
-    for (int64_t i = 0; i < lanes; i++)
-        for (int64_t j = reach[i]; j < BLOCK; j++)
+    for (int64_t i = 0; i < lanes; i++) {
+        for (int64_t j = 0; j < seen[i].from; j++)
             buffers->scores[j * stride + i] = -INFINITY;
+        for (int64_t j = seen[i].end; j < BLOCK; j++)
+            buffers->scores[j * stride + i] = -INFINITY;
+    }
     for (int64_t i = 0; i < stride && !b->touched[panel]; i++) {
         buffers->level[panel * stride + i] = -INFINITY;
         buffers->total[panel * stride + i] = 0.0f;
@@ -219,13 +235,13 @@ static void score_panel(const exact_workspace *b, int64_t panel,
 /* Multiply the whole block, however much of it a row sees: keys that it does
  * not see weigh 0. The first block of a leaf starts new sums. */
 static float *attend_panel(const exact_workspace *b, int64_t panel,
-                           const int64_t *reach) {
+                           const cp_seen_keys *seen) {
     const cp_panels *buffers = &b->buffers;
     const cp_micro *micro = buffers->micro;
     const int64_t slice = micro->slice, stride = micro->panel_stride;
     float *sums = buffers->sums + panel * buffers->slices * slice * stride;
     float rescale[CP_PANEL_WIDEST];
-    score_panel(b, panel, reach);
+    score_panel(b, panel, seen);
     if (cp_panels_weigh(buffers, BLOCK, NULL, buffers->level + panel * stride,
                         buffers->total + panel * stride, rescale))
         cp_panels_scale(buffers, rescale, sums);
@@ -243,23 +259,26 @@ static void see_block(const cp_team *team, const cp_task *t,
                       const exact_workspace *b, const cp_leaf_block *keys) {
     const int64_t lanes = b->buffers.micro->panel;
     const int64_t value = t->kv_head * cp_value_step(team->call->shape);
-    if (reach_of(team, t, t->rows - 1, keys) == 0)
+    if (seen_of(team, t, t->rows - 1, keys).end == 0)
         return;
     pack_block(team->call, b, keys, t->kv_head);
-    const bool odd = reach_of(team, t, 0, keys) < keys->count &&
+    const bool odd = (seen_of(team, t, 0, keys).end < keys->count ||
+                      seen_of(team, t, t->rows - 1, keys).from > 0) &&
                      mask_non_finite(b, keys, value);
     for (int64_t panel = 0; panel < b->panels; panel++) {
-        int64_t reach[CP_PANEL_WIDEST];
-        const int64_t least = reach_of(team, t, panel * lanes, keys);
-        for (int64_t i = 0; i < lanes; i++)
-            reach[i] = least == BLOCK
-                           ? BLOCK
-                           : reach_of(team, t, panel * lanes + i, keys);
-        if (reach[lanes - 1] == 0)
+        const int64_t row = panel * lanes;
+        const cp_seen_keys first = seen_of(team, t, row, keys);
+        const cp_seen_keys last = seen_of(team, t, row + lanes - 1, keys);
+        cp_seen_keys seen[CP_PANEL_WIDEST];
+        if (last.end == 0 || first.from == keys->count)
             continue;
-        float *sums = attend_panel(b, panel, reach);
+        for (int64_t i = 0; i < lanes; i++)
+            seen[i] = first.end == BLOCK && last.from == 0
+                          ? first
+                          : seen_of(team, t, row + i, keys);
+        float *sums = attend_panel(b, panel, seen);
         if (odd)
-            restore_non_finite(b, keys, value, reach, sums);
+            restore_non_finite(b, keys, value, seen, sums);
     }
 }
 
@@ -380,8 +399,8 @@ static void do_many(const cp_team *team, const cp_task *t,
                     team->call->queries);
     memset(b.touched, 0, (size_t)b.panels);
     for (int64_t leaf = t->first; leaf < t->last; leaf++) {
-        const int64_t end = first_of(c, sequence, leaf + 1);
-        for (int64_t at = first_of(c, sequence, leaf); at < end;) {
+        const int64_t end = first_of(c, sequence, leaf + 1, 0);
+        for (int64_t at = first_seen(c, t, leaf); at < end;) {
             cp_team_progress(team);
             at = take_block(c, at, &keys);
             see_block(team, t, &b, &keys);
@@ -420,11 +439,11 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
     if (space->memory == NULL)
         return;
     cp_few_begin(&a, t->queries, team->call->queries);
-    const int64_t end = first_of(c, sequence, t->last);
-    const int64_t all = first_of(c, sequence, CP_LEAVES);
+    const int64_t end = first_of(c, sequence, t->last, 0);
+    const int64_t all = first_of(c, sequence, CP_LEAVES, 0);
     /* The next leaf of this thread, if the team takes leaf after leaf. */
-    const int64_t later = first_of(c, sequence, t->first + team->call->threads);
-    int64_t at = first_of(c, sequence, t->first);
+    const int64_t later = first_seen(c, t, t->first + team->call->threads);
+    int64_t at = first_seen(c, t, t->first);
     bool has_next = at < end;
     if (has_next)
         at = take_block(c, at, &next);
@@ -438,8 +457,8 @@ static void do_few(const cp_team *team, const cp_task *t, cp_workspace *space) {
             take_block(c, later, &next);
         cp_team_progress(team);
         for (int64_t r = 0; r < a.few_rows.rows; r++)
-            a.reach[r] = reach_of(team, t, r, &keys);
-        if (a.reach[a.few_rows.rows - 1] > 0)
+            a.seen[r] = seen_of(team, t, r, &keys);
+        if (a.seen[a.few_rows.rows - 1].end > 0)
             cp_few_add(&a, &keys, &next);
     }
     finish_few(team, t, &a);
@@ -451,10 +470,11 @@ static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
 
 static double cost_of(const exact_call *c, const cp_task *t) {
     const cp_span queries = t->queries.span;
-    const int64_t end = first_of(c, queries.sequence, t->last);
+    const int64_t end = first_of(c, queries.sequence, t->last, 0);
     double pairs = 0.0;
-    for (int64_t n = first_of(c, queries.sequence, t->first); n < end; n++)
-        pairs += (double)cp_span_pairs(queries, c->keys.items[n].span);
+    for (int64_t n = first_seen(c, t, t->first); n < end; n++)
+        pairs += (double)cp_window_pairs(queries, c->keys.items[n].span,
+                                         c->team.call->shape->window);
     return t->few ? 4.0 * pairs : pairs;
 }
 
@@ -514,8 +534,6 @@ cp_status cp_attend_exact(const cp_attention *call) {
                  .cut = cut,
                  .work = work,
                  .join = raise_row}};
-    if (call->shape->window > 0)
-        return cp_refuse("windows have no exact order");
     if (micro->panel > CP_PANEL_WIDEST)
         return cp_refuse("panels of %ld rows have no exact order",
                          micro->panel);

@@ -23,7 +23,7 @@ cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows,
     a.weights = cp_workspace_take(space, CP_LEAF_BLOCK * a.lanes);
     a.added = cp_workspace_take(space, a.all * cp_value_dim(shape));
     a.rescale = cp_workspace_take(space, a.lanes);
-    a.reach = (int64_t *)(void *)cp_workspace_take(space, 2 * rows);
+    a.seen = (cp_seen_keys *)(void *)cp_workspace_take(space, 4 * rows);
     return a;
 }
 
@@ -161,14 +161,19 @@ static void score_few(const cp_few *a, const cp_leaf_block *keys) {
     }
 }
 
-/* The weights of a block, [CP_LEAF_BLOCK][lanes]; 0 for keys out of reach. */
+/* The weights of a block, [CP_LEAF_BLOCK][lanes]; 0 for keys that a row does
+ * not see. */
 static void weigh_few(const cp_few *a) {
     const cp_micro micro = {.panel = a->lanes, .panel_stride = a->lanes};
     const cp_panels buffers = {.micro = &micro, .scores = a->weights};
-    for (int64_t row = 0; row < a->all; row++)
-        for (int64_t j = a->reach[row % a->few_rows.rows]; j < CP_LEAF_BLOCK;
-             j++)
-            a->few_rows.scores[row * CP_LEAF_BLOCK + j] = -INFINITY;
+    for (int64_t row = 0; row < a->all; row++) {
+        const cp_seen_keys seen = a->seen[row % a->few_rows.rows];
+        float *scores = a->few_rows.scores + row * CP_LEAF_BLOCK;
+        for (int64_t j = 0; j < seen.from; j++)
+            scores[j] = -INFINITY;
+        for (int64_t j = seen.end; j < CP_LEAF_BLOCK; j++)
+            scores[j] = -INFINITY;
+    }
     for (int64_t i = 0; i < a->lanes; i += LANES)
         for (int64_t j = 0; j < CP_LEAF_BLOCK; j += LANES) {
             const float *rows[LANES];
@@ -206,15 +211,16 @@ static void add_few(const cp_few *a, const cp_leaf_block *keys,
             values[k] = keys->values[cp_min(j + k, keys->count - 1)] +
                         h * cp_value_step(shape);
         for (int64_t r = 0; r < a->few_rows.rows; r++) {
-            const int64_t row = h * a->few_rows.rows + r,
-                          left = a->reach[r] - j;
+            const int64_t row = h * a->few_rows.rows + r;
+            const int64_t first = cp_max(0, a->seen[r].from - j);
+            const int64_t end = cp_min(LANES, a->seen[r].end - j);
             const float *weights = a->weights + j * a->lanes + row;
             for (int64_t k = r; k < cp_min(LANES, soon); k += a->few_rows.rows)
                 fetch(next->keys[j + k] + h * shape->head_dim, shape->head_dim);
-            if (left >= LANES)
+            if (end - first == LANES)
                 add_keys(LANES, dim, values, weights, a->lanes,
                          a->added + row * dim);
-            for (int64_t k = 0; k < left && left < LANES; k++)
+            for (int64_t k = first; k < end && end - first < LANES; k++)
                 add_keys(1, dim, values + k, weights + k * a->lanes, a->lanes,
                          a->added + row * dim);
         }

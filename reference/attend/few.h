@@ -21,7 +21,7 @@ typedef struct {
     float *weights;     /* [CP_LEAF_BLOCK][lanes] */
     float *added;       /* [kv_heads][rows][value_dim] of a block */
     float *rescale;     /* [lanes] */
-    int64_t *reach;     /* [rows] keys that each sees; the caller sets it */
+    cp_seen_keys *seen; /* [rows]; the caller sets it */
 } cp_few;
 
 /* Lay out the rows under each key head in the memory of space. */
@@ -30,8 +30,8 @@ cp_few cp_few_lay_out(const cp_shape *shape, int64_t rows, cp_workspace *space);
 /* Load queries, of all heads; tensor as in cp_attention. */
 void cp_few_begin(const cp_few *few, cp_piece queries, const float *tensor);
 
-/* Attend to the keys of a block that are within reach; some row must see one.
- * Keys of the next block are prefetched. */
+/* Attend to the keys of a block that rows see. Keys of the next block are
+ * prefetched. */
 void cp_few_add(const cp_few *few, const cp_leaf_block *keys,
                 const cp_leaf_block *next);
 

@@ -89,12 +89,11 @@ cp_status cp_plan_build(cp_variant variant, const cp_layout *layout,
         return cp_refuse("%s cannot attend to chosen keys alone; pass-kv, "
                          "pass-q, all-gather and decode can",
                          variants[variant].name);
-    if (shape->window > 0 && (chosen || layout->leaves))
-        return cp_refuse("a window of %ld tokens goes with neither chosen keys "
-                         "nor exact order",
+    if (shape->window > 0 && chosen)
+        return cp_refuse("a window of %ld tokens does not go with chosen keys",
                          shape->window);
     cp_plan_builder *build = chosen ? sparse[variant] : variants[variant].build;
-    if (shape->window > 0 && variant == CP_PASS_KV)
+    if (shape->window > 0 && variant == CP_PASS_KV && !layout->leaves)
         build = cp_plan_window;
     CP_TRY(cp_plan_new(build, layout, shape, options, out));
     (*out)->variant = variant;
