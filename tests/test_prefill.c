@@ -223,6 +223,123 @@ LOOP(prefill_is_that_of_the_oracle, 0, CP_PREFILL_FAST *COUNT_OF(problems)) {
     end();
 }
 
+/* Windows around the lengths of tiles, and longer than the text. */
+static const prefill slid[] = {
+    {{1, 1, 64, .window = 1}, 0, 0, 300, 1, 1.0f, false, false},
+    {{1, 1, 128, .window = 2}, 70, 60, 260, 2, 1.0f, true, false},
+    {{2, 1, 128, .window = 63}, 0, 0, 300, 1, 1.0f, false, false},
+    {{4, 2, 64, .window = 64}, 0, 300, 40, 2, 1.0f, true, false},
+    {{6, 2, 128, .window = 65}, 0, 256, 128, 1, 5.5f, true, false},
+    {{40, 1, 64, .window = 127}, 0, 505, 9, 3, 1.0f, false, false},
+    {{8, 1, 128, .window = 128}, 0, 700, 64, 1, 1.0f, false, false},
+    {{3, 3, 64, .window = 129}, 0, 0, 400, 1, 4.0f, true, false},
+    {{130, 1, 64, .window = 256}, 0, 450, 2, 1, 1.0f, true, true},
+    {{16, 2, 128, .window = 511}, 30, 900, 16, 1, 1.0f, false, false},
+    {{2, 1, 64, .window = 1000}, 0, 1400, 64, 1, 1.0f, false, false},
+    {{4, 2, 128, .window = 400}, 0, 500, 70, 2, 7.0f, false, false},
+    {{2, 1, 64, .window = 5000}, 0, 100, 50, 1, 1.0f, true, false},
+    {{2, 1, 64, .window = INT32_MAX}, 70, 60, 80, 1, 1.0f, true, false},
+    {{4, 2, 64, .window = 9}, 12, 5, 7, 0, 1.0f, true, false},
+};
+
+/* Poison the keys of each sequence that its window hides from all queries. */
+static void poison_hidden(problem *p) {
+    int64_t first[SEQUENCES];
+    const int64_t width = p->shape.kv_heads * p->shape.head_dim;
+    for (int s = 0; s < SEQUENCES; s++)
+        first[s] = INT64_MAX;
+    for (int64_t n = 0; n < p->query_pieces.count; n++) {
+        const cp_span span = p->query_pieces.items[n].span;
+        first[span.sequence] = cp_min(first[span.sequence], span.start);
+    }
+    for (int64_t n = 0; n < p->key_pieces.count; n++) {
+        const cp_piece piece = p->key_pieces.items[n];
+        for (int64_t i = 0; i < piece.span.count; i++)
+            if (piece.span.start + i * piece.span.step <=
+                first[piece.span.sequence] - p->shape.window)
+                for (int64_t j = 0; j < width; j++)
+                    p->keys[(piece.row + i) * width + j] =
+                        p->values[(piece.row + i) * width + j] = NAN;
+    }
+}
+
+LOOP(prompts_see_windows, 0, 2 * COUNT_OF(slid)) {
+    which = CP_PREFILL_FAST;
+    begin(_i + 1);
+    emulator_pretend_hopper(true);
+    if (is_hopper()) {
+        problem *p = new_prefill(&slid[_i / 2], (uint64_t)_i + 1);
+        if (_i % 2 == 1)
+            poison_hidden(p);
+        check_rounded(p);
+    }
+    end();
+}
+
+/* Each sequence has cached keys and new ones, in some pieces, of which every
+ * fifth is another rank's; and some of the queries after the cached keys. */
+static problem *new_batch(cp_shape shape, uint64_t *state) {
+    problem *p = new_problem(shape);
+    int64_t query_row = 1, key_row = 2;
+    for (int64_t s = 0; s < SEQUENCES; s++) {
+        const int64_t cached = (int64_t)(harness_random(state) >> 33) % 600;
+        const int64_t fresh = (int64_t)(harness_random(state) >> 33) % 90;
+        const int64_t all = cached + fresh;
+        for (int64_t at = cached; at < all;) {
+            const int64_t count = cp_min(
+                all - at, 1 + (int64_t)(harness_random(state) >> 33) % 60);
+            cp_pieces_append(&p->query_pieces,
+                             (cp_piece){{s, at, count, 1}, query_row});
+            query_row += count + 1;
+            at += count + (int64_t)(harness_random(state) >> 33) % 20;
+        }
+        for (int64_t at = 0; at < all;) {
+            const int64_t drawn = (int64_t)(harness_random(state) >> 33);
+            const int64_t step = 1 + drawn / 7 % 3 * (drawn % 2);
+            const int64_t count =
+                cp_min(cp_ceil_divide(all - at, step), 1 + drawn / 50 % 400);
+            if (drawn % 5 > 0)
+                cp_pieces_append(&p->key_pieces,
+                                 (cp_piece){{s, at, count, step}, key_row});
+            key_row += count + 1;
+            at += count * step;
+        }
+    }
+    p->merge = harness_random(state) % 2 == 0;
+    prepare(p, 1.0f, draw, state);
+    return p;
+}
+
+LOOP(batches_see_windows, 0, harness_seeds(40)) {
+    static const int64_t windows[] = {1, 63, 64, 65, 127, 128, 129, 300, 700};
+    static const int64_t groups[] = {1, 2, 3, 8, 16, 40};
+    uint64_t state = (uint64_t)_i + 1;
+    harness_random(&state);
+    const uint64_t drawn = harness_random(&state) >> 20;
+    const int64_t heads = 1 + (int64_t)(drawn / 64 % 2);
+    which = CP_PREFILL_FAST;
+    begin(_i + 1);
+    emulator_pretend_hopper(true);
+    if (is_hopper()) {
+        const cp_shape shape = {heads * groups[drawn % COUNT_OF(groups)], heads,
+                                drawn / 128 % 2 == 0 ? 64 : 128,
+                                .window = windows[_i % COUNT_OF(windows)]};
+        problem *p = new_batch(shape, &state);
+        poison_hidden(p);
+        check_rounded(p);
+    }
+    end();
+}
+
+TEST(the_plain_kernel_alone_refuses_windows) {
+    const cp_device_attention call = {.shape = {2, 1, 64, .window = 9}};
+    hold(cp_device_takes(CP_ATTEND_HOPPER, &call.shape, CP_BF16, 90));
+    ck_assert_int_eq(cp_device_prefill(&call, CP_PREFILL_PLAIN, NULL),
+                     cudaErrorInvalidValue);
+    ck_assert_int_eq(cp_device_prefill(&call, CP_PREFILL_FAST, NULL),
+                     cudaSuccess);
+}
+
 /* One split, and more splits than tiles of keys. */
 LOOP(few_rows_are_those_of_the_oracle, 0, 4 * COUNT_OF(few)) {
     static const int parts[] = {1, 2, 7, 40};

@@ -262,8 +262,8 @@ LOOP(exact_order_leaves_the_bits_alone, 0, COUNT_OF(exact)) {
     end();
 }
 
-/* Prompts long enough for Hopper's kernel, then a word; and the same on a GPU
- * that is not Hopper. */
+/* Prompts long enough for Hopper's kernel, then a word, with a window or
+ * without; and the same on a GPU that is not Hopper. */
 LOOP(tensor_cores_walk_too, 0, 6 * emulator_pretends()) {
     if (HARNESS_SANITIZED && _i % 4 != 1) /* two ranks on each GPU */
         return;
@@ -274,6 +274,7 @@ LOOP(tensor_cores_walk_too, 0, 6 * emulator_pretends()) {
               .element = CP_BF16,
               .sequences = 2,
               .room = 400};
+    t.shape.window = _i % 2 == 1 ? 90 : 0;
     open_talk(&t);
     for (int turn = 0; turn < 4; turn++) {
         const int64_t fresh[] = {turn == 3 ? 1 : 200 - 80 * turn,

@@ -237,8 +237,6 @@ bool cp_device_takes(cp_attend_kernel kernel, const cp_shape *shape,
                      cp_element element, int capability) {
     if (cp_device_uneven(shape) || kernel == CP_ATTEND_LOOPS)
         return kernel == CP_ATTEND_LOOPS;
-    if (kernel == CP_ATTEND_HOPPER && shape->window > 0)
-        return false;
     return element == CP_BF16 &&
            (kernel >= CP_ATTEND_HOPPER
                 ? capability == 90 && cp_device_prefill != NULL

@@ -165,8 +165,8 @@ cudaError_t cp_device_merge(const cp_device_merge_args *, cudaStream_t);
 cudaError_t cp_device_copy(const cp_device_copy_args *, cudaStream_t);
 
 /* Hopper's kernels, as cp_device_attend: for prompts, in one split, the plain
- * one or the fast one; and for few rows. They are in the next chapter; without
- * it these are NULL. */
+ * one, which takes no window, or the fast one; and for few rows. They are in
+ * the next chapter; without it these are NULL. */
 enum { CP_PREFILL_PLAIN = 1, CP_PREFILL_FAST };
 cudaError_t cp_device_prefill(const cp_device_attention *, int which,
                               cudaStream_t) __attribute__((weak));

@@ -18,6 +18,7 @@ typedef struct {
     stage_cursor keys, values, run, item;
     int left, flags; /* left: tiles */
     int seen[2];     /* how many of the run's keys each of the two rows sees */
+    int hidden[2];   /* with a window: the first of these, which it hides */
     bool arrived;    /* the next tile's keys, as far as is known */
 } progress;
 
@@ -26,8 +27,12 @@ CP_ALWAYS void take_run(const block_memory *block, progress *at) {
     barrier_wait(&block->barriers->runs_full[at->run.stage], at->run.phase);
     at->left = uniform(run->tiles);
     at->flags = uniform(run->flags);
-    CP_EACH(h, 2)
+    CP_EACH(h, 2) {
         at->seen[h] = run->seen[row_of_thread(h)];
+        if (block->window)
+            at->hidden[h] =
+                block->hidden[at->run.stage * ROWS + row_of_thread(h)];
+    }
     __syncwarp();
     let_go(&block->barriers->runs_empty[at->run.stage]);
     advance(&at->run);
@@ -101,10 +106,12 @@ CP_ALWAYS void end_values(const block_memory *block, progress *at,
 /* 2^32, with room for sums of values that are themselves large. */
 #define HIGHEST 4294967296.0f
 
-CP_ALWAYS void mask_tile(const progress *at, consumer *c) {
+CP_ALWAYS void mask_tile(const block_memory *block, const progress *at,
+                         consumer *c) {
     const int before = (at->left - 1) * KEYS;
     const int limit[2] = {at->seen[0] - before, at->seen[1] - before};
-    mask_scores(c->scores, limit);
+    const int hidden[2] = {at->hidden[0] - before, at->hidden[1] - before};
+    mask_scores(c->scores, block->window ? hidden : NULL, limit);
 }
 
 /* Turn half of a row's scores into weights, and add them to two of the four
@@ -162,7 +169,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
     float sums[4] = {rows->total[0], 0.0f, rows->total[1], 0.0f};
     begin_both(block, at, c);
     if (masked)
-        mask_tile(at, c);
+        mask_tile(block, at, c);
     weigh_half(c, 0, scale, sums);
     look_ahead(block, at, sums[1]);
     weigh_half(c, 1, scale, sums);
@@ -176,7 +183,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
         /* Weigh again, with a new level. */
         score_again(block, at, c);
         if (masked)
-            mask_tile(at, c);
+            mask_tile(block, at, c);
         weigh_tile(c->scores, rows, c->factor, scale);
         rescale(c->sums, c->factor, block->boxes);
         pair_weights(c->weights, c->scores);
@@ -192,7 +199,7 @@ CP_ALWAYS void attend_tile(const block_memory *block, progress *at, consumer *c,
 CP_ALWAYS void weigh_first(const block_memory *block, progress *at, consumer *c,
                            float scale) {
     end_keys(block, at);
-    mask_tile(at, c);
+    mask_tile(block, at, c);
     CP_EACH(h, 2) {
         c->rows.level[h] = -INFINITY;
         c->rows.total[h] = 0.0f;
@@ -214,7 +221,8 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     /* Begin to consume. */
     const block_memory block = *parts;
     const float scale = score_scale(dim);
-    progress at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0, 0, {0, 0}, false};
+    const int leading = block.window ? 0 : MASKED; /* an item's first tiles */
+    progress at = {{0, 0}, {0, 0}, {0, 0}, {0, 0}, 0, 0, {0, 0}, {0, 0}, false};
     consumer c;
     c.group = uniform((int)threadIdx.x / GROUP);
     c.step = (uint32_t)block.boxes * BOX / 16;
@@ -238,10 +246,10 @@ CP_ALWAYS void attend_items(const prefill_call *a, const block_memory *parts,
     CP_UNROLL for (int i = 0; i < 32 * block.boxes; i++) c.sums[i] = 0.0f;
     next_tile(&block, &at);
     for (;;) {
-        CP_NO_UNROLL while (at.flags == MASKED)
-            attend_tile(&block, &at, &c, scale, true);
-        CP_NO_UNROLL while (at.flags == 0)
-            attend_tile(&block, &at, &c, scale, false);
+        CP_NO_UNROLL while (at.flags == leading)
+            attend_tile(&block, &at, &c, scale, leading == MASKED);
+        CP_NO_UNROLL while (at.flags == (leading ^ MASKED))
+            attend_tile(&block, &at, &c, scale, leading != MASKED);
         if (at.flags & OVER)
             break;
         /* Begin an item while the one before it ends. */
@@ -279,9 +287,9 @@ CP_ALWAYS void clean_queries(const prefill_call *a, const block_memory *block) {
     async_fence();
 }
 
-CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim) {
+CP_ALWAYS void attend_in_turns(const prefill_call *a, int dim, bool window) {
     CP_DYNAMIC(shared);
-    const block_memory block = lay_out(shared, dim);
+    const block_memory block = lay_out(shared, dim, window);
     clean_queries(a, &block);
     /* Begin the block's barriers. */
     if (threadIdx.x == 0)
@@ -327,14 +335,16 @@ static cudaError_t prepare(const cp_device_attention *call, prefill_call *out) {
     return error;
 }
 
-#define PREFILL(name, dim, threads)                                            \
-    CP_KERNEL_ALONE(prefill_##name##_##dim, prefill_call, threads) {           \
-        attend_##name(&a, dim);                                                \
+#define PREFILL(name, threads, attend)                                         \
+    CP_KERNEL_ALONE(prefill_##name, prefill_call, threads) {                   \
+        attend;                                                                \
     }
-PREFILL(plainly, 64, WITHOUT_PRODUCER)
-PREFILL(plainly, 128, WITHOUT_PRODUCER)
-PREFILL(in_turns, 64, WITH_PRODUCER)
-PREFILL(in_turns, 128, WITH_PRODUCER)
+PREFILL(plainly_64, WITHOUT_PRODUCER, attend_plainly(&a, 64))
+PREFILL(plainly_128, WITHOUT_PRODUCER, attend_plainly(&a, 128))
+PREFILL(in_turns_64, WITH_PRODUCER, attend_in_turns(&a, 64, false))
+PREFILL(in_turns_128, WITH_PRODUCER, attend_in_turns(&a, 128, false))
+PREFILL(window_64, WITH_PRODUCER, attend_in_turns(&a, 64, true))
+PREFILL(window_128, WITH_PRODUCER, attend_in_turns(&a, 128, true))
 
 /* A block for each item; or persistent ones, one for each multiprocessor. */
 static cudaError_t blocks_for(int which, const prefill_call *a,
@@ -360,6 +370,9 @@ cudaError_t cp_device_prefill(const cp_device_attention *call, int which,
     const int64_t dim = call->shape.head_dim;
     int64_t blocks;
     cudaError_t error = cudaSuccess;
+    const bool window = call->shape.window > 0;
+    if (window && which == CP_PREFILL_PLAIN)
+        return cudaErrorInvalidValue;
     if (call->queries_of.room == 0)
         return cudaSuccess;
     error = prepare(call, &a);
@@ -367,10 +380,11 @@ cudaError_t cp_device_prefill(const cp_device_attention *call, int which,
         error = blocks_for(which, &a, &blocks);
     if (error != cudaSuccess)
         return error;
-    const size_t bytes = shared_bytes(dim);
+    const size_t bytes = shared_bytes(dim, window);
     return which == CP_PREFILL_PLAIN
                ? LAUNCH(plainly, call->shape.kv_heads, WITHOUT_PRODUCER)
-               : LAUNCH(in_turns, 1, WITH_PRODUCER);
+           : window ? LAUNCH(window, 1, WITH_PRODUCER)
+                    : LAUNCH(in_turns, 1, WITH_PRODUCER);
 }
 
 int64_t cp_device_prefill_tile(const cp_shape *shape) {

@@ -43,14 +43,16 @@ CP_ALWAYS item_of_work find_item(const prefill_call *call, uint32_t n) {
     return item;
 }
 
-/* How many keys of a piece a query sees. */
-CP_ALWAYS int seen_from(int position, const cp_piece *keys) {
+/* How many keys of a piece a query sees that is so far before this position: a
+ * window hides from a query those that one a window before it sees. */
+CP_ALWAYS int seen_before(int position, int distance, const cp_piece *keys) {
     const int past = position - (int)keys->span.start;
     const int step = (int)keys->span.step, count = (int)keys->span.count;
-    if (past < 0)
+    if (past < distance)
         return 0;
+    const int far = past - distance;
     const int seen =
-        (step == 1 ? past : (int)((uint32_t)past / (uint32_t)step)) + 1;
+        (step == 1 ? far : (int)((uint32_t)far / (uint32_t)step)) + 1;
     return seen < count ? seen : count;
 }
 
@@ -76,26 +78,59 @@ typedef struct {
     int begins;
 } handed_on;
 
-/* Hand on the masked tiles of a piece, or the unmasked ones. */
+/* The tiles of a piece begin at the first key that a row of the item sees.
+ * Three parts of them: those that each row sees completely, those that
+ * causality or the piece's end cuts, and those that a window cuts. */
+enum { FULL, LATEST, EARLIEST };
+
+typedef struct {
+    int before, tiles; /* before: keys of the piece before the first of them */
+} part_of_piece;
+
+CP_ALWAYS part_of_piece find_part(const block_memory *block,
+                                  const cp_piece *piece, int which,
+                                  int window) {
+    /* Seen by the first and the last row, then hidden from them. */
+    const int lane = (int)threadIdx.x % 32;
+    const int keys =
+        seen_before(block->positions[lane % 2 * (ROWS - 1)],
+                    block->window ? lane / 2 % 2 * window : 0, piece);
+    const int hidden = block->window ? from_lane(keys, 2) : 0;
+    int full =
+        block->window ? (from_lane(keys, 3) - hidden + KEYS - 1) / KEYS : 0;
+    int latest = (from_lane(keys, 0) - hidden) / KEYS;
+    int end = (from_lane(keys, 1) - hidden + KEYS - 1) / KEYS;
+    if (block->window && full > latest)
+        full = latest = 0;
+    /* The part between two of these. */
+    const bool earliest = block->window && which == EARLIEST;
+    const int first = which == LATEST ? latest : earliest ? 0 : full;
+    end = which == LATEST ? end : earliest ? full : latest;
+    const part_of_piece part = {hidden + first * KEYS, end - first};
+    return part;
+}
+
 CP_ALWAYS void hand_on_run(const block_memory *block, const cp_piece *piece,
-                           int masked, handed_on *done) {
+                           int which, int window, handed_on *done) {
     const int lane = (int)threadIdx.x % 32, n = done->run.stage;
-    const int full = seen_from(block->positions[0], piece) / KEYS;
-    const int most = seen_from(block->positions[ROWS - 1], piece);
-    const int all = (most + KEYS - 1) / KEYS;
-    const int first = masked ? full : 0, tiles = (masked ? all : full) - first;
+    const part_of_piece part = find_part(block, piece, which, window);
     run_of_keys *run = &block->runs[n];
-    if (tiles == 0)
+    if (part.tiles == 0)
         return;
     barrier_wait(&block->barriers->runs_empty[n], done->run.phase ^ 1);
     if (lane == 0) {
-        run->tiles = tiles;
-        run->flags = masked | done->begins;
-        run->row = (int)piece->row + first * KEYS;
-        run->count = (int)piece->span.count - first * KEYS;
+        run->tiles = part.tiles;
+        run->flags = (block->window ? which > FULL : which) | done->begins;
+        run->row = (int)piece->row + part.before;
+        run->count = (int)piece->span.count - part.before;
     }
-    CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) run->seen[r] =
-        seen_from(block->positions[r], piece) - first * KEYS;
+    CP_NO_UNROLL for (int r = lane; r < ROWS; r += 32) {
+        const int position = block->positions[r];
+        run->seen[r] = seen_before(position, 0, piece) - part.before;
+        if (block->window)
+            block->hidden[n * ROWS + r] =
+                seen_before(position, window, piece) - part.before;
+    }
     __syncwarp();
     let_go(&block->barriers->runs_full[n]);
     advance(&done->run);
@@ -128,7 +163,8 @@ CP_ALWAYS void begin_item(const prefill_call *a, const block_memory *block,
     done->begins = BEGINS;
 }
 
-/* First the masked tiles of all pieces, then the unmasked ones. */
+/* First the masked tiles of all pieces, then the unmasked ones. With a window,
+ * whose masked tiles may be hidden from many rows, the unmasked ones first. */
 CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
                             const item_of_work *item, int dim,
                             handed_on *done) {
@@ -137,10 +173,13 @@ CP_ALWAYS void hand_on_item(const prefill_call *a, const block_memory *block,
         item->sequence >= 0 && item->sequence < (int)lists->sequences;
     const int end = known ? (int)lists->first[item->sequence + 1] : 0;
     const int first = known ? (int)lists->first[item->sequence] : 0;
+    const int window = (int)a->call.shape.window;
     begin_item(a, block, item, done);
-    CP_NO_UNROLL for (int masked = MASKED; masked >= 0; masked--)
+    const int parts = block->window ? 3 : 2;
+    CP_NO_UNROLL for (int left = parts - 1; left >= 0; left--)
         CP_NO_UNROLL for (int n = first; n < end; n++)
-            hand_on_run(block, &lists->items[n], masked, done);
+            hand_on_run(block, &lists->items[n],
+                        block->window ? EARLIEST - left : left, window, done);
     if (done->begins == 0)
         advance(&done->item);
     else

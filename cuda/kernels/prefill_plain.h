@@ -14,7 +14,7 @@ CP_ALWAYS void mask_plainly(float *scores, const rows_of_block *block_rows,
         seen[h] =
             (int)keys_seen(keys, position(block_rows, r < last ? r : last));
     }
-    mask_scores(scores, seen);
+    mask_scores(scores, NULL, seen);
 }
 
 /* Turn two rows' scores into weights, 2^(score - level), where the level is the
@@ -61,7 +61,7 @@ CP_ALWAYS void load_both(const prefill_call *a, const block_memory *block,
 
 CP_ALWAYS void attend_plainly(const prefill_call *a, int dim) {
     CP_DYNAMIC(shared);
-    const block_memory block = lay_out(shared, dim);
+    const block_memory block = lay_out(shared, dim, false);
     const rows_of_block block_rows = find_rows(&a->call, ROWS);
     const int head = (int)blockIdx.y;
     if (block_rows.count <= 0)

@@ -68,7 +68,10 @@ typedef struct {
     run_of_keys *runs;
     rows_of_item *items;
     int *positions; /* [ROWS]: of the item that is being handed on */
+    int *hidden;    /* with a window, [STAGES][ROWS]: how many of a run's keys
+                       it hides from each row, the first ones */
     int boxes;      /* of 64 dimensions */
+    bool window;
 } block_memory;
 
 /* One of the two stages of a ring buffer, and the alternating parity of its
@@ -82,10 +85,11 @@ CP_ALWAYS void advance(stage_cursor *c) {
     c->phase ^= c->stage == 0;
 }
 
-CP_ALWAYS block_memory lay_out(unsigned char *memory, int dim) {
+CP_ALWAYS block_memory lay_out(unsigned char *memory, int dim, bool window) {
     block_memory parts;
     const int tile = dim / 64 * BOX;
     parts.boxes = dim / 64;
+    parts.window = window;
     parts.queries = memory;
     parts.keys = parts.queries + STAGES * tile;
     parts.values = parts.keys + STAGES * tile;
@@ -93,13 +97,14 @@ CP_ALWAYS block_memory lay_out(unsigned char *memory, int dim) {
     parts.runs = (run_of_keys *)(void *)(parts.items + STAGES);
     parts.positions = (int *)(void *)(parts.runs + STAGES);
     parts.barriers = (block_barriers *)(void *)(parts.positions + ROWS);
+    parts.hidden = (int *)(void *)(parts.barriers + 1);
     return parts;
 }
 
-static size_t shared_bytes(int64_t dim) {
+static size_t shared_bytes(int64_t dim, bool window) {
     return (size_t)(3 * STAGES * dim / 64 * BOX + ROWS * 4) +
            STAGES * (sizeof(rows_of_item) + sizeof(run_of_keys)) +
-           sizeof(block_barriers);
+           sizeof(block_barriers) + (window ? STAGES * ROWS * 4 : 0);
 }
 
 /* One thread initialises all barriers. Each reading warp reports when it is
@@ -186,12 +191,14 @@ typedef struct {
     float level[2], total[2];
 } row_sums;
 
-/* Mask the keys of a tile from each row's limit on. */
-CP_ALWAYS void mask_scores(float *scores, const int *limit) {
+/* Mask the keys of a tile from each row's limit on, and those that a window
+ * hides, the first ones; hidden: NULL without a window. */
+CP_ALWAYS void mask_scores(float *scores, const int *hidden, const int *limit) {
     const int lane = (int)threadIdx.x % 4;
     CP_UNROLL for (int i = 0; i < 64; i++) {
         const int column = 8 * (i / 4) + 2 * lane + i % 2;
-        if (column >= limit[i / 2 % 2])
+        if (column >= limit[i / 2 % 2] ||
+            (hidden != NULL && column < hidden[i / 2 % 2]))
             scores[i] = -INFINITY;
     }
 }

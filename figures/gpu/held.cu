@@ -22,6 +22,7 @@ typedef struct {
 
 typedef struct {
     int64_t heads, kv_heads, dim, rows, start, keys; /* rows: from start on */
+    int64_t window;                                  /* or 0 */
 } held_size;
 
 static cudaError_t reserve(int64_t bytes, void **memory) {
@@ -80,6 +81,7 @@ SEEN held_case *held_new(const char *name, const held_size *size) {
     held->call.shape.query_heads = size->heads;
     held->call.shape.kv_heads = size->kv_heads;
     held->call.shape.head_dim = size->dim;
+    held->call.shape.window = size->window;
     held->call.element = CP_BF16;
     cudaError_t error = make_call(held, size);
     if (error == cudaSuccess)

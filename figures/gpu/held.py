@@ -4,8 +4,8 @@ held.py prefill|decode LIBRARY [OTHER.so ...]
 
 LIBRARY is libheld.so, our kernels (held.cu), and each other one is the same, built
 otherwise: its kernel takes part under its file's name. Each kernel's answer is
-first held against its definition in fp64. Prompts then run for a while without a pause, in
-shuffled order, two rounds of each table, a matrix product among them; what takes
+first held against its definition in fp64. Prompts, one of them in a sliding window too,
+then run for a while without a pause, in shuffled order, two rounds of each table, a matrix product among them; what takes
 less than a millisecond in graphs. The clock is cycles over nanoseconds, by a
 kernel before and behind; utilisation is in percent of 4,096 operations a cycle
 and multiprocessor. A step of decode is timed in a graph of several, with keys and
@@ -26,6 +26,7 @@ import sys
 import time
 
 TOKENS, KEYS = (2048, 4096, 8192, 16384, 32768), (2048, 8192, 65536, 131072)
+WINDOW = {16384: 4096}  # of a prompt
 SECONDS, ROUNDS, STEPS = 0.15, 2, 21
 NO_CACHE = 192 << 20  # bytes of keys and values
 BRIEF = 1  # milliseconds
@@ -36,7 +37,7 @@ OPERATIONS = 4096  # of a multiprocessor and cycle, in bf16
 
 class Size(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64)
-                for name in ("heads", "kv_heads", "dim", "rows", "start", "keys")]
+                for name in ("heads", "kv_heads", "dim", "rows", "start", "keys", "window")]
 
 
 def pointer(address):
@@ -50,10 +51,10 @@ class Device:
         self.library, self.built = library, {}
         self.spies = self.integers(4 * PLACES)
 
-    def kernel(self, name, rows, start, keys, merge=False):
+    def kernel(self, name, rows, start, keys, window, merge=False):
         """What runs one of ours on q, k, v, and into out and lse; from another
         library if the name is FILE:NAME."""
-        size = Size(*self.shape, rows, start, keys)
+        size = Size(*self.shape, rows, start, keys, window)
         other, _, name = name.rpartition(":")
         library = self.built[other] if other else self.library
         library.held_new.restype = ctypes.c_void_p
@@ -138,11 +139,11 @@ class Card(Device):
                 run(turn)
         return graph.replay
 
-    def definition(self, q, k, v, row, seen):
-        """Outputs and LSEs of a row's heads in fp64."""
+    def definition(self, q, k, v, row, hidden, seen):
+        """Outputs and LSEs of a row's heads in fp64, over keys hidden to seen - 1."""
         heads = q[row].double().view(self.shape[1], -1, self.shape[2])
-        scores = heads @ k[:seen].double().permute(1, 2, 0) / self.shape[2]**0.5
-        out = self.torch.softmax(scores, -1) @ v[:seen].double().transpose(0, 1)
+        scores = heads @ k[hidden:seen].double().permute(1, 2, 0) / self.shape[2]**0.5
+        out = self.torch.softmax(scores, -1) @ v[hidden:seen].double().transpose(0, 1)
         return out.flatten().tolist(), self.torch.logsumexp(scores, -1).flatten().tolist()
 
     def rivals(self):
@@ -231,15 +232,15 @@ class Pretended(Device):
         halves = tensor.host[first:first + self.shape[2]]  # the upper ones of floats
         return array.array("f", b"".join((n << 16).to_bytes(4, "little") for n in halves))
 
-    def definition(self, q, k, v, row, seen):
+    def definition(self, q, k, v, row, hidden, seen):
         heads, kv_heads, dim = self.shape
         outs, sums = [], []
         for head in range(heads):
             query, of = self.vector(q, row, head), head * kv_heads // heads
             scores = [sum(map(float.__mul__, query, self.vector(k, n, of))) / dim**0.5
-                      for n in range(seen)]
+                      for n in range(hidden, seen)]
             weights = [math.exp(score - max(scores)) for score in scores]
-            values = [self.vector(v, n, of) for n in range(seen)]
+            values = [self.vector(v, n, of) for n in range(hidden, seen)]
             outs += [sum(map(float.__mul__, weights, column)) / sum(weights)
                      for column in zip(*values)]
             sums.append(max(scores) + math.log(sum(weights)))
@@ -250,7 +251,7 @@ class Pretended(Device):
             rows, keys = q.shape[0], k.shape[0]
             start = keys - 1 if rows == 1 else 0 if causal else keys
             out = self.floats(*q.shape)
-            self.kernel("few" if rows == 1 else "hopper-plain", rows, start, keys)(
+            self.kernel("few" if rows == 1 else "hopper-plain", rows, start, keys, 0)(
                 q, k, v, out, self.floats(*q.shape[:2]))
             return out
         return {"cudnn": ours, "fa3": ours}
@@ -262,8 +263,9 @@ class Pretended(Device):
 class Case:
     """Inputs of one size, and what runs on them."""
 
-    def __init__(self, device, rows, start, keys, sets=1):
+    def __init__(self, device, rows, start, keys, sets=1, window=0):
         self.device, self.start, self.keys, self.sets = device, start, keys, sets
+        self.window = window
         heads, kv_heads, dim = device.shape
         self.q = device.numbers(rows, heads, dim)
         self.k, self.v = (device.numbers(sets * keys, kv_heads, dim) for _ in range(2))
@@ -278,8 +280,10 @@ class Case:
         """What is wrong with some rows; more: what a merge adds to an LSE."""
         rows = self.q.shape[0]
         for row in sorted({0, rows // 2, rows - 1}):
-            wanted, sums = self.device.definition(*self.inputs(0), row,
-                                                  min(self.keys, self.start + row + 1))
+            past = self.start + row + 1
+            wanted, sums = self.device.definition(
+                *self.inputs(0), row, max(0, past - self.window) if self.window else 0,
+                min(self.keys, past))
             got = self.device.row(out, row)
             apart = math.dist(got, wanted) / math.hypot(*wanted)
             if not apart < (0.02 if lse is None else 0.01):
@@ -304,7 +308,7 @@ class Case:
         self.wrong |= lse is not None
 
     def enter_ours(self, name, kernel, merge=False):
-        place = (self.q.shape[0], self.start, self.keys)
+        place = (self.q.shape[0], self.start, self.keys, self.window)
         alone = self.device.kernel(kernel, *place)
         attend = self.device.kernel(kernel, *place, True) if merge else alone
 
@@ -355,18 +359,25 @@ def prefill(device):
     rivals = device.rivals()
     print("what,call,tflops,mhz,utilisation")
     for size in TOKENS:
-        for kind in ("causal", "full"):
+        for kind in ("causal", "full") + ("window",) * (size in WINDOW):
             rows = size // device.part
-            case = Case(device, rows, 0 if kind == "causal" else rows, rows)
+            window = WINDOW[size] // device.part if kind == "window" else 0
+            case = Case(device, rows, rows if kind == "full" else 0, rows, window=window)
             case.enter_ours("hopper", "hopper")
-            case.enter_ours("hopper-plain", "hopper-plain")
+            if kind == "window":
+                case.enter_ours("tiles", "tiles")
+            else:
+                case.enter_ours("hopper-plain", "hopper-plain")
             for other in device.built:
                 case.enter_ours(other, f"{other}:hopper")
             if kind == "full":
                 case.enter_ours("merged", "hopper", True)
-            case.enter_rivals(rivals, kind == "causal")
+            if kind != "window":
+                case.enter_rivals(rivals, kind == "causal")
             case.runs["product"] = device.product
-            pairs = rows * (rows + 1) / 2 if kind == "causal" else rows * rows
+            before = rows - window if kind == "window" else 0  # more than a window's
+            pairs = (rows * rows if kind == "full" else
+                     (rows * (rows + 1) - before * (before + 1)) / 2)
             got = {name: [] for name in case.runs}
             for _ in range(ROUNDS if device.seconds else 1):
                 for name in random.sample(list(case.runs), len(case.runs)):
