@@ -185,6 +185,15 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
     return cp_command_cores(&ring->cores);
 }
 
+cp_session_options cp_command_session(const cp_command_ring *ring) {
+    return (cp_session_options){.ranks = (int)ring->ranks,
+                                .cores = (int)ring->cores,
+                                .variant = ring->variant,
+                                .chooser = ring->chooser,
+                                .wire = ring->wire,
+                                .dealing = ring->placement.dealing};
+}
+
 cp_status cp_command_heads(const cp_counts *heads, bool values,
                            cp_shape *shape) {
     const int64_t *items = heads->items;
