@@ -163,7 +163,7 @@ static void row_print(bool single, const char *name, cp_variant variant,
 /* The simulation is no inequality: it has no turning point. */
 static void verdicts_print(const choose_run *run) {
     const bool single = run->load.sequences == 1;
-    char text[80];
+    char text[120];
     printf("\n  rule                says    %s   because\n",
            single ? "   turns at T" : "");
     for (int r = 0; r < CP_RULES; r++)
@@ -225,7 +225,7 @@ static void entry_write(const cp_comparison_entry *entry) {
 
 /* By how much the best is faster than another, as text; "" without another. */
 typedef struct {
-    char text[80];
+    char text[160];
 } lead;
 
 static lead lead_of(const cp_comparison_entry *best,
@@ -234,7 +234,7 @@ static lead lead_of(const cp_comparison_entry *best,
     if (other == NULL)
         return lead;
     const double times = other->forecast.seconds / best->forecast.seconds;
-    char much[40] = ", hardly faster than";
+    char much[64] = ", hardly faster than";
     if (times >= 1.005)
         snprintf(much, sizeof(much), ", %s times as fast as",
                  rounded(3, times).text);
@@ -245,7 +245,7 @@ static lead lead_of(const cp_comparison_entry *best,
 /* Print the fastest, and its lead over the next and over the paper's best. */
 static void winner_print(const cp_comparison_entry *all, int count) {
     const cp_comparison_entry *best = &all[0], *next = NULL, *paper = NULL;
-    char text[240];
+    char text[400];
     int able = 0;
     while (able < count && all[able].runs && all[able].fits)
         able++;
