@@ -122,8 +122,6 @@ $(B)/tiny-model: $(B)/tests/harness/tiny-model.o $(HARNESS) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $$(pkg-config --libs check) $(libraries)
 $(B)/emulator/src/app/backends.c.o: private flags += -DCP_HAVE_CUDA
-# Here a product and the sum that it goes into are rounded once, where the machine can.
-$(B)/reference/attend/state.o $(B)/emulator/reference/attend/state.c.o: private flags += -ffp-contract=fast
 $(B)/emulator/measure_gpu: $(B)/emulator/figures/gpu/measure_gpu.c.o $(EMULATOR) $(LIBRARY)
 	@echo "  link $@"
 	$(Q)$(CC) $(flags) -o $@ $^ $(libraries)

@@ -46,8 +46,9 @@ static bool prefers_rows(context_pointer context) {
 }
 #endif
 
-/* Whether the kernel adds one product after another, as cp_fused does. */
-static bool sums_in_order(const cp_micro *micro) {
+/* Whether the kernel adds one product after another, as this function does. */
+static bool sums_in_order(const cp_micro *micro,
+                          float (*fused)(float, float, float)) {
     enum { DEPTH = 61, MOST = 64 };
     _Alignas(64) float slice[DEPTH * MOST], panel[(DEPTH + 1) * MOST];
     float c[MOST * MOST];
@@ -64,8 +65,8 @@ static bool sums_in_order(const cp_micro *micro) {
         for (int64_t j = 0; j < micro->panel; j++) {
             float sum = 0.0f;
             for (int64_t k = 0; k < DEPTH; k++)
-                sum = cp_fused(slice[k * micro->slice_stride + i],
-                               panel[k * micro->panel_stride + j], sum);
+                sum = fused(slice[k * micro->slice_stride + i],
+                            panel[k * micro->panel_stride + j], sum);
             same = same && cp_to_bits(sum) == cp_to_bits(c[i * MOST + j]);
         }
     return same;
@@ -98,7 +99,8 @@ static void query_kernel(void) {
                            .slice_stride = CP_WIDE_SLICE,
                            .panel_stride = CP_WIDE_PANEL,
                            .wide = true};
-    found.in_order = sums_in_order(&found);
+    found.in_order = sums_in_order(&found, cp_fused);
+    found.fuses = sums_in_order(&found, fmaf);
     snprintf(found.about, sizeof(found.about), "%s, %ld by %ld: %s",
              found.wide ? "ours" : bli_arch_string(bli_arch_query_id()),
              found.slice, found.panel, choice.reason);

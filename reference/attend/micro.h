@@ -11,7 +11,8 @@ typedef struct {
     int64_t slice, panel; /* AVX2: 6, 16; AVX-512: 8, 48; NEON: 12, 8 */
     int64_t slice_stride, panel_stride; /* floats per step of depth */
     bool rows;     /* a panel is BLIS's right operand, not its left one */
-    bool in_order; /* adds one product after another, fused (exp2.h) */
+    bool in_order; /* adds one product after another, as cp_fused does */
+    bool fuses;    /* adds them and rounds once, whatever cp_fused does */
     bool wide;     /* not BLIS's: wide.h's, 8 by 48 */
     void (*kernel)(void);
     const void *context;

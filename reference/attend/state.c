@@ -7,6 +7,9 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #include "reference/attend/exp2.h"
 
@@ -106,6 +109,21 @@ void cp_state_oracle(const cp_state_run *run, double *state, double *output) {
 typedef float lanes
     __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
+/* weight * x + sum in each lane, as cp_fused rounds. */
+static inline lanes fused(float weight, lanes x, lanes sum) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps(_mm512_set1_ps(weight), (__m512)x,
+                                  (__m512)sum);
+#elif defined(__FMA__)
+    return (lanes)_mm256_fmadd_ps(_mm256_set1_ps(weight), (__m256)x,
+                                  (__m256)sum);
+#else
+    for (int l = 0; l < LANES; l++)
+        sum[l] = cp_fused(weight, x[l], sum[l]);
+    return sum;
+#endif
+}
+
 /* Rows of numbers, and numbers from one row to the next. */
 typedef struct {
     const float *at;
@@ -125,8 +143,9 @@ add_tile(int rows, int64_t inner, rows_of a, rows_of b, float *to,
         const lanes *row = (const lanes *)(b.at + k * b.stride);
 #pragma GCC unroll 16
         for (int n = 0; n < rows * ACROSS; n++)
-            sums[n / ACROSS][n % ACROSS] +=
-                a.at[n / ACROSS * a.stride + k] * row[n % ACROSS];
+            sums[n / ACROSS][n % ACROSS] =
+                fused(a.at[n / ACROSS * a.stride + k], row[n % ACROSS],
+                      sums[n / ACROSS][n % ACROSS]);
     }
 #pragma GCC unroll 16
     for (int n = 0; n < rows * ACROSS; n++)
@@ -150,13 +169,14 @@ static void add_product(int64_t rows, int64_t inner, int64_t width, rows_of a,
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = tiled; c < width; c++)
             for (int64_t k = 0; k < inner; k++)
-                to[r * stride + c] +=
-                    a.at[r * a.stride + k] * b.at[k * b.stride + c];
+                to[r * stride + c] =
+                    cp_fused(a.at[r * a.stride + k], b.at[k * b.stride + c],
+                             to[r * stride + c]);
 }
 
 static void add_row(float *to, float weight, const float *from, int64_t width) {
     for (int64_t c = 0; c < width; c++)
-        to[c] += weight * from[c];
+        to[c] = cp_fused(weight, from[c], to[c]);
 }
 
 void cp_pair_combine(const cp_state_shape *shape, const float *earlier,
@@ -248,7 +268,7 @@ static void begin_row(const state_block *block, int64_t i) {
     for (int64_t c = 0; c < blank; c++)
         row[c] *= -decay;
     for (int64_t c = blank; c < block->width; c++)
-        row[c] = value[c - blank] - decay * row[c];
+        row[c] = cp_fused(-decay, row[c], value[c - blank]);
 }
 
 static void solve(const state_block *block) {
@@ -340,8 +360,8 @@ static void run_token(const state_block *block, float *output) {
         float *row = block->next + d * block->stride;
 #pragma omp simd
         for (int64_t c = 0; c < width; c++) {
-            row[c] = decay * before[c] + key[d] * change[c];
-            answer[c] += query[d] * row[c];
+            row[c] = cp_fused(decay, before[c], key[d] * change[c]);
+            answer[c] = cp_fused(query[d], row[c], answer[c]);
         }
     }
     if (output != NULL)
@@ -483,7 +503,7 @@ static void convolve_part(const cp_convolution *call, const float *tail,
             const float *from =
                 row_before(call, tail, t + n - call->width + 1 + i);
             for (int64_t c = 0; c < count && from != NULL; c++)
-                sums[n][c] += weights[c] * from[first + c];
+                sums[n][c] = cp_fused(weights[c], from[first + c], sums[n][c]);
         }
     }
     for (int64_t n = 0; n < tokens; n++) {

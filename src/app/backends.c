@@ -71,8 +71,13 @@ cp_status cp_backend_calibrate(const cp_backend *backend,
     return cp_calibrate_cores(runner, calibration);
 }
 
-bool cp_cores_in_order(void) {
-    return cp_micro_get()->in_order;
+const char *cp_cores_out_of_order(void) {
+    const cp_micro *micro = cp_micro_get();
+    if (micro->in_order)
+        return NULL;
+    return micro->fuses ? "the kernel fuses multiply and add, but this program "
+                          "was built without FMA; build it with -mfma"
+                        : "on this processor BLIS sums in its own order";
 }
 
 const char *cp_cores_kernel(void) {

@@ -20,8 +20,9 @@ const cp_runner *cp_backend_cores(const cp_backend *backend);
  * by 16: BLIS's choice; the processor has no AVX-512". */
 const char *cp_cores_kernel(void);
 
-/* Do the cores of this machine sum in the order that --exact-order requires? */
-bool cp_cores_in_order(void);
+/* Why the cores of this machine do not sum in the order that --exact-order
+ * requires; NULL: they do. */
+const char *cp_cores_out_of_order(void);
 
 /* Measure its ranks as a checked calibration asks, and fill in its description.
  * Fails as cp_calibrate_cores and cp_calibrate_device do. */

@@ -412,25 +412,20 @@ cp_status cp_chat_ask(cp_chat *chat, const char *const *questions) {
 }
 
 cp_status cp_chat_session(cp_chat *chat, int64_t ranks, cp_variant variant) {
-    const cp_command_ring *ring = &chat->ring;
     const bool replays =
         chat->transcript.keeps_all && chat->transcript.count > 0;
     const bool shrinks = cp_process_group_own()->shrink != NULL;
-    const cp_session_options options = {
-        .ranks = (int)ranks,
-        .cores = (int)ring->cores,
-        .sequences = chat->sequences,
-        .capacity = chat->capacity,
-        .rows = replays ? 0 : chat->rows,
-        .variant = ranks > 1 ? variant : CP_AUTO,
-        .chooser = ring->chooser,
-        .wire = ring->wire,
-        .dealing = ring->placement.dealing,
-        .trace = chat->trace != NULL && ranks == ring->ranks,
-        .least = shrinks ? (int)cp_max(1, ranks / 2) : 0,
-        .stop = chat->stop,
-        .progress = cp_progress_show,
-        .progress_context = &chat->progress};
+    cp_session_options options = cp_command_session(&chat->ring);
+    options.ranks = (int)ranks;
+    options.sequences = chat->sequences;
+    options.capacity = chat->capacity;
+    options.rows = replays ? 0 : chat->rows;
+    options.variant = ranks > 1 ? variant : CP_AUTO;
+    options.trace = chat->trace != NULL && ranks == chat->ring.ranks;
+    options.least = shrinks ? (int)cp_max(1, ranks / 2) : 0;
+    options.stop = chat->stop;
+    options.progress = cp_progress_show;
+    options.progress_context = &chat->progress;
     cp_session_close(chat->session);
     chat->session = NULL;
     return cp_session_open(chat->opened.weights, &options, &chat->session);

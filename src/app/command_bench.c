@@ -274,10 +274,8 @@ int cp_command_bench(int count, char *const *arguments) {
          "tokens generated after each (default 32)"},
         {"exact-order", CP_FLAG, &run.ring.exact, NULL,
          "with --model: sum in one order, whatever the ranks"},
-        {"on", CP_ONE_OF, &run.ring.on, CP_COMMAND_PLACES,
-         "where the ranks run (default threads)"},
-        {"timeout", CP_NUMBER, &run.ring.timeout, "SECONDS",
-         "how long a process waits for another (default 60)"},
+        CP_COMMAND_ON_OPTION(run.ring.on),
+        CP_COMMAND_TIMEOUT_OPTION(run.ring.timeout),
         {"csv", CP_FLAG, &run.csv, NULL,
          "for programs; the header has machine, date, commit and command"},
         {0}};

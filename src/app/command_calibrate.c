@@ -116,8 +116,7 @@ int cp_command_calibrate(int count, char *const *arguments) {
         .name = "here",
         .timeout = CP_COMMAND_TIMEOUT};
     const cp_option options[] = {
-        {"on", CP_ONE_OF, &run.on, CP_COMMAND_PLACES,
-         "where the ranks run (default threads)"},
+        CP_COMMAND_ON_OPTION(run.on),
         {"ranks", CP_COUNT, &run.calibration.ranks, "N",
          "how many ranks work at the same time (default 4)"},
         {"out", CP_OUTPUT, &run.out, "FILE",
@@ -136,8 +135,7 @@ int cp_command_calibrate(int count, char *const *arguments) {
          "cores that the ranks share (default: all of this machine)"},
         {"rounds", CP_COUNT, &run.calibration.rounds, "N",
          "rounds, in each of which everything is measured in turn (default 5)"},
-        {"timeout", CP_NUMBER, &run.timeout, "SECONDS",
-         "how long a process waits for another (default 60)"},
+        CP_COMMAND_TIMEOUT_OPTION(run.timeout),
         {0}};
     const cp_usage usage = {
         "calibrate", "[options]",

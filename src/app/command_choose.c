@@ -139,6 +139,15 @@ static void thresholds_print(const cp_setting *setting) {
            cp_group_number(cp_context_least(setting)).text);
 }
 
+/* A number with at most that many digits; from a thousand on, a whole one. */
+static cp_grouped rounded(int digits, double number) {
+    cp_grouped grouped;
+    if (!(number < 999.5))
+        return cp_group_number(round(number));
+    snprintf(grouped.text, sizeof(grouped.text), "%.*g", digits, number);
+    return grouped;
+}
+
 /* One line: a rule, its choice, where that changes (for one sequence), and
  * why. */
 static void row_print(bool single, const char *name, cp_variant variant,
@@ -154,7 +163,7 @@ static void row_print(bool single, const char *name, cp_variant variant,
 /* The simulation is no inequality: it has no turning point. */
 static void verdicts_print(const choose_run *run) {
     const bool single = run->load.sequences == 1;
-    char text[80];
+    char text[120];
     printf("\n  rule                says    %s   because\n",
            single ? "   turns at T" : "");
     for (int r = 0; r < CP_RULES; r++)
@@ -165,16 +174,16 @@ static void verdicts_print(const choose_run *run) {
                           : cp_group(run->turns[r]).text,
                       run->verdicts[r].because);
     const double kv = run->pass_kv.seconds, q = run->pass_q.seconds;
-    snprintf(text, sizeof(text),
-             "speeds reached: pass-kv %.4g s, pass-q %.4g s", kv, q);
+    snprintf(text, sizeof(text), "speeds reached: pass-kv %s s, pass-q %s s",
+             rounded(4, kv).text, rounded(4, q).text);
     row_print(single, "simulation", kv <= q ? CP_PASS_KV : CP_PASS_Q, "", text);
     if (run->setting.ranks == 1)
         return;
     const cp_forecast *alone = &run->alone;
     const double all = alone->weights + alone->cache + alone->buffers;
-    printf("\n--cp off: one rank alone takes %.4g s%s,\n"
+    printf("\n--cp off: one rank alone takes %s s%s,\n"
            "          and the ring is faster ",
-           alone->seconds,
+           rounded(4, alone->seconds).text,
            all > run->call.hardware.memory ? ", if it fits" : "");
     if (run->together > CP_TOGETHER_MOST)
         printf("for no prompt\n");
@@ -192,18 +201,19 @@ static void csv_print(const choose_run *run) {
 
 static void entry_print(const cp_comparison_entry *entry, double best) {
     const cp_forecast *f = &entry->forecast;
-    char split[32], memory[32];
+    char split[32], memory[40];
     if (!entry->runs) {
         printf("  %-10s  ", entry->name);
         cp_write_wrapped(stdout, 14, 14, entry->why);
         return;
     }
     snprintf(split, sizeof(split), "%d x %ld", entry->ranks, entry->tensor);
-    snprintf(memory, sizeof(memory), "%.4g%s",
-             1e-9 * (f->weights + f->cache + f->buffers),
+    snprintf(memory, sizeof(memory), "%s%s",
+             rounded(4, 1e-9 * (f->weights + f->cache + f->buffers)).text,
              entry->fits ? "" : "!");
-    printf("  %-10s %9s %10.4g %7.3g %10.4g %8s   %s\n", entry->name, split,
-           f->seconds, f->seconds / best, 1e-6 * f->sent, memory, entry->limit);
+    printf("  %-10s %9s %10s %7s %10s %8s   %s\n", entry->name, split,
+           rounded(4, f->seconds).text, rounded(3, f->seconds / best).text,
+           rounded(4, 1e-6 * f->sent).text, memory, entry->limit);
 }
 
 static void entry_write(const cp_comparison_entry *entry) {
@@ -216,7 +226,7 @@ static void entry_write(const cp_comparison_entry *entry) {
 
 /* By how much the best is faster than another, as text; "" without another. */
 typedef struct {
-    char text[80];
+    char text[160];
 } lead;
 
 static lead lead_of(const cp_comparison_entry *best,
@@ -225,9 +235,10 @@ static lead lead_of(const cp_comparison_entry *best,
     if (other == NULL)
         return lead;
     const double times = other->forecast.seconds / best->forecast.seconds;
-    char much[40] = ", hardly faster than";
+    char much[64] = ", hardly faster than";
     if (times >= 1.005)
-        snprintf(much, sizeof(much), ", %.3g times as fast as", times);
+        snprintf(much, sizeof(much), ", %s times as fast as",
+                 rounded(3, times).text);
     snprintf(lead.text, sizeof(lead.text), "%s %s%s", much, whose, other->name);
     return lead;
 }
@@ -235,7 +246,7 @@ static lead lead_of(const cp_comparison_entry *best,
 /* Print the fastest, and its lead over the next and over the paper's best. */
 static void winner_print(const cp_comparison_entry *all, int count) {
     const cp_comparison_entry *best = &all[0], *next = NULL, *paper = NULL;
-    char text[240];
+    char text[400];
     int able = 0;
     while (able < count && all[able].runs && all[able].fits)
         able++;

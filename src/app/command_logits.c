@@ -89,17 +89,11 @@ enum { ROWS_AT_ONCE = 32 };
 
 static cp_status session_open(logits_run *run) {
     const int64_t row = run->vocabulary * (int64_t)sizeof(float);
-    const cp_session_options options = {
-        .ranks = (int)run->ring.ranks,
-        .cores = (int)run->ring.cores,
-        .sequences = 1,
-        .capacity = run->ids.count + cp_max(run->generate - 1, 0),
-        .variant = run->ring.variant,
-        .chooser = run->ring.chooser,
-        .wire = run->ring.wire,
-        .progress = cp_progress_show,
-        .progress_context = &run->progress,
-        .dealing = run->ring.placement.dealing};
+    cp_session_options options = cp_command_session(&run->ring);
+    options.sequences = 1;
+    options.capacity = run->ids.count + cp_max(run->generate - 1, 0);
+    options.progress = cp_progress_show;
+    options.progress_context = &run->progress;
     CP_TRY(cp_command_about(
         cp_session_open(run->opened.weights, &options, &run->session),
         run->tokens));

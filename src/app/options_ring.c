@@ -151,10 +151,10 @@ static cp_status exact_check(cp_command_ring *ring) {
     if (strstr(cp_backend_names[ring->on], "-bf16") != NULL)
         return cp_refuse("--exact-order adds in fp32: --on %s rounds to bf16",
                          cp_backend_names[ring->on]);
-    if (strncmp(cp_backend_names[ring->on], "cuda", 4) != 0 &&
-        !cp_cores_in_order())
-        return cp_refuse(
-            "--exact-order: on this processor BLIS sums in its own order");
+    const bool cores = strncmp(cp_backend_names[ring->on], "cuda", 4) != 0;
+    const char *wrong = cores ? cp_cores_out_of_order() : NULL;
+    if (wrong != NULL)
+        return cp_refuse("--exact-order: %s", wrong);
     ring->placement.dealing = (cp_dealing){
         .placement = CP_INTERLEAVE, .block = CP_LEAF_BLOCK, .leaves = true};
     return CP_OK;
@@ -183,6 +183,15 @@ cp_status cp_command_ring_check(cp_command_ring *ring) {
         return cp_refuse("--cores has no meaning --on %s",
                          cp_backend_names[ring->on]);
     return cp_command_cores(&ring->cores);
+}
+
+cp_session_options cp_command_session(const cp_command_ring *ring) {
+    return (cp_session_options){.ranks = (int)ring->ranks,
+                                .cores = (int)ring->cores,
+                                .variant = ring->variant,
+                                .chooser = ring->chooser,
+                                .wire = ring->wire,
+                                .dealing = ring->placement.dealing};
 }
 
 cp_status cp_command_heads(const cp_counts *heads, bool values,

@@ -73,6 +73,17 @@ typedef struct {
             "OMP_NUM_THREADS)"                                                 \
     }
 
+#define CP_COMMAND_ON_OPTION(on)                                               \
+    {                                                                          \
+        "on", CP_ONE_OF, &(on), CP_COMMAND_PLACES,                             \
+            "where the ranks run (default threads)"                            \
+    }
+#define CP_COMMAND_TIMEOUT_OPTION(timeout)                                     \
+    {                                                                          \
+        "timeout", CP_NUMBER, &(timeout), "SECONDS",                           \
+            "how long a process waits for another (default 60)"                \
+    }
+
 /* Its rows at the end of a table of options. */
 #define CP_COMMAND_RING_OPTIONS(ring)                                          \
     {"ranks",   CP_COUNT, &(ring).ranks, "N", "how many ranks (default 4)",    \
@@ -90,12 +101,8 @@ typedef struct {
         CP_COMMAND_WIRE_OPTION((ring).wire),                                   \
         {"exact-order", CP_FLAG, &(ring).exact, NULL,                          \
          "the same bits on any number of ranks, by any variant"},              \
-        {"on", CP_ONE_OF, &(ring).on, CP_COMMAND_PLACES,                       \
-         "where the ranks run (default threads)"},                             \
-    {                                                                          \
-        "timeout", CP_NUMBER, &(ring).timeout, "SECONDS",                      \
-            "how long a process waits for another (default 60)"                \
-    }
+        CP_COMMAND_ON_OPTION((ring).on),                                       \
+        CP_COMMAND_TIMEOUT_OPTION((ring).timeout)
 #define CP_COMMAND_TENSOR_OPTION(ring)                                         \
     {                                                                          \
         "tensor", CP_COUNT, &(ring).tensor, "n",                               \
@@ -107,6 +114,9 @@ typedef struct {
  * description of --machine. The ring's address must not change, because its
  * chooser points into it. */
 cp_status cp_command_ring_check(cp_command_ring *ring);
+
+/* What a session takes from these options. */
+cp_session_options cp_command_session(const cp_command_ring *ring);
 
 /* Check --cores; a value below 0 means not given, and becomes 0. */
 cp_status cp_command_cores(int64_t *cores);

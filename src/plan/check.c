@@ -1,5 +1,5 @@
 /* Tangled from book/05-proof.nw; edit the chapter. */
-/* Prove that a plan is right, and count its cost. */
+/* Prove that a plan is right. */
 #include "plan/check.h"
 
 #include <stdio.h>
@@ -46,7 +46,6 @@ typedef struct {
                        queries are all ranks'. A migration: the rows that move
                        to a rank from another */
     uint8_t *times; /* [ranks] scratch: how often it was met */
-    cp_plan_report *report;
 } proof;
 
 static slot_state *state_of_slot(const proof *proof, int rank, int slot) {
@@ -517,82 +516,6 @@ static cp_status begin(proof *proof) {
     return CP_OK;
 }
 
-static int64_t pairs_of(const proof *proof, const cp_op *op) {
-    return proof
-        ->pairs[op->in.origin * proof->plan->layout->ranks + op->keys.origin];
-}
-
-static double sparse_flops(const proof *proof, const cp_op *op) {
-    const cp_plan *plan = proof->plan;
-    const cp_indexer *indexer = &plan->indexer;
-    const cp_pieces *queries = &cp_plan_queries(plan, op->in.origin)->pieces;
-    const double pairs = (double)pairs_of(proof, op);
-    if (op->kind == CP_OP_SELECT)
-        return 2 * (double)(indexer->heads * indexer->dim) * pairs;
-    return 2 * (double)plan->shape.query_heads *
-           (double)(plan->shape.head_dim + cp_value_dim(&plan->shape)) * pairs *
-           cp_indexer_share(indexer, queries);
-}
-
-/* Pairs of some heads count as fractions of a pair: add whole ones and the
- * remainders, since not all products with heads would fit. */
-static void count_rank(const proof *proof, int k) {
-    const cp_plan *plan = proof->plan;
-    const cp_shape *shape = &plan->shape;
-    const cp_program *program = &plan->programs[k];
-    cp_plan_report *report = proof->report;
-    const bool sparse = plan->indexer.top_k > 0;
-    const double a_score = 2 * (double)(shape->head_dim + cp_value_dim(shape));
-    int64_t hops = 0, left = 0;
-    for (int64_t n = 0; n < program->count; n++) {
-        const cp_op *op = &program->ops[n];
-        const int64_t messages = cp_op_messages(plan, op);
-        report->messages[k] += messages;
-        report->bytes[k] += messages * plan->slots[op->in.slot].bytes;
-        hops += op->kind == CP_OP_EXCHANGE && op->to != CP_NO_RANK;
-        if (op->kind != CP_OP_ATTEND && op->kind != CP_OP_SELECT)
-            continue;
-        const int64_t heads = cp_plan_shape(plan, op->in.slot).query_heads;
-        const int64_t pairs = pairs_of(proof, op);
-        report->flops[k] += sparse ? sparse_flops(proof, op)
-                                   : a_score * (double)heads * (double)pairs;
-        if (sparse && op->kind == CP_OP_ATTEND)
-            continue;
-        report->pairs[k] += pairs / shape->query_heads * heads;
-        left += pairs % shape->query_heads * heads;
-    }
-    report->pairs[k] += left / shape->query_heads;
-    report->hops = cp_max(report->hops, hops);
-}
-
-static cp_status make_report(const proof *proof) {
-    const cp_plan *plan = proof->plan;
-    const int ranks = plan->layout->ranks;
-    cp_plan_report *report = proof->report;
-    double sum = 0;
-    int64_t most = 0;
-    CP_TRY(cp_allocate(&report->pairs, 3 * (int64_t)ranks, 8, "a report"));
-    CP_TRY(cp_allocate(&report->flops, ranks, sizeof(double), "a report"));
-    report->ranks = ranks;
-    report->bytes = report->pairs + ranks;
-    report->messages = report->bytes + ranks;
-    for (int n = 0; n < plan->slot_count; n++)
-        report->slot_bytes += plan->slots[n].held;
-    for (int k = 0; k < ranks; k++) {
-        count_rank(proof, k);
-        sum += (double)report->pairs[k];
-        most = cp_max(most, report->pairs[k]);
-    }
-    report->balance = sum > 0 ? (double)most * ranks / sum : 1;
-    return CP_OK;
-}
-
-void cp_plan_report_free(cp_plan_report *report) {
-    free(report->pairs);
-    free(report->flops);
-    *report = (cp_plan_report){0};
-}
-
 static cp_status check_placement(const cp_plan *plan) {
     return plan->migration != NULL ? cp_migration_check(plan->migration)
                                    : cp_layout_check(plan->layout);
@@ -611,14 +534,15 @@ static cp_status prove(proof *proof) {
     CP_TRY(check_placement(proof->plan));
     CP_TRY(begin(proof));
     CP_TRY(cp_plan_order(proof->plan, visit, proof));
-    CP_TRY(check_results(proof));
-    return make_report(proof);
+    return check_results(proof);
 }
 
 cp_status cp_plan_check(const cp_plan *plan, cp_plan_report *report) {
-    proof proof = {.plan = plan, .report = report};
+    proof proof = {.plan = plan};
     *report = (cp_plan_report){0};
-    const cp_status status = prove(&proof);
+    cp_status status = prove(&proof);
+    if (status == CP_OK)
+        status = cp_plan_report_new(plan, proof.pairs, report);
     free(proof.states);
     free(proof.merges);
     free(proof.pairs);
