@@ -28,9 +28,9 @@ typedef struct {
 
 static bool is_same_file(const char *a, const char *b) {
     struct stat one, other;
-    return a != NULL && stat(a, &one) == 0 && stat(b, &other) == 0 &&
-           S_ISREG(one.st_mode) && one.st_dev == other.st_dev &&
-           one.st_ino == other.st_ino;
+    return a != NULL && b != NULL && stat(a, &one) == 0 &&
+           stat(b, &other) == 0 && S_ISREG(one.st_mode) &&
+           one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 /* Check that an output is no file of the indexer. */
