@@ -171,7 +171,7 @@ TEST(a_refusal_touches_nothing) {
 }
 
 /* The number of threads does not change a bit. */
-TEST(shares_add_up_whoever_does_them) {
+TEST(splits_add_up_on_any_thread) {
     same_bits((cp_shape){6, 2, 64}, 50, 250);
 }
 

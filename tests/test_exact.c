@@ -531,7 +531,7 @@ LOOP(an_order_lists_rows_by_position, 1, CP_LEAVES + 1) {
     }
 }
 
-/* Every number of a row is in one share, and heads keep their key heads. */
+/* Every number of a row is in one slice, and heads keep their key heads. */
 LOOP(shares_of_heads_are_cut_once, 1, 12) {
     static const cp_state_facts all[] = {
         {4, 4, 2, 16, 24, 4}, {4, 5, 5, 3, 2, 1}, {2, 21, 7, 8, 8, 3}};
@@ -540,14 +540,14 @@ LOOP(shares_of_heads_are_cut_once, 1, 12) {
             const cp_state_facts *f = &all[n];
             int64_t seen[4096] = {0}, before = 0;
             for (int r = 0; r < _i; r++) {
-                const cp_head_share share = cp_head_share_of(f, _i, r);
-                const cp_head_cut cut = cp_head_cut_of(f, &share, kind);
+                const cp_head_slice slice = cp_head_slice_of(f, _i, r);
+                const cp_head_cut cut = cp_head_cut_of(f, &slice, kind);
                 const int64_t widths[] = {
-                    cp_state_channels(&share.facts) + 2 * share.facts.heads,
-                    share.facts.heads * f->value_dim,
-                    share.facts.heads * f->key_dim * f->value_dim,
-                    cp_state_channels(&share.facts),
-                    cp_state_channels(&share.facts) * f->taps};
+                    cp_state_channels(&slice.facts) + 2 * slice.facts.heads,
+                    slice.facts.heads * f->value_dim,
+                    slice.facts.heads * f->key_dim * f->value_dim,
+                    cp_state_channels(&slice.facts),
+                    cp_state_channels(&slice.facts) * f->taps};
                 int64_t parts = 0;
                 ck_assert_int_eq(cp_head_cut_before(&cut), before);
                 ck_assert_int_eq(cut.part_width, widths[kind]);
@@ -558,12 +558,12 @@ LOOP(shares_of_heads_are_cut_once, 1, 12) {
                     parts += s.groups * cut.has * s.dim;
                     for (int64_t g = 0; g < s.groups; g++)
                         for (int64_t h = 0; h < cut.has; h++)
-                            seen[s.full + (g * f->key_heads + share.first + h) *
+                            seen[s.full + (g * f->key_heads + slice.first + h) *
                                               s.dim]++;
                 }
                 ck_assert_int_eq(parts, cut.part_width);
             }
-            const cp_head_share full = cp_head_share_of(f, 1, 0);
+            const cp_head_slice full = cp_head_slice_of(f, 1, 0);
             const cp_head_cut cut = cp_head_cut_of(f, &full, kind);
             ck_assert_int_eq(cut.width, before);
             for (int i = 0; i < cut.count; i++) {

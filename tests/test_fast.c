@@ -211,8 +211,8 @@ TEST(merging_in_place_gives_the_same_bits) {
     merges_in_place(cp_attend_fast);
 }
 
-/* How threads' shares could change a bit. */
-TEST(shares_of_long_rows_and_of_few_add_up) {
+/* How threads' splits could change a bit. */
+TEST(splits_of_long_rows_and_of_few_add_up) {
     same_bits((cp_shape){8, 2, 128}, 5000, 1);
     same_bits((cp_shape){9, 3, 40}, 4500, 4);
     same_bits((cp_shape){3, 3, 33}, 777, 3);

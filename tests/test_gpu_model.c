@@ -687,10 +687,10 @@ static cp_status live_as_process(crowd_member *member) {
     return status;
 }
 
-static cp_device_share share_to_open;
+static cp_device_slice slice_to_open;
 
-static cp_status open_share(const cp_gguf *file, cp_model **model) {
-    return cp_device_model_open(file, numbers_to_open, share_to_open, model);
+static cp_status open_slice(const cp_gguf *file, cp_model **model) {
+    return cp_device_model_open(file, numbers_to_open, slice_to_open, model);
 }
 
 /* Run processes, each with its part of the model; the timeout is 10 seconds
@@ -703,8 +703,8 @@ static void run_processes(model_process *all, int count, int parts) {
                    : numbers_to_open == CP_NUMBERS_BF16 ? cp_backend_cuda
                                                         : cp_backend_cuda_fp8;
         apart[p].engine_new = my_engine;
-        apart[p].model_open = open_share;
-        share_to_open = (cp_device_share){p, parts};
+        apart[p].model_open = open_slice;
+        slice_to_open = (cp_device_slice){p, parts};
         must(cp_model_open(&apart[p], f.file, &models[p]));
     }
     for (int r = 0; r < count; r++) {
@@ -898,7 +898,7 @@ LOOP(after_a_failure_a_hybrid_continues, 0, 4 * emulator_pretends()) {
 }
 
 TEST(a_hybrid_that_a_gpu_cannot_run_is_refused) {
-    const cp_device_share half = {1, 2};
+    const cp_device_slice half = {1, 2};
     begin_file(&hybrid, 2);
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, half, &f.model),
             CP_INVALID, "--tensor 1");
@@ -906,7 +906,7 @@ TEST(a_hybrid_that_a_gpu_cannot_run_is_refused) {
 }
 
 TEST(a_model_that_cannot_be_shared_is_refused) {
-    const cp_device_share third = {0, 3}, half = {1, 2};
+    const cp_device_slice third = {0, 3}, half = {1, 2};
     begin_file(&(tiny_gguf_options){.down = CP_GGUF_Q4_1}, 2);
     refuses(cp_device_model_open(f.file, CP_NUMBERS_F32, third, &f.model),
             CP_INVALID, "2 key and value heads and 96");

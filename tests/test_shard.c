@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "tokens/layout.h"
-#include "tokens/shares.h"
+#include "tokens/weighted.h"
 
 static void mark(const cp_pieces *pieces, int64_t sequence, int *marks,
                  int64_t length) {
@@ -233,8 +233,8 @@ LOOP(turns_are_in_proportion, 1, 10) {
     for (int k = 0; k < _i; k++)
         sum += unlike[k];
     for (int64_t n = 0; n < 3 * sum; n++) {
-        held[cp_shares_owner(unlike, _i, n, held, scratch)]++;
-        cp_shares_deal(unlike, _i, n, none, scratch);
+        held[cp_weighted_owner(unlike, _i, n, held, scratch)]++;
+        cp_weighted_deal(unlike, _i, n, none, scratch);
         for (int k = 0; k < _i; k++)
             hold(scratch[k] * sum < unlike[k] * n + sum);
     }

@@ -192,7 +192,7 @@ static cp_status run(device_call *call, const cp_machine *machine,
     CP_TRY(walk(call));
     for (int r = 0; r < call->count; r++)
         CP_TRY(take_rows(call, r));
-    return cp_attend_share(&call->call, group);
+    return cp_attend_gather(&call->call, group);
 }
 
 cp_status cp_device_attend_run(const cp_device_runner *runner,

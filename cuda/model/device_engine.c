@@ -160,7 +160,7 @@ static cp_status open_engine(cp_engine *base, const void *context) {
     engine->model = model;
     engine->runner = runner;
     base->local =
-        (cp_local_ranks){runner->group, runner->only, model->share.parts};
+        (cp_local_ranks){runner->group, runner->only, model->slice.parts};
     base->row_bytes = f->width * cp_element_bytes(model->element);
     CP_TRY(cp_allocate(&engine->queues, count, sizeof(cp_queues), "ranks"));
     CP_TRY(cp_allocate(&engine->ranks, count, sizeof(cp_device_rank), "ranks"));

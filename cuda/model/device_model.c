@@ -28,8 +28,8 @@ static bool is_bias(cp_weight weight) {
 
 static cp_status take_piece(const device_loader *load, cp_weight weight,
                             const cp_gguf_tensor *tensor, piece *out) {
-    const int64_t part = load->model->share.part;
-    const int64_t parts = load->model->share.parts;
+    const int64_t part = load->model->slice.part;
+    const int64_t parts = load->model->slice.parts;
     int64_t values = 1, bytes = 0;
     piece all = {tensor, 0, tensor->extent[1], 0, 0, tensor->extent[0]};
     cp_gguf_type_block(tensor->type, &values, &bytes);
@@ -174,7 +174,7 @@ static cp_status load_weights(const cp_gguf *file,
     return status;
 }
 
-static cp_status share_facts(int64_t parts, cp_model_facts *f) {
+static cp_status slice_facts(int64_t parts, cp_model_facts *f) {
     if (f->shape.kv_heads % parts != 0 || f->feed_forward % parts != 0)
         return cp_refuse("%ld key and value heads and %ld inner features "
                          "cannot be shared by %ld GPUs",
@@ -199,9 +199,9 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
     int devices;
     CP_TRY(cp_facts_read(file, &full_facts));
     if (cp_facts_is_hybrid(&full_facts))
-        CP_TRY(check_states(model->share.parts, &full_facts.states));
+        CP_TRY(check_states(model->slice.parts, &full_facts.states));
     *facts = full_facts;
-    CP_TRY(share_facts(model->share.parts, facts));
+    CP_TRY(slice_facts(model->slice.parts, facts));
     CP_TRY(cp_device_count(&devices));
     CP_TRY(cp_allocate(&model->tensors,
                        cp_weight_index(CP_WEIGHTS, facts->layers - 1),
@@ -210,11 +210,11 @@ static cp_status fill_model(const cp_gguf *file, cp_device_model *model) {
 }
 
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
-                               cp_device_share share, cp_model **out) {
+                               cp_device_slice slice, cp_model **out) {
     *out = NULL;
     cp_device_model *model;
     CP_TRY(cp_allocate(&model, 1, sizeof(*model), "a model"));
-    model->share = share;
+    model->slice = slice;
     model->numbers = numbers;
     model->element = numbers == CP_NUMBERS_F32 ? CP_F32 : CP_BF16;
     const cp_status status = fill_model(file, model);

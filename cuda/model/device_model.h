@@ -9,15 +9,15 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/multiply.h"
 
-/* One of several equal shares of a model's heads. */
+/* One of several equal slices of a model's heads. */
 typedef struct {
     int part, parts; /* 0 of 1: all of it */
-} cp_device_share;
+} cp_device_slice;
 
 /* A Llama-family decoder with its weights on the current device. */
 typedef struct {
     cp_model base;
-    cp_device_share share;
+    cp_device_slice slice;
     cp_numbers numbers;  /* of the blocks' matrices */
     cp_element element;  /* of queries, keys, values, and all other rows */
     char *memory;        /* on the device: holds what the tensors point to */
@@ -27,12 +27,12 @@ typedef struct {
     cp_device_matrix *tensors;
 } cp_device_model;
 
-/* Expand a file's weights on the current device; facts are the share's. Fails
+/* Expand a file's weights on the current device; facts are the slice's. Fails
  * as cp_model_open does (session.h), with CP_BROKEN if there is no GPU, with
  * CP_MEMORY, naming the bytes, if its memory is too small, and with CP_INVALID
- * if the model cannot be divided into that many shares. */
+ * if the model cannot be divided into that many slices. */
 cp_status cp_device_model_open(const cp_gguf *file, cp_numbers numbers,
-                               cp_device_share share, cp_model **model);
+                               cp_device_slice slice, cp_model **model);
 void cp_device_model_close(cp_model *model);
 
 /* Bytes of a number. */

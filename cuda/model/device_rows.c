@@ -134,7 +134,7 @@ void cp_device_rows_add(cp_rows *rows, cp_weight weight) {
         add_narrow(a, weight, count);
         return;
     }
-    enqueue_product(a, weight, a->engine->model->share.part == 0, x_of(a));
+    enqueue_product(a, weight, a->engine->model->slice.part == 0, x_of(a));
     if (group != NULL && rows->status == CP_OK)
         rows->status = cp_nccl_sum(group, x_of(a), CP_F32, count, a->stream);
 }

@@ -15,8 +15,8 @@
 enum {
     USUAL_ROWS = 1024,      /* of a task, to estimate the number of tasks */
     TASKS = 16,             /* that a call is cut into if possible */
-    LEAST_TILES = 10,       /* of a share of many rows' keys */
-    MOST_TILES = 64,        /* of a share of few rows' keys */
+    LEAST_TILES = 10,       /* of a split of many rows' keys */
+    MOST_TILES = 64,        /* of a split of few rows' keys */
     MOST_CARRIED = 1 << 26, /* floats of queries and sums, 256 MiB */
 };
 
@@ -30,12 +30,12 @@ typedef struct {
     cp_attention last;      /* how many rows are finished */
 } fast_call;
 
-static int64_t shares_of_few(int64_t tiles, int64_t pieces) {
-    const int64_t shares = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
-    return cp_max(1, cp_max(shares, cp_ceil_divide(tiles, MOST_TILES)));
+static int64_t splits_of_few(int64_t tiles, int64_t pieces) {
+    const int64_t splits = cp_min(tiles, cp_ceil_divide(TASKS, pieces));
+    return cp_max(1, cp_max(splits, cp_ceil_divide(tiles, MOST_TILES)));
 }
 
-static int64_t shares_of_many(int64_t tiles, int64_t rows) {
+static int64_t splits_of_many(int64_t tiles, int64_t rows) {
     const int64_t blocks = cp_max(1, rows / USUAL_ROWS);
     return cp_max(1, cp_min(tiles / LEAST_TILES, TASKS / blocks));
 }
@@ -99,9 +99,9 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     fast_call *c = (fast_call *)team;
     find_tiles(c, piece.span, task.few ? CP_ROW_KEYS : CP_PANEL_KEYS, &task);
     const int64_t first = task.first, tiles = task.last - first;
-    task.parts = task.few             ? shares_of_few(tiles, c->few)
+    task.parts = task.few             ? splits_of_few(tiles, c->few)
                  : c->carried != NULL ? c->carried->parts
-                                      : shares_of_many(tiles, c->many);
+                                      : splits_of_many(tiles, c->many);
     if (team->tasks != NULL)
         task.cost =
             cost_of(c, task.queries.span) *
@@ -116,7 +116,7 @@ static void cut(cp_team *team, cp_piece piece, cp_task task) {
     }
 }
 
-static int64_t shares_of_chain(const fast_call *c) {
+static int64_t splits_of_chain(const fast_call *c) {
     const cp_pieces *queries = c->team.call->query_pieces;
     int64_t most = 0;
     for (int64_t p = 0; p < queries->count; p++) {
@@ -126,7 +126,7 @@ static int64_t shares_of_chain(const fast_call *c) {
             find_tiles(c, span, CP_PANEL_KEYS, &seen);
         most = cp_max(most, seen.last - seen.first);
     }
-    return shares_of_many(most, c->many);
+    return splits_of_many(most, c->many);
 }
 
 static cp_status carry(fast_call *c) {
@@ -138,7 +138,7 @@ static cp_status carry(fast_call *c) {
     c->carried = carried;
     if (carried->begins) {
         carried->merge = call->merge;
-        carried->parts = shares_of_chain(c);
+        carried->parts = splits_of_chain(c);
     }
     c->last.merge = carried->merge;
     cp_team_count(&c->team);
@@ -233,24 +233,24 @@ static void work(const cp_team *team, const cp_task *t, cp_workspace *space) {
     (t->few ? do_few : do_many)(team, t, space);
 }
 
-static void add_shares(const cp_team *team, const cp_task *t, int64_t r) {
+static void add_splits(const cp_team *team, const cp_task *t, int64_t r) {
     const fast_call *c = (const fast_call *)team;
     const int64_t dim = cp_value_dim(team->call->shape);
     const int64_t step = t->rows * (2 + dim);
-    const float *share = cp_team_aside(team, t, r);
+    const float *split = cp_team_aside(team, t, r);
     double sums[CP_HEAD_DIM_MAX] = {0.0}, total = 0.0, level = -INFINITY;
     if (!t->few && !ends(c))
         return;
     for (int64_t s = 0; s < t->parts; s++)
-        level = share[s * step] > level ? share[s * step] : level;
+        level = split[s * step] > level ? split[s * step] : level;
     /* Add them, weighed. */
-    for (int64_t s = 0; s < t->parts; s++, share += step) {
-        if (share[1] == 0.0f)
+    for (int64_t s = 0; s < t->parts; s++, split += step) {
+        if (split[1] == 0.0f)
             continue;
-        const double weight = share[0] == level ? 1.0 : exp2(share[0] - level);
-        total += weight * share[1];
+        const double weight = split[0] == level ? 1.0 : exp2(split[0] - level);
+        total += weight * split[1];
         for (int64_t d = 0; d < dim; d++)
-            sums[d] += weight * share[2 + d];
+            sums[d] += weight * split[2 + d];
     }
     cp_row_finish(t->few ? team->call : &c->last, cp_team_index(team, t, r),
                   sums, level, total);
@@ -262,7 +262,7 @@ static cp_status attend(const cp_attention *call,
                             .row = 2 + cp_value_dim(call->shape),
                             .cut = cut,
                             .work = work,
-                            .join = add_shares},
+                            .join = add_splits},
                    .format = format,
                    .last = *call};
     c.team.group = call->shape->query_heads / call->shape->kv_heads;

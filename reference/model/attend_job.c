@@ -87,7 +87,7 @@ static cp_status run(attend_call *call, cp_attend_job *job) {
                                          job->sequences, call->call.room,
                                          &job->shape, &call->store)));
     CP_TRY(runner->run(job->ranks, attend_rank, call));
-    return cp_attend_share(&call->call, runner->group);
+    return cp_attend_gather(&call->call, runner->group);
 }
 
 cp_status cp_attend_run(const cp_runner *runner, cp_attend_job *job) {

@@ -14,13 +14,13 @@
 static const cp_device_runner local_runner = {.only = CP_NO_RANK,
                                               .graphs = true};
 static cp_device_runner group_runner = {.only = CP_NO_RANK, .graphs = true};
-static cp_device_share own_share = {0, 1};
+static cp_device_slice own_slice = {0, 1};
 
 /* A ring of one rank may still share its heads with other processes. */
 const cp_device_runner *cp_cuda_runner(int64_t ranks) {
     const bool all =
-        group_runner.group != NULL && (ranks > 1 || own_share.parts > 1);
-    return all && ranks * own_share.parts == group_runner.group->ranks
+        group_runner.group != NULL && (ranks > 1 || own_slice.parts > 1);
+    return all && ranks * own_slice.parts == group_runner.group->ranks
                ? &group_runner
                : &local_runner;
 }
@@ -215,7 +215,7 @@ static cp_status divide(int parts) {
     world->agree = NULL;
     group.shrink = NULL;
     CP_TRY(cp_nccl_split(world, parts, &heads, &ring));
-    own_share = (cp_device_share){group.rank % parts, parts};
+    own_slice = (cp_device_slice){group.rank % parts, parts};
     group_runner.only = group.rank / parts;
     group_runner.link = &ring->link;
     group_runner.tensor = heads;
@@ -244,7 +244,7 @@ static cp_status engine_new(const cp_model *model,
     }                                                                          \
     static cp_status model_open##suffix(const cp_gguf *file,                   \
                                         cp_model **model) {                    \
-        return cp_device_model_open(file, numbers, own_share, model);          \
+        return cp_device_model_open(file, numbers, own_slice, model);          \
     }                                                                          \
     const cp_backend cp_backend_cuda##suffix = {                               \
         .name = shown,                                                         \

@@ -67,8 +67,8 @@ typedef struct {
     cp_scenario scenario; /* all but its variant */
     cp_command_placement placement;
     cp_command_sparse sparse;
-    int order;                    /* 1: the best, given in devices */
-    int devices[CP_SHARES_RANKS]; /* of the ranks */
+    int order;                      /* 1: the best, given in devices */
+    int devices[CP_WEIGHTED_RANKS]; /* of the ranks */
 } cp_command_call;
 
 #define CP_COMMAND_CALL                                                        \

@@ -89,7 +89,7 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
         return cp_refuse("--placement %s: choose one of zigzag, naive, "
                          "interleave:K, uneven:W,W,...",
                          text);
-    CP_TRY(placement_numbers(placement, numbers, CP_SHARES_RANKS, &count));
+    CP_TRY(placement_numbers(placement, numbers, CP_WEIGHTED_RANKS, &count));
     if (name >= 2 && count != expected)
         return cp_refuse("--placement %s: %ld numbers; expected %ld", text,
                          count, expected);
@@ -102,7 +102,7 @@ cp_status cp_command_placement_check(cp_command_placement *placement,
                      .weights = name == 3 ? placement->weights : NULL};
     if (name < 3)
         return CP_OK;
-    return cp_command_about(cp_shares_check(placement->weights, (int)ranks),
+    return cp_command_about(cp_weighted_check(placement->weights, (int)ranks),
                             "--placement");
 }
 

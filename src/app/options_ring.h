@@ -5,7 +5,7 @@
 
 #include "app/backends.h"
 #include "predict/machine.h"
-#include "tokens/shares.h"
+#include "tokens/weighted.h"
 
 enum {
     CP_COMMAND_RANKS = 1024, /* more are refused */
@@ -15,7 +15,7 @@ enum {
 /* How tokens are dealt out: --placement. */
 typedef struct {
     const char *text; /* NULL: zigzag */
-    int64_t weights[CP_SHARES_RANKS];
+    int64_t weights[CP_WEIGHTED_RANKS];
     cp_dealing dealing; /* parsed from text */
 } cp_command_placement;
 

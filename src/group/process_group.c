@@ -41,7 +41,7 @@ cp_status cp_process_group_await(int file) {
 typedef struct {
     int64_t status, bytes;
     char message[400];
-} share_outcome;
+} broadcast_outcome;
 
 static cp_status receive_begin(void) {
     for (int64_t word = NOT_YET; word == NOT_YET;) {
@@ -54,7 +54,7 @@ static cp_status receive_begin(void) {
 cp_status cp_process_group_broadcast(cp_status status, void *head,
                                      int64_t head_bytes, void **data,
                                      int64_t *bytes) {
-    share_outcome what = {.status = status};
+    broadcast_outcome what = {.status = status};
     if (self->ranks == 1)
         return status;
     if (status == CP_OK && bytes != NULL)

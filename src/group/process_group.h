@@ -22,7 +22,7 @@ typedef struct {
     bool (*shrink)(int *lost);
 } cp_process_group;
 
-/* The process group of this process. share and the others are NULL in a group
+/* The process group of this process. Its functions are NULL in a group
  * of one that no launcher started. */
 const cp_process_group *cp_process_group_own(void);
 void cp_process_group_set(const cp_process_group *group);

@@ -21,9 +21,9 @@ static const cp_pieces *pieces_of(const cp_attend_call *call, int rank,
         return &call->layout->cache[rank].pieces;
     if (which == NEW_KEYS)
         return &call->layout->queries[rank].pieces;
-    const cp_use share = which == QUERIES ? cp_plan_begins(call->plan, rank)
-                                          : cp_plan_ends(call->plan, rank);
-    return &cp_plan_queries(call->plan, share.origin)->pieces;
+    const cp_use use = which == QUERIES ? cp_plan_begins(call->plan, rank)
+                                        : cp_plan_ends(call->plan, rank);
+    return &cp_plan_queries(call->plan, use.origin)->pieces;
 }
 
 /* Whether a rank reads or writes the job's row of a token. Where all ranks have
@@ -50,14 +50,14 @@ static void copy_rows(const cp_attend_call *call, int rank, which_rows which,
                       float *to) {
     const cp_pieces *pieces = pieces_of(call, rank, which);
     const cp_plan *plan = call->plan;
-    const cp_use share = which == QUERIES ? cp_plan_begins(plan, rank)
-                                          : cp_plan_ends(plan, rank);
+    const cp_use use = which == QUERIES ? cp_plan_begins(plan, rank)
+                                        : cp_plan_ends(plan, rank);
     const bool is_query = which >= QUERIES;
-    const int64_t heads = is_query ? cp_plan_shape(plan, share.slot).query_heads
+    const int64_t heads = is_query ? cp_plan_shape(plan, use.slot).query_heads
                                    : plan->shape.kv_heads;
     const int64_t width = heads * numbers;
     const int64_t wide = is_query ? plan->shape.query_heads * numbers : width;
-    const int64_t first = is_query ? share.part * width : 0;
+    const int64_t first = is_query ? use.part * width : 0;
     for (int64_t n = 0; n < pieces->count; n++) {
         const cp_piece piece = pieces->items[n];
         const int64_t past = call->layout->past[piece.span.sequence];
@@ -130,8 +130,8 @@ void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
     copy_rows(call, rank, ANSWERS, true, 1, lse, job->lse);
 }
 
-cp_status cp_attend_share(const cp_attend_call *call,
-                          const cp_process_group *group) {
+cp_status cp_attend_gather(const cp_attend_call *call,
+                           const cp_process_group *group) {
     const cp_attend_job *job = call->job;
     const int64_t dim = cp_value_dim(&job->shape);
     const int64_t rows = call->plan->slots[call->plan->result].rows;

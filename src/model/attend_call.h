@@ -43,7 +43,7 @@ void cp_attend_read(const cp_attend_call *call, int rank, const float *output,
 /* All-gather the results over a process group (NULL: there is only one process)
  * in which each process has read the results of its own rank. Fails with
  * CP_MEMORY, or as the group does. */
-cp_status cp_attend_share(const cp_attend_call *call,
-                          const cp_process_group *group);
+cp_status cp_attend_gather(const cp_attend_call *call,
+                           const cp_process_group *group);
 
 #endif

@@ -4,13 +4,13 @@
 
 #include "model/kept_states.h"
 
-cp_head_share cp_head_share_of(const cp_state_facts *facts, int ranks,
+cp_head_slice cp_head_slice_of(const cp_state_facts *facts, int ranks,
                                int rank) {
     const int64_t keys = facts->key_heads, each = facts->heads / keys;
-    cp_head_share share = {keys * rank / ranks, *facts};
-    share.facts.key_heads = keys * (rank + 1) / ranks - share.first;
-    share.facts.heads = each * share.facts.key_heads;
-    return share;
+    cp_head_slice slice = {keys * rank / ranks, *facts};
+    slice.facts.key_heads = keys * (rank + 1) / ranks - slice.first;
+    slice.facts.heads = each * slice.facts.key_heads;
+    return slice;
 }
 
 static void add_strip(cp_head_cut *cut, int64_t groups, int64_t dim) {
@@ -20,13 +20,13 @@ static void add_strip(cp_head_cut *cut, int64_t groups, int64_t dim) {
     cut->part_width += groups * cut->has * dim;
 }
 
-cp_head_cut cp_head_cut_of(const cp_state_facts *f, const cp_head_share *share,
+cp_head_cut cp_head_cut_of(const cp_state_facts *f, const cp_head_slice *slice,
                            cp_cut_kind kind) {
     const int64_t each = f->heads / f->key_heads;
     const int64_t taps = kind == CP_CUT_TAPS ? f->taps : 1;
     cp_head_cut cut = {.key_heads = f->key_heads,
-                       .first = share->first,
-                       .has = share->facts.key_heads};
+                       .first = slice->first,
+                       .has = slice->facts.key_heads};
     if (kind == CP_CUT_ANSWER) {
         add_strip(&cut, each, f->value_dim);
     } else if (kind == CP_CUT_STATES) {
@@ -45,10 +45,10 @@ int64_t cp_head_cut_before(const cp_head_cut *cut) {
     return cut->width / cut->key_heads * cut->first;
 }
 
-int64_t cp_head_kept_before(const cp_head_share *shares, int rank) {
+int64_t cp_head_kept_before(const cp_head_slice *slices, int rank) {
     int64_t numbers = 0;
     for (int r = 0; r < rank; r++)
-        numbers += cp_state_numbers(&shares[r].facts);
+        numbers += cp_state_numbers(&slices[r].facts);
     return numbers;
 }
 

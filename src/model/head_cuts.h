@@ -12,8 +12,8 @@
 typedef struct {
     int64_t first; /* key head */
     cp_state_facts facts;
-} cp_head_share;
-cp_head_share cp_head_share_of(const cp_state_facts *facts, int ranks,
+} cp_head_slice;
+cp_head_slice cp_head_slice_of(const cp_state_facts *facts, int ranks,
                                int rank);
 
 /* The rows that are cut: a token's (channels, decays, rates), its answer, the
@@ -27,28 +27,28 @@ typedef enum {
 } cp_cut_kind;
 
 /* Numbers [groups][key heads][dim], from `full` on in a row, and from `part` on
- * in the row of a share, whose key heads are fewer. */
+ * in the row of a slice, whose key heads are fewer. */
 typedef struct {
     int64_t groups, dim, full, part;
 } cp_head_strip;
 
 /* A row is one strip after another. */
 typedef struct {
-    int64_t width, part_width;     /* numbers of a row, and of a share's */
-    int64_t key_heads, first, has; /* of all; those of the share */
+    int64_t width, part_width;     /* numbers of a row, and of a slice's */
+    int64_t key_heads, first, has; /* of all; those of the slice */
     int count;
     cp_head_strip strips[5];
 } cp_head_cut;
 cp_head_cut cp_head_cut_of(const cp_state_facts *facts,
-                           const cp_head_share *share, cp_cut_kind kind);
+                           const cp_head_slice *slice, cp_cut_kind kind);
 
-/* How many numbers of a row the shares before this one have. */
+/* How many numbers of a row the slices before this one have. */
 int64_t cp_head_cut_before(const cp_head_cut *cut);
 
 /* A layer keeps states, how many rows of the tail are filled, and those
- * (facts.h); so does each share. Where that of a share begins if all lie one
- * after another; of share `ranks`, where they end. */
-int64_t cp_head_kept_before(const cp_head_share *shares, int rank);
+ * (facts.h); so does each slice. Where that of a slice begins if all lie one
+ * after another; of slice `ranks`, where they end. */
+int64_t cp_head_kept_before(const cp_head_slice *slices, int rank);
 
 /* The new tokens of a sequence in the order of positions: order [fresh], each
  * the index of a row among all rows of rank 0 (cp_forward_list in pass.h), then

@@ -117,7 +117,8 @@ static cp_status block_take(const copy_job *job, int64_t bytes,
 }
 
 /* The same on all processes, of which one has the file. */
-static cp_status block_share(copy_job *job, int64_t bytes, const char *what) {
+static cp_status broadcast_block(copy_job *job, int64_t bytes,
+                                 const char *what) {
     const cp_status status =
         job->from != NULL ? block_take(job, bytes, what) : CP_OK;
     return cp_process_group_broadcast(status, NULL, 0, &job->data, &bytes);
@@ -143,7 +144,7 @@ static cp_status block_copy(copy_job *job, int64_t layer, int64_t first) {
     snprintf(what, sizeof(what), "layer %ld, tokens %ld to %ld", layer, first,
              first + rows.count - 1);
     if (job->reads)
-        CP_TRY(block_share(job, bytes, what));
+        CP_TRY(broadcast_block(job, bytes, what));
     rows.keys = job->data;
     rows.values = rows.keys + rows.count * head->key_width;
     CP_TRY(cp_session_rows(job->session, &rows));
@@ -159,7 +160,7 @@ static cp_status states_copy(copy_job *job) {
         char what[80];
         snprintf(what, sizeof(what), "the states of conversation %ld", s);
         if (job->reads)
-            status = block_share(job, bytes, what);
+            status = broadcast_block(job, bytes, what);
         if (status == CP_OK && saved->lengths[s] > 0)
             status = cp_session_states(job->session, s, job->reads, job->data);
         else

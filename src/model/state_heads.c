@@ -18,7 +18,7 @@ typedef struct {
 
 struct cp_state_heads {
     cp_state_call *call;
-    cp_head_share *shares; /* [ranks] */
+    cp_head_slice *slices; /* [ranks] */
     rank_heads *memory;    /* [ranks here] */
 };
 
@@ -27,7 +27,7 @@ static int64_t tokens_of(const cp_state_heads *h, int rank) {
 }
 
 static cp_head_cut cut_of(const cp_state_heads *h, int rank, cp_cut_kind kind) {
-    return cp_head_cut_of(&h->call->cache->facts, &h->shares[rank], kind);
+    return cp_head_cut_of(&h->call->cache->facts, &h->slices[rank], kind);
 }
 
 /* The memory of a rank; NULL: it is elsewhere. */
@@ -63,17 +63,17 @@ static float *states_at(const cp_state_heads *h, int64_t n, int rank,
     const rank_heads *m = memory_of(h, rank);
     return m == NULL ? NULL
                      : m->states + (2 * n + after) *
-                                       cp_state_numbers(&h->shares[rank].facts);
+                                       cp_state_numbers(&h->slices[rank].facts);
 }
 
 static float *kept_at(const cp_state_heads *h, int64_t n, int keeper, int rank,
                       bool after) {
-    const int64_t each = cp_head_kept_before(h->shares, h->call->layout->ranks);
+    const int64_t each = cp_head_kept_before(h->slices, h->call->layout->ranks);
     const rank_heads *m = memory_of(h, keeper);
     return rank == keeper ? states_at(h, n, rank, after)
            : m == NULL
                ? NULL
-               : m->kept + n * each + cp_head_kept_before(h->shares, rank);
+               : m->kept + n * each + cp_head_kept_before(h->slices, rank);
 }
 
 /* Does the call touch states of the n-th sequence on the way out, or back? */
@@ -98,7 +98,7 @@ static cp_status cut_rows(const cp_state_heads *h, int owner, bool back) {
 }
 
 /* And the states that a rank here keeps, each with the tail behind it, whose
- * count all shares have. */
+ * count all slices have. */
 static cp_status cut_kept(const cp_state_heads *h, int64_t n, int64_t layer,
                           bool back) {
     static const cp_head_cut count = {1, 1, 1, 0, 1, 1, {{1, 1, 0, 0}}};
@@ -158,13 +158,13 @@ static cp_status pass(const cp_state_heads *h, bool back) {
     for (int64_t n = 0; n < call->count; n++) {
         const int keeper = call->cache->kept[call->sequences[n]].next;
         for (int rank = 0; rank < ranks; rank++)
-            if (h->shares[rank].facts.key_heads > 0 &&
+            if (h->slices[rank].facts.key_heads > 0 &&
                 passes_states(h, n, back))
                 add_message(h,
                             (cp_rank_message){
                                 keeper, rank, kept_at(h, n, keeper, rank, back),
                                 states_at(h, n, rank, back),
-                                4 * cp_state_numbers(&h->shares[rank].facts)},
+                                4 * cp_state_numbers(&h->slices[rank].facts)},
                             back);
     }
     return call->on->pass(call);
@@ -183,7 +183,7 @@ static cp_status follow_all(const cp_state_heads *h, int rank,
                          false));
     for (int64_t n = 0; n < call->count; n++) {
         const cp_followed_tokens tokens = {
-            &h->shares[rank].facts,
+            &h->slices[rank].facts,
             call->layout->fresh[call->sequences[n]],
             m->rows,
             m->answers,
@@ -219,10 +219,10 @@ static void claim(const cp_state_heads *h, int rank, cp_arena *from,
     out->rows = cp_arena_claim(from, all, 4 * row.part_width);
     out->answers = cp_arena_claim(from, all, 4 * answer.part_width);
     out->states = cp_arena_claim(from, 2 * h->call->count,
-                                 4 * cp_state_numbers(&h->shares[rank].facts));
+                                 4 * cp_state_numbers(&h->slices[rank].facts));
     out->kept =
         cp_arena_claim(from, h->call->count,
-                       4 * cp_head_kept_before(h->shares, layout->ranks));
+                       4 * cp_head_kept_before(h->slices, layout->ranks));
     out->taps = cp_arena_claim(from, 1, 4 * taps.part_width);
 }
 
@@ -264,19 +264,19 @@ cp_status cp_state_heads_new(cp_state_call *call, cp_state_heads **out) {
     CP_TRY(cp_allocate(out, 1, sizeof(*h), "heads of a state"));
     h = *out;
     h->call = call;
-    CP_TRY(cp_allocate(&h->shares, ranks, sizeof(cp_head_share),
+    CP_TRY(cp_allocate(&h->slices, ranks, sizeof(cp_head_slice),
                        "heads of a state"));
     CP_TRY(cp_allocate(&h->memory, cp_state_call_ranks(call),
                        sizeof(rank_heads), "heads of a state"));
     for (int r = 0; r < ranks; r++)
-        h->shares[r] = cp_head_share_of(&call->cache->facts, ranks, r);
+        h->slices[r] = cp_head_slice_of(&call->cache->facts, ranks, r);
     return reserve_all(h);
 }
 
 void cp_state_heads_free(cp_state_heads *h) {
     if (h == NULL)
         return;
-    free(h->shares);
+    free(h->slices);
     free(h->memory);
     free(h);
 }

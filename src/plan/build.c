@@ -82,11 +82,11 @@ static void replace(cp_plan *plan, int n, cp_slot_kind kind, int parts) {
     plan->slots[n] = slot;
 }
 
-static int parts_of(const cp_plan *plan, cp_share share) {
-    return share == CP_OWN_HEADS ? plan->layout->ranks : 1;
+static int parts_of(const cp_plan *plan, cp_ownership ownership) {
+    return ownership == CP_OWN_HEADS ? plan->layout->ranks : 1;
 }
 
-void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends) {
+void cp_plan_begin_with(cp_plan *plan, cp_ownership begins, cp_ownership ends) {
     if (plan->status != CP_OK)
         return;
     plan->begins = begins;

@@ -41,7 +41,7 @@ int cp_plan_add_parts(cp_plan *plan, cp_slot_kind kind, int count, int parts);
 
 /* A builder calls this first if ranks do not begin and end with their own
  * tokens. */
-void cp_plan_begin_with(cp_plan *plan, cp_share begins, cp_share ends);
+void cp_plan_begin_with(cp_plan *plan, cp_ownership begins, cp_ownership ends);
 
 /* A builder that attends to nothing calls this first: no program appends, and
  * the slots for new tokens and queries, and for the result, are of these kinds

@@ -17,20 +17,20 @@ void cp_plan_free(cp_plan *plan) {
     free(plan);
 }
 
-static cp_use share_of(const cp_plan *plan, cp_share share, int slot,
-                       int rank) {
-    if (share == CP_OWN_TOKENS)
+static cp_use use_of(const cp_plan *plan, cp_ownership ownership, int slot,
+                     int rank) {
+    if (ownership == CP_OWN_TOKENS)
         return cp_use_of(slot, rank);
     return cp_use_part(slot, plan->layout->ranks,
-                       share == CP_OWN_HEADS ? rank : 0);
+                       ownership == CP_OWN_HEADS ? rank : 0);
 }
 
 cp_use cp_plan_begins(const cp_plan *plan, int rank) {
-    return share_of(plan, plan->begins, plan->queries, rank);
+    return use_of(plan, plan->begins, plan->queries, rank);
 }
 
 cp_use cp_plan_ends(const cp_plan *plan, int rank) {
-    return share_of(plan, plan->ends, plan->result, rank);
+    return use_of(plan, plan->ends, plan->result, rank);
 }
 
 cp_use cp_plan_own(const cp_plan *plan, int rank, int slot) {

@@ -120,7 +120,7 @@ typedef enum {
     CP_OWN_TOKENS, /* all heads of its tokens */
     CP_OWN_HEADS,  /* part k of N of the heads, of all ranks' tokens */
     CP_OWN_ALL,    /* all heads of all ranks' tokens */
-} cp_share;
+} cp_ownership;
 
 /* The operations of one rank, in the order in which it issues them. */
 typedef struct {
@@ -146,9 +146,9 @@ typedef struct {
     cp_program *programs;      /* [ranks] */
     cp_status status;          /* the first failure while building */
     /* What later chapters add to a plan. */
-    cp_share begins, ends; /* whose queries are given, and in the result */
-    cp_wire wire;          /* how numbers are encoded for sending */
-    int64_t run_bytes;     /* of the state of a run */
+    cp_ownership begins, ends; /* whose queries are given, and in the result */
+    cp_wire wire;              /* how numbers are encoded for sending */
+    int64_t run_bytes;         /* of the state of a run */
     const struct cp_migration *migration; /* if it moves a cache, or NULL */
     cp_indexer indexer;                   /* of sparse attention, or all zero */
     int index_queries, index_keys, list;  /* its slots; two are full, too */

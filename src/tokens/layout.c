@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tokens/shares.h"
+#include "tokens/weighted.h"
 #include "tokens/window.h"
 
 static const cp_pieces *pieces_held(const cp_call *call, int rank,
@@ -52,8 +52,8 @@ static int owner_index(const cp_call *call, int64_t turn, int64_t nth,
         before += counts[recipients[n].rank] = recipients[n].total;
     }
     if (how->weights != NULL)
-        return cp_shares_owner(how->weights, ranks, turn + nth, counts,
-                               counts + ranks);
+        return cp_weighted_owner(how->weights, ranks, turn + nth, counts,
+                                 counts + ranks);
     if (how->leaves)
         return cp_dealing_owners(how, ranks).rank[cp_leaf_of(before)];
     if (how->block > 0)
@@ -257,7 +257,7 @@ static cp_status lay_out(const cp_call *call, int64_t sequence, int64_t ordinal,
             layout->appended[recipients[part].rank].pieces.count;
     }
     if (how.weights != NULL && how.placement == CP_ZIGZAG) {
-        cp_shares_deal(how.weights, ranks, fresh, counts, counts + ranks);
+        cp_weighted_deal(how.weights, ranks, fresh, counts, counts + ranks);
         how.weights = counts + ranks;
     }
     const cp_run run = {sequence, cached, fresh};
@@ -326,7 +326,7 @@ static cp_status check_call(const cp_call *call) {
                          "per leaf",
                          call->ranks, CP_LEAVES);
     if (call->dealing.weights != NULL)
-        CP_TRY(cp_shares_check(call->dealing.weights, call->ranks));
+        CP_TRY(cp_weighted_check(call->dealing.weights, call->ranks));
     for (int64_t i = 0; i < call->sequences; i++) {
         const int64_t count = call->new_tokens[i];
         if (count < 0)

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "tokens/shares.h"
+#include "tokens/weighted.h"
 
 static cp_status append(cp_pieces *pieces, cp_run run, int64_t from,
                         int64_t most, int64_t step, int64_t *row) {
@@ -65,7 +65,8 @@ cp_status cp_shard(const cp_dealing *how, int ranks, int part, cp_run run,
         /* Give unequal ranks unequal chunks. */
         const cp_span all = {run.sequence, run.first, run.count, 1};
         if (how->weights != NULL)
-            return cp_shares_fold(how->weights, ranks, part, all, row, pieces);
+            return cp_weighted_fold(how->weights, ranks, part, all, row,
+                                    pieces);
         /* Deal out chunks i and 2N-1-i. */
         const int64_t chunk = cp_ceil_divide(run.count, 2 * ranks);
         const int64_t chunks[2] = {part, 2 * (int64_t)ranks - 1 - part};
@@ -117,7 +118,7 @@ int64_t cp_shard_room(const cp_dealing *how, int ranks, int64_t tokens) {
         return tokens / cycle * block + cp_min(block, tokens % cycle);
     }
     if (how != NULL && how->weights != NULL)
-        return cp_shares_room(how->weights, ranks, tokens);
+        return cp_weighted_room(how->weights, ranks, tokens);
     return cp_min(tokens, (tokens + ahead) / ranks);
 }
 

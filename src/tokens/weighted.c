@@ -1,6 +1,6 @@
 /* Tangled from book/16-unlike.nw; edit the chapter. */
 /* Deals out tokens in proportion to weights. */
-#include "tokens/shares.h"
+#include "tokens/weighted.h"
 
 static int64_t total(const int64_t *counts, int ranks) {
     int64_t sum = 0;
@@ -9,16 +9,16 @@ static int64_t total(const int64_t *counts, int ranks) {
     return sum;
 }
 
-cp_status cp_shares_check(const int64_t *weights, int ranks) {
+cp_status cp_weighted_check(const int64_t *weights, int ranks) {
     int64_t sum = 0;
-    if (ranks > CP_SHARES_RANKS)
+    if (ranks > CP_WEIGHTED_RANKS)
         return cp_refuse("weights for %d ranks; at most %d ranks are possible",
-                         ranks, CP_SHARES_RANKS);
+                         ranks, CP_WEIGHTED_RANKS);
     for (int n = 0; n < ranks; n++) {
-        if (weights[n] < 1 || weights[n] > CP_SHARES_SUM - sum)
+        if (weights[n] < 1 || weights[n] > CP_WEIGHTED_SUM - sum)
             return cp_refuse("rank %d has weight %ld; a weight must be >= 1, "
                              "and their sum <= %d",
-                             n, weights[n], CP_SHARES_SUM);
+                             n, weights[n], CP_WEIGHTED_SUM);
         sum += weights[n];
     }
     return CP_OK;
@@ -38,8 +38,8 @@ static int neediest(const int64_t *weights, int64_t sum, int ranks,
     return rank;
 }
 
-void cp_shares_deal(const int64_t *weights, int ranks, int64_t count,
-                    const int64_t *held, int64_t *shares) {
+void cp_weighted_deal(const int64_t *weights, int ranks, int64_t count,
+                      const int64_t *held, int64_t *shares) {
     const int64_t sum = total(weights, ranks);
     int64_t tokens = total(held, ranks) + count - count % sum;
     for (int n = 0; n < ranks; n++)
@@ -48,8 +48,8 @@ void cp_shares_deal(const int64_t *weights, int ranks, int64_t count,
         shares[neediest(weights, sum, ranks, held, shares, ++tokens)]++;
 }
 
-cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
-                         cp_span run, int64_t row, cp_pieces *pieces) {
+cp_status cp_weighted_fold(const int64_t *weights, int ranks, int part,
+                           cp_span run, int64_t row, cp_pieces *pieces) {
     const int64_t scale = run.count / total(weights, ranks);
     int64_t low = run.start, high = run.start + run.count;
     for (int n = 0; n < part; n++) {
@@ -65,12 +65,12 @@ cp_status cp_shares_fold(const int64_t *weights, int ranks, int part,
     return CP_OK;
 }
 
-int cp_shares_owner(const int64_t *weights, int ranks, int64_t turn,
-                    const int64_t *held, int64_t *scratch) {
-    static const int64_t nothing[CP_SHARES_RANKS];
+int cp_weighted_owner(const int64_t *weights, int ranks, int64_t turn,
+                      const int64_t *held, int64_t *scratch) {
+    static const int64_t nothing[CP_WEIGHTED_RANKS];
     const int64_t sum = total(weights, ranks), last = turn % sum;
     const int64_t tokens = total(held, ranks);
-    cp_shares_deal(weights, ranks, last, nothing, scratch);
+    cp_weighted_deal(weights, ranks, last, nothing, scratch);
     const int rank = neediest(weights, sum, ranks, nothing, scratch, last + 1);
     const int64_t ahead = sum * held[rank] - weights[rank] * tokens;
     return ahead < ranks * sum
@@ -78,7 +78,7 @@ int cp_shares_owner(const int64_t *weights, int ranks, int64_t turn,
                : neediest(weights, sum, ranks, held, nothing, tokens + 1);
 }
 
-int64_t cp_shares_room(const int64_t *weights, int ranks, int64_t tokens) {
+int64_t cp_weighted_room(const int64_t *weights, int ranks, int64_t tokens) {
     const int64_t sum = total(weights, ranks);
     int64_t most = 1;
     for (int n = 0; n < ranks; n++)
