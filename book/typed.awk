@@ -67,7 +67,7 @@ skip { next }
 /^%/ { next }
 /^ *$/ { flush(); next }
 {
-    gsub(/\\(rounded|datum|divided|thousandths|millionths)(\{[^}]*\})+/, "@")
+    gsub(/\\(rounded|datum|divided|thousandths|millionths|scientific)(\{[^}]*\})+/, "@")
     gsub(/\[\[[^]]*\]\]/, "`")
     gsub(/\\sub\{[^}]*\}/, "") # the index prints nothing here
     gsub(/\{,\}/, ",")
