@@ -58,14 +58,14 @@ static seconds converse(const cp_model *model, int ranks, cp_dealing dealing,
                         const int32_t *ids) {
     const cp_session_options options = {
         .ranks = ranks, .sequences = 1, .dealing = dealing};
-    const int64_t tokens = PROMPT, zero = 0;
+    const int64_t tokens = PROMPT, one = 1;
     cp_session *session;
     cp_turn_report report;
     need(cp_session_open(model, &options, &session));
     need(cp_session_prefill(session, &tokens, ids, &report));
     seconds spent = {report.seconds, 0.0};
     for (int n = 0; n < STEPS; n++) {
-        need(cp_session_decode(session, 1, &zero, ids + n, &report));
+        need(cp_session_decode(session, &one, ids + n, &report));
         spent.step += report.seconds / STEPS;
     }
     cp_session_close(session);

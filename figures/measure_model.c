@@ -319,7 +319,7 @@ static void keep_best(double *best, double seconds) {
 
 static void converse(const cp_model *model, int ranks, int64_t tokens,
                      times *best) {
-    const int64_t words = model->facts.vocabulary, zero = 0;
+    const int64_t words = model->facts.vocabulary, one = 1;
     const cp_session_options options = {.ranks = ranks, .sequences = 1};
     cp_session *session;
     cp_turn_report report;
@@ -335,7 +335,7 @@ static void converse(const cp_model *model, int ranks, int64_t tokens,
     for (int step = 0; step < STEPS; step++) {
         int32_t id = cp_sample_greedy(logits, words);
         double start = cp_clock();
-        need(cp_session_decode(session, 1, &zero, &id, NULL));
+        need(cp_session_decode(session, &one, &id, NULL));
         keep_best(&best->decode, cp_clock() - start);
         start = cp_clock();
         need(cp_session_logits(session, 0, 1, logits));

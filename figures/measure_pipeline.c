@@ -234,7 +234,7 @@ static void ring_run(const measured_pipe *like, double *prompt, double *step,
                      float *logits) {
     const cp_session_options options = {
         .ranks = STAGES, .sequences = like->sequences, .variant = CP_PASS_KV};
-    static const int64_t sequences[MOST_SEQUENCES] = {0, 1};
+    static const int64_t ones[MOST_SEQUENCES] = {1, 1};
     int64_t lengths[MOST_SEQUENCES];
     int32_t *tokens, next[MOST_SEQUENCES];
     cp_session *session;
@@ -253,8 +253,7 @@ static void ring_run(const measured_pipe *like, double *prompt, double *step,
     for (int64_t n = 0; n < like->steps; n++) {
         for (int64_t s = 0; s < like->sequences; s++)
             next[s] = like->tokens[like->length + n];
-        need(cp_session_decode(session, like->sequences, sequences, next,
-                               &report));
+        need(cp_session_decode(session, ones, next, &report));
         *step += report.seconds / (double)like->steps;
     }
     const int64_t last =

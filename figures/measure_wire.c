@@ -92,7 +92,7 @@ static int generate(const cp_model *model, int ranks, cp_variant variant,
                                         .capacity = TOKENS + GENERATED,
                                         .variant = variant,
                                         .wire = wire};
-    const int64_t length = TOKENS, after = 0, sequence = 0;
+    const int64_t length = TOKENS, after = 0, one = 1;
     int64_t last = TOKENS - 1;
     const cp_sampler greedy = {0, 0};
     cp_session *session;
@@ -105,7 +105,7 @@ static int generate(const cp_model *model, int ranks, cp_variant variant,
         if (first)
             generated[n] = likely;
         same += generated[n] == likely;
-        need(cp_session_decode(session, 1, &sequence, &generated[n], NULL));
+        need(cp_session_decode(session, &one, &generated[n], NULL));
         last = after;
     }
     cp_session_close(session);

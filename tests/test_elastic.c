@@ -311,7 +311,7 @@ static double call(cp_session *const both[2], bool decode, int64_t first,
         ids[i] = 10 + next++ % 50;
     for (int s = 0; s < 2; s++) {
         logits[s] = room_for(count * words, 4);
-        must((decode ? cp_session_verify : cp_session_prefill)(both[s], lengths,
+        must((decode ? cp_session_decode : cp_session_prefill)(both[s], lengths,
                                                                ids, NULL));
         must(cp_session_logits(both[s], 0, count, logits[s]));
     }

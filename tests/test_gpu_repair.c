@@ -55,7 +55,7 @@ static int64_t tokens_of(const repair_turn *call) {
 
 static cp_status make_call(cp_session *session, int n) {
     const repair_turn *call = &turns[n];
-    return (call->decode ? cp_session_verify : cp_session_prefill)(
+    return (call->decode ? cp_session_decode : cp_session_prefill)(
         session, call->lengths, f.tokens[n], NULL);
 }
 

@@ -302,7 +302,7 @@ static struct {
 
 /* The same call on both: all scores agree. */
 static void feed(bool decode, int64_t first, int64_t second) {
-    const int64_t lengths[TALKS] = {first, second}, both[TALKS] = {0, 1};
+    const int64_t lengths[TALKS] = {first, second};
     const int64_t numbers = (first + second) * talk.words;
     cp_session *const sessions[2] = {talk.one, talk.many};
     int32_t tokens[2 * MOST];
@@ -316,8 +316,8 @@ static void feed(bool decode, int64_t first, int64_t second) {
         }
     for (int n = 0; n < 2; n++) {
         scores[n] = room_for(numbers, 4);
-        must(decode ? cp_session_decode(sessions[n], TALKS, both, tokens, NULL)
-                    : cp_session_prefill(sessions[n], lengths, tokens, NULL));
+        must((decode ? cp_session_decode
+                     : cp_session_prefill)(sessions[n], lengths, tokens, NULL));
         must(cp_session_logits(sessions[n], 0, count, scores[n]));
     }
     near(scores[0], scores[1], numbers, 2e-5);

@@ -100,20 +100,18 @@ static void begin_exact(int ranks, int least, uint64_t seed) {
 /* The next tokens of the texts; every score has the bits that it has to. */
 static void feed_exact(bool decode, const int64_t lengths[TALKS]) {
     const int64_t words = f.model->facts.vocabulary;
-    int64_t names[TALKS], held[TALKS], count = 0, batch = 0;
+    int64_t held[TALKS], count = 0;
     int32_t tokens[TALKS * MOST];
     for (int s = 0; s < TALKS; s++) {
         held[s] = cp_session_length(f.many, s);
         for (int64_t t = 0; t < lengths[s]; t++)
             tokens[count++] = f.text[s][held[s] + t];
-        if (lengths[s] > 0)
-            names[batch++] = s;
     }
     if (count == 0)
         return;
     float *scores = room_for(count * words, 4), *next = scores;
-    must(decode ? cp_session_decode(f.many, batch, names, tokens, NULL)
-                : cp_session_prefill(f.many, lengths, tokens, NULL));
+    must((decode ? cp_session_decode : cp_session_prefill)(f.many, lengths,
+                                                           tokens, NULL));
     must(cp_session_logits(f.many, 0, count, scores));
     for (int s = 0; s < TALKS; s++)
         for (int64_t t = 0; t < lengths[s]; t++, next += words)
@@ -130,22 +128,20 @@ static void feed(bool decode, const int64_t lengths[TALKS]) {
         return;
     }
     const int64_t words = f.model->facts.vocabulary;
-    int64_t names[TALKS], count = 0, batch = 0;
+    int64_t count = 0;
     int32_t tokens[TALKS * MOST];
     for (int s = 0; s < TALKS; s++) {
         const int64_t held = cp_session_length(f.many, s);
         ck_assert_int_eq(held, cp_session_length(f.one, s));
         for (int64_t t = 0; t < lengths[s]; t++)
             f.text[s][held + t] = tokens[count++] = (int32_t)below(words);
-        if (lengths[s] > 0)
-            names[batch++] = s;
     }
     float *scores[2];
     cp_session *const both[2] = {f.one, f.many};
     for (int n = 0; n < 2 && count > 0; n++) {
         scores[n] = room_for(count * words, 4);
-        must(decode ? cp_session_decode(both[n], batch, names, tokens, NULL)
-                    : cp_session_prefill(both[n], lengths, tokens, NULL));
+        must((decode ? cp_session_decode : cp_session_prefill)(both[n], lengths,
+                                                               tokens, NULL));
         must(cp_session_logits(both[n], 0, count, scores[n]));
     }
     for (int64_t i = 0; i < count * words; i++) {
@@ -315,7 +311,7 @@ TEST(what_a_state_cannot_do_is_refused) {
     refuses(cp_session_truncate(f.many, 0, 4), CP_INVALID,
             "cannot be cut to 4 tokens: its states are those after 9");
     refuses(cp_session_fork(f.many, 0, 1, 9), CP_INVALID, "states of its own");
-    refuses(cp_session_verify(f.many, two, f.text[0], NULL), CP_INVALID,
+    refuses(cp_session_decode(f.many, two, f.text[0], NULL), CP_INVALID,
             "cannot take tokens back");
     feed(true, (int64_t[]){1, 1, 0});
     for (int n = 0; n < 3; n++) {

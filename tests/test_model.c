@@ -78,7 +78,7 @@ static float *logits_of(int64_t tokens) {
 
 static void feed(cp_session *session, const int32_t *tokens, const int *cuts,
                  float *logits) {
-    const int64_t only = 0, before = cp_session_length(session, 0);
+    const int64_t before = cp_session_length(session, 0);
     int64_t position = 0;
     for (; *cuts != 0; cuts++) {
         const int64_t count = *cuts > 0 ? *cuts : 1;
@@ -87,7 +87,7 @@ static void feed(cp_session *session, const int32_t *tokens, const int *cuts,
                 must(cp_session_prefill(session, &count, tokens + position,
                                         NULL));
             else
-                must(cp_session_decode(session, 1, &only, tokens + position,
+                must(cp_session_decode(session, &count, tokens + position,
                                        NULL));
             must(cp_session_logits(session, 0, count,
                                    logits + position * f.words));
@@ -228,16 +228,14 @@ enum { MOST = 5, STEPS = 6 };
 
 static void decode_together(cp_session *batch, cp_session **alone,
                             int64_t count, int32_t *tokens, float *rows) {
-    int64_t names[MOST];
-    const int64_t zero = 0, words = f.words;
+    static const int64_t ones[MOST] = {1, 1, 1, 1, 1};
+    const int64_t words = f.words;
     float *expected = logits_of(1);
-    for (int64_t i = 0; i < count; i++)
-        names[i] = count - 1 - i;
-    must(cp_session_decode(batch, count, names, tokens, NULL));
+    must(cp_session_decode(batch, ones, tokens, NULL));
     must(cp_session_logits(batch, 0, count, rows));
     for (int64_t i = 0; i < count; i++) {
-        must(cp_session_decode(alone[names[i]], 1, &zero, &tokens[i], NULL));
-        must(cp_session_logits(alone[names[i]], 0, 1, expected));
+        must(cp_session_decode(alone[i], ones, &tokens[i], NULL));
+        must(cp_session_logits(alone[i], 0, 1, expected));
         same_words(expected, rows + i * words, 1);
         tokens[i] = cp_sample_greedy(rows + i * words, words);
     }
@@ -293,7 +291,7 @@ static void verify(cp_session *session, const int32_t *text,
         for (int64_t t = 0; t < lengths[s]; t++, count++)
             tokens[count] = t < right[s] ? text[before[s] + t] : (int32_t)t;
     }
-    must(cp_session_verify(session, lengths, tokens, &report));
+    must(cp_session_decode(session, lengths, tokens, &report));
     ck_assert_int_eq(report.variant, CP_DECODE);
     for (int s = 0; s < 2; s++)
         must(cp_session_truncate(session, s, before[s] + right[s]));
@@ -437,29 +435,25 @@ LOOP(test_forks_agree, 0, 4) {
 }
 
 static void disturb(cp_session *session, const int32_t *tokens, bool *armed) {
-    const int64_t zero = 0, twice[2] = {0, 0}, many = 10;
+    const int64_t one = 1, many = 10;
     const int32_t wrong = 1 << 30;
     /* Invalid requests. */
-    const int64_t long_one = 1000, none = 0, less = -1, absent = 1;
+    const int64_t long_one = 1000, none = 0, less = -1;
     refuses(cp_session_prefill(session, &long_one, tokens, NULL), CP_CAPACITY,
             "and 1000 more would pass its 80 positions");
     refuses(cp_session_prefill(session, &none, tokens, NULL), CP_INVALID,
             "a call without tokens");
     refuses(cp_session_prefill(session, &less, tokens, NULL), CP_INVALID,
             "-1 new tokens");
-    refuses(cp_session_decode(session, 1, &zero, &wrong, NULL), CP_INVALID,
+    refuses(cp_session_decode(session, &one, &wrong, NULL), CP_INVALID,
             "is id 1073741824");
-    refuses(cp_session_decode(session, 2, twice, tokens, NULL), CP_INVALID,
-            "twice in a batch");
-    refuses(cp_session_decode(session, 1, &absent, tokens, NULL), CP_INVALID,
-            "sequence 1 of 1");
-    refuses(cp_session_decode(session, 0, twice, tokens, NULL), CP_INVALID,
+    refuses(cp_session_decode(session, &none, tokens, NULL), CP_INVALID,
             "a call without tokens");
     *armed = true;
     refuses(cp_session_prefill(session, &many, tokens, NULL), CP_INTERRUPTED,
             "stopped after 1 of 2 layers");
     stop = 0;
-    refuses(cp_session_decode(session, 1, &zero, tokens, NULL), CP_INTERRUPTED,
+    refuses(cp_session_decode(session, &one, tokens, NULL), CP_INTERRUPTED,
             "stopped after 1 of 2 layers");
     stop = 0;
     *armed = false;
@@ -520,8 +514,8 @@ TEST(test_logits_and_capacity) {
             "a call of 0 tokens");
     must(cp_session_prefill(session, &(int64_t){24}, text, NULL));
     must(cp_session_logits(session, 23, 1, before));
-    refuses(cp_session_decode(session, 1, &(int64_t){0}, text, NULL),
-            CP_CAPACITY, "has 24 tokens, and 1 more would pass its 24");
+    refuses(cp_session_decode(session, &(int64_t){1}, text, NULL), CP_CAPACITY,
+            "has 24 tokens, and 1 more would pass its 24");
     must(cp_session_logits(session, 23, 1, after));
     ck_assert_mem_eq(before, after, (size_t)f.words * sizeof(float));
     /* Ask for logits that do not exist. */
@@ -593,7 +587,7 @@ LOOP(test_report, 0, 3) {
     must(cp_session_prefill(session, &(int64_t){33}, text, &report));
     check_report(session, &report, 33, 0);
     ck_assert_int_eq(report.variant, variants[1 + _i % 3]);
-    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
+    must(cp_session_decode(session, &(int64_t){1}, text, &report));
     check_report(session, &report, 1, 33);
     ck_assert_int_eq(report.variant, CP_DECODE);
     must(cp_session_choose(session, CP_AUTO));
@@ -615,7 +609,7 @@ LOOP(test_trace, 0, 3) {
     must(cp_session_prefill(session, &(int64_t){40}, text, &report));
     for (int rank = 0; rank < 3; rank++)
         sent += report.bytes[rank];
-    must(cp_session_decode(session, 1, &(int64_t){0}, text, &report));
+    must(cp_session_decode(session, &(int64_t){1}, text, &report));
     for (int rank = 0; rank < 3; rank++)
         sent += report.bytes[rank];
     /* Read the trace and compare. */
@@ -792,7 +786,7 @@ static void check_golden(cp_session *session, const golden_prompt *prompt,
     for (int n = 0; n < 48; n++) {
         const int32_t id = cp_sample_greedy(last, words);
         ck_assert_int_eq(id, prompt->greedy[n]);
-        must(cp_session_decode(session, 1, &(int64_t){0}, &id, NULL));
+        must(cp_session_decode(session, &(int64_t){1}, &id, NULL));
         must(cp_session_logits(session, 0, 1, last));
     }
 }

@@ -333,9 +333,9 @@ static void feed(bool decode, const int64_t *lengths) {
     float *expected = room_for(count * talk.words, sizeof(float));
     float *got = room_for(count * talk.words, sizeof(float));
     float largest = 0, worst = 0;
-    must((decode ? cp_session_verify : cp_session_prefill)(talk.alone, lengths,
+    must((decode ? cp_session_decode : cp_session_prefill)(talk.alone, lengths,
                                                            tokens, NULL));
-    must((decode ? cp_session_verify : cp_session_prefill)(talk.many, lengths,
+    must((decode ? cp_session_decode : cp_session_prefill)(talk.many, lengths,
                                                            tokens, NULL));
     must(cp_session_logits(talk.alone, 0, count, expected));
     must(cp_session_logits(talk.many, 0, count, got));

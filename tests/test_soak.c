@@ -340,14 +340,8 @@ static void pick_call(soak_call *now) {
 
 static cp_status make_call(const soak_call *now) {
     cp_turn_report report;
-    int64_t batch[TALKS], many = 0;
-    for (int64_t s = 0; s < t.options.sequences; s++)
-        if (now->lengths[s] > 0)
-            batch[many++] = s;
-    return now->mode == DECODE
-               ? cp_session_decode(t.session, many, batch, now->tokens, NULL)
-           : now->mode == VERIFY
-               ? cp_session_verify(t.session, now->lengths, now->tokens, NULL)
+    return now->mode != PREFILL
+               ? cp_session_decode(t.session, now->lengths, now->tokens, NULL)
                : cp_session_prefill(t.session, now->lengths, now->tokens,
                                     pick(2) == 0 ? &report : NULL);
 }

@@ -17,6 +17,13 @@ static void fill(double *seconds, int ranks, uint64_t seed, int values) {
         seconds[n] = 1 + (double)(harness_random(&seed) % (uint64_t)values);
 }
 
+static double slowest_of(int ranks, const double *seconds, const int *order) {
+    double worst = 0;
+    for (int n = 0; n < ranks && ranks > 1; n++)
+        worst = fmax(worst, seconds[order[n] * ranks + order[(n + 1) % ranks]]);
+    return worst;
+}
+
 static double sum_of(int ranks, const double *seconds, const int *order) {
     double sum = 0;
     for (int n = 0; n < ranks && ranks > 1; n++)
@@ -27,7 +34,7 @@ static double sum_of(int ranks, const double *seconds, const int *order) {
 /* Try all orders from position n on; finds the best slowest link and sum. */
 static void try_all(int ranks, const double *seconds, int *order, int n,
                     double best[2]) {
-    const double worst = cp_ring_slowest(ranks, seconds, order);
+    const double worst = slowest_of(ranks, seconds, order);
     const double sum = sum_of(ranks, seconds, order);
     if (n == ranks && (worst < best[0] || (worst == best[0] && sum < best[1])))
         memcpy(best, (double[]){worst, sum}, 2 * sizeof(double));
@@ -50,7 +57,7 @@ LOOP(small_rings_are_the_best_of_all, 1, 8) {
         cp_ring_order(_i, seconds, order);
         try_all(_i, seconds, trial, 1, best);
         ck_assert_int_eq(order[0], 0);
-        ck_assert(cp_ring_slowest(_i, seconds, order) == best[0]);
+        ck_assert(slowest_of(_i, seconds, order) == best[0]);
         ck_assert(sum_of(_i, seconds, order) == best[1]);
     }
 }

@@ -6,7 +6,6 @@
 #include <pthread.h>
 
 #include "model/attend_call.h"
-#include "reference/attend/fast.h"
 #include "reference/run/store.h"
 #include "reference/run/walk.h"
 #include "group/agree.h"

@@ -10,7 +10,6 @@
 
 #include "model/arena.h"
 #include "model/pass.h"
-#include "reference/attend/fast.h"
 #include "reference/attend/micro.h"
 #include "reference/model/layers.h"
 #include "reference/model/linear.h"

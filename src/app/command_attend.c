@@ -1,7 +1,6 @@
 /* longring attend: exact attention of .npy tensors over N ranks. */
 #include "app/attend_inputs.h"
 #include "app/command.h"
-#include "app/io.h"
 #include "app/options_ring.h"
 #include "app/partial_files.h"
 

@@ -6,7 +6,6 @@
 
 #include "app/backends.h"
 #include "ground/host.h"
-#include "reference/attend/fast.h"
 #include "group/process_group.h"
 
 typedef struct {

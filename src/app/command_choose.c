@@ -42,7 +42,6 @@ static cp_status choose_check(void *context) {
     const cp_scenario *scenario = &call->scenario;
     cp_machine *machine = &run->setting.machine;
     CP_TRY(cp_command_call_read(call));
-    CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
     if (scenario->indexer.top_k > 0 && !run->all)
         return cp_refuse("--top-k: the rules do not cover sparse attention; "
@@ -327,8 +326,6 @@ int cp_command_choose(int count, char *const *arguments) {
     choose_run run = {.call = CP_COMMAND_CALL, .flops = NAN, .bandwidth = NAN};
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
-        {"batch", CP_COUNT, &run.call.batch, "B",
-         "repeat these sequences B times"},
         {"speeds", CP_ONE_OF, &run.speeds, "peak|reached",
          "speeds of the data sheet, or those that attention and exchanges "
          "reach (default peak, as in the paper)"},

@@ -146,8 +146,7 @@ static cp_status rows_take(logits_run *run, int64_t first, int64_t count) {
 
 /* Decode the token at that position. */
 static cp_status step_walk(logits_run *run, int64_t position, int32_t id) {
-    const int64_t only = 0; /* sequence */
-    CP_TRY(cp_session_decode(run->session, 1, &only, &id, NULL));
+    CP_TRY(cp_session_decode(run->session, &(int64_t){1}, &id, NULL));
     return rows_take(run, position, 1);
 }
 

@@ -77,7 +77,6 @@ static cp_status simulate_check(void *context) {
     if (partial_bytes >= 0 && partial_bytes != 2 && partial_bytes != 4)
         return cp_refuse("--partials %ld: expected 2 or 4 bytes a number",
                          partial_bytes);
-    CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_call_check(call));
     return run->piece < 0 ? CP_OK : pipeline_check(run);
 }
@@ -290,8 +289,6 @@ int cp_command_simulate(int count, char *const *arguments) {
     simulate_run run = {.call = CP_COMMAND_CALL, .piece = -1};
     const cp_option options[] = {
         CP_COMMAND_CALL_OPTIONS(run.call),
-        {"batch", CP_COUNT, &run.call.batch, "B",
-         "repeat these sequences B times"},
         {"variant", CP_ONE_OF, &run.call.scenario.variant, cp_variant_names(),
          "which ring (default auto: by Algorithm 1); decode: one step"},
         {"pipeline", CP_COUNT, &run.piece, "P",

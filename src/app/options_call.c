@@ -93,6 +93,7 @@ cp_status cp_command_call_check(cp_command_call *call) {
     cp_counts *fresh = &call->tokens.fresh, *cached = &call->tokens.cached;
     cp_scenario *scenario = &call->scenario;
     int64_t sum = 0; /* over all sequences of the call */
+    CP_TRY(cp_option_range("batch", call->batch, 1, 4096));
     CP_TRY(cp_command_tokens_check(&call->tokens, call->batch));
     CP_TRY(cp_command_tokens_sum("new", fresh, &sum));
     call->fresh = sum;

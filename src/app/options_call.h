@@ -100,7 +100,10 @@ typedef struct {
         {"order", CP_ONE_OF, &(call).order, "given|best",                      \
          "order of the machine's devices in the ring: as numbered (default), " \
          "or by the speed of the links between them"},                         \
-        CP_COMMAND_TOKENS_OPTIONS((call).tokens)
+        CP_COMMAND_TOKENS_OPTIONS((call).tokens), {                            \
+        "batch", CP_COUNT, &(call).batch, "B",                                 \
+            "repeat these sequences B times"                                   \
+    }
 
 /* Read machine and model. Then, once the options have changed them as they ask,
  * check that the call can be simulated, and fill in the rest; the address of

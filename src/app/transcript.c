@@ -74,7 +74,7 @@ static cp_status logits_read(const cp_transcript *transcript,
 cp_status cp_transcript_run(const cp_transcript *transcript,
                             cp_transcript_call *call, cp_session *session,
                             cp_turn_report *report) {
-    CP_TRY((call->decode ? cp_session_verify : cp_session_prefill)(
+    CP_TRY((call->decode ? cp_session_decode : cp_session_prefill)(
         session, call->lengths, call->ids.items, report));
     call->variant = report->variant;
     return transcript->keeps_all ? logits_read(transcript, call, session)

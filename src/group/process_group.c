@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const cp_process_group alone = {.rank = 0, .ranks = 1};
 static const cp_process_group *self = &alone;

@@ -51,7 +51,7 @@ static cp_status reader_generate(void *context, double *seconds) {
     (void)seconds;
     for (int64_t i = 0; i < in->bench->generate; i++) {
         const int32_t id = cp_sample_greedy(in->logits, in->facts->vocabulary);
-        CP_TRY(cp_session_decode(in->session, 1, &(int64_t){0}, &id, NULL));
+        CP_TRY(cp_session_decode(in->session, &(int64_t){1}, &id, NULL));
         CP_TRY(cp_session_logits(in->session, 0, 1, in->logits));
     }
     return CP_OK;

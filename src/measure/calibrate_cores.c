@@ -12,7 +12,6 @@
 #include "measure/ceilings.h"
 #include "measure/tensors.h"
 #include "model/gguf.h"
-#include "reference/attend/fast.h"
 #include "reference/model/linear.h"
 
 /* A rank's memory, which begins with an attention's. A linear layer's output is not the input of the next one, or

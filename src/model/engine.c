@@ -156,7 +156,8 @@ cp_status cp_engine_states(cp_engine *engine, int64_t sequence, int64_t length,
     return status;
 }
 
-cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves) {
+/* Copy rows in the caches: moves [ranks] or NULL. */
+static cp_status move_rows(cp_engine *engine, const cp_moves *moves) {
     for (int n = 0; n < engine->count && moves != NULL; n++) {
         const int rank = engine->local.group != NULL ? engine->local.only : n;
         if (moves[rank].count > 0)
@@ -170,7 +171,7 @@ static cp_status run(cp_engine *engine, const cp_forward *call) {
     const int64_t bytes = call->count * (int64_t)sizeof(int32_t);
     CP_TRY(cp_agree_on_plan(group, call->plan, cp_hash(1, call->tokens, bytes),
                             prepare_here(engine, call)));
-    CP_TRY(cp_engine_move(engine, call->layout->copies));
+    CP_TRY(move_rows(engine, call->layout->copies));
     CP_TRY(engine->on->run(engine, call, engine->kept[1 - engine->now]));
     return collect_bytes(engine, call);
 }

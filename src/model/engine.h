@@ -111,9 +111,6 @@ cp_status cp_engine_run(cp_engine *engine, const cp_forward *call);
 cp_status cp_engine_states(cp_engine *engine, int64_t sequence, int64_t length,
                            bool writes, float *numbers);
 
-/* Copy rows in the caches: moves [ranks] or NULL. Fails as the backend does. */
-cp_status cp_engine_move(cp_engine *engine, const cp_moves *moves);
-
 /* Continue without a rank that the backend has lost and without all that it
  * held; those above it are renumbered. The last call's results may no longer be
  * read. Fails with CP_INVALID where that is impossible, and as the backend

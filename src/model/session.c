@@ -9,13 +9,10 @@
 #include "model/session_own.h"
 #include "plan/check.h"
 
-/* What is asked for: lengths[s] tokens of each sequence, or one token for each
- * sequence of a batch. */
+/* What is asked for. */
 typedef struct {
     bool decode;
-    const int64_t *lengths; /* or NULL, and a batch */
-    int64_t batch;
-    const int64_t *sequences;
+    const int64_t *lengths; /* [sequences] */
     const int32_t *tokens;
 } call_request;
 
@@ -52,17 +49,8 @@ static cp_status enter_all(const cp_session *session,
     CP_TRY(cp_allocate(&call->lengths, 2 * sequences, sizeof(int64_t),
                        "lengths of a call"));
     call->first_row = call->lengths + sequences;
-    for (int64_t s = 0; s < sequences && request->lengths != NULL; s++)
+    for (int64_t s = 0; s < sequences; s++)
         CP_TRY(enter(session, s, request->lengths[s], call));
-    for (int64_t i = 0; i < request->batch; i++) {
-        const int64_t s = request->sequences[i];
-        if (s < 0 || s >= sequences)
-            return cp_refuse("sequence %ld of %ld; they count from 0", s,
-                             sequences);
-        if (call->lengths[s] != 0)
-            return cp_refuse("sequence %ld is twice in a batch", s);
-        CP_TRY(enter(session, s, 1, call));
-    }
     return CP_OK;
 }
 
@@ -177,20 +165,13 @@ static cp_status answer(cp_session *session, const call_request *request,
 
 cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
                              const int32_t *tokens, cp_turn_report *report) {
-    const call_request request = {.lengths = lengths, .tokens = tokens};
+    const call_request request = {false, lengths, tokens};
     return answer(session, &request, report);
 }
 
-cp_status cp_session_decode(cp_session *session, int64_t batch,
-                            const int64_t *sequences, const int32_t *tokens,
-                            cp_turn_report *report) {
-    const call_request request = {true, NULL, batch, sequences, tokens};
-    return answer(session, &request, report);
-}
-
-cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
+cp_status cp_session_decode(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report) {
-    const call_request request = {true, .lengths = lengths, .tokens = tokens};
+    const call_request request = {true, lengths, tokens};
     for (int64_t s = 0; s < session->options.sequences; s++)
         if (lengths[s] > 1 && cp_facts_is_hybrid(&session->model->facts))
             return cp_refuse("a model with states cannot take tokens back: it "

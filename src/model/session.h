@@ -47,15 +47,9 @@ void cp_session_close(cp_session *session);
 cp_status cp_session_prefill(cp_session *session, const int64_t *lengths,
                              const int32_t *tokens, cp_turn_report *report);
 
-/* Append tokens[i] to sequences[i], for i < batch; no sequence twice. Otherwise
- * as prefill. */
-cp_status cp_session_decode(cp_session *session, int64_t batch,
-                            const int64_t *sequences, const int32_t *tokens,
-                            cp_turn_report *report);
-
 /* As prefill, but as a step of decode: for a few tokens of each sequence, some
  * of which may be truncated again. A model with states takes one of each. */
-cp_status cp_session_verify(cp_session *session, const int64_t *lengths,
+cp_status cp_session_decode(cp_session *session, const int64_t *lengths,
                             const int32_t *tokens, cp_turn_report *report);
 
 /* Keep the first length tokens of a sequence, as if the others had not been

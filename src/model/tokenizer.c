@@ -2,7 +2,6 @@
 #include "model/tokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <limits.h>
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>

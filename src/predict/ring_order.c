@@ -98,10 +98,3 @@ void cp_ring_order(int ranks, const double *seconds, int *order) {
     if (ranks > 1)
         extend(&search, 1, (length){0});
 }
-
-double cp_ring_slowest(int ranks, const double *seconds, const int *order) {
-    double worst = 0;
-    for (int n = 0; n < ranks && ranks > 1; n++)
-        worst = fmax(worst, seconds[order[n] * ranks + order[(n + 1) % ranks]]);
-    return worst;
-}

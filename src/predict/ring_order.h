@@ -12,7 +12,4 @@ enum { CP_ORDER_EXACT = 9 };
  * diagonal is not read. Exact for up to CP_ORDER_EXACT ranks. */
 void cp_ring_order(int ranks, const double *seconds, int *order);
 
-/* The seconds of the slowest link of the ring in that order. */
-double cp_ring_slowest(int ranks, const double *seconds, const int *order);
-
 #endif

@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
 
 cp_status cp_shape_check(const cp_shape *shape) {
     const int64_t heads = shape->query_heads, kv_heads = shape->kv_heads;

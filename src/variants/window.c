@@ -1,7 +1,6 @@
 /* Tangled from book/16-window.nw; edit the chapter. */
 /* Pass-KV in a window: each block goes straight to the ranks that need it. */
 #include "plan/build.h"
-#include "tokens/window.h"
 
 /* Slots: the rank's packed block; those that arrive, in turn. */
 typedef struct {
