@@ -616,3 +616,23 @@ LOOP(every_rank_has_the_same_answer, 2, MOST_RANKS + 1) {
         }
     }
 }
+
+/* The rules of Chapter 10 count the bytes that plans send. */
+LOOP(a_head_has_the_bytes_of_its_slot, 0, CP_WIRES) {
+    const cp_shape shape = {HEADS, KV_HEADS, WIDTH};
+    const cp_plan_options options = {4, .spare = 1, .wire = (cp_wire)_i};
+    const cp_head_bytes head = cp_head_bytes_of((cp_wire)_i, &shape, 4);
+    for (int v = 0; v < 2; v++) {
+        plan_one(v == 0 ? CP_PASS_KV : CP_PASS_Q, 3, PAST, 6, &shape, &options);
+        for (int n = 0; n < plan->slot_count; n++) {
+            const cp_slot *slot = &plan->slots[n];
+            const int64_t expected =
+                slot->kind == CP_SLOT_KEYS      ? KV_HEADS * head.keys
+                : slot->kind == CP_SLOT_QUERIES ? HEADS * head.query
+                : slot->kind == CP_SLOT_PARTIAL ? HEADS * head.partial
+                                                : -1;
+            if (expected >= 0)
+                ck_assert_int_eq(slot->bytes, slot->rows * expected);
+        }
+    }
+}
