@@ -279,6 +279,16 @@ LOOP(a_batch_of_short_prompts_keeps_every_rank_busy, 1, 20) {
         ck_assert_int_eq(layout->queries[rank].tokens, BATCH * _i / RANKS);
 }
 
+/* Pieces that a kernel takes for few rows, however many tokens a step has. */
+LOOP(each_token_of_a_step_is_a_piece, 1, 5) {
+    const int64_t past = 20, fresh = 9;
+    int64_t pieces = 0;
+    lay_out(_i, (cp_dealing){.placement = CP_ROUND_ROBIN}, 1, &past, &fresh);
+    for (int rank = 0; rank < _i; rank++)
+        pieces += layout->queries[rank].pieces.count;
+    ck_assert_int_eq(pieces, fresh);
+}
+
 static void expect(const cp_call *call, cp_status status, const char *text) {
     refuses(cp_layout_new(call, &layout), status, text);
     ck_assert_ptr_null(layout);

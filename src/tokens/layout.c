@@ -175,6 +175,14 @@ static cp_status deal_parts(const cp_call *call, const cp_dealing *how,
     return CP_OK;
 }
 
+/* Add a separate piece, even if it continues one: kernels cut work by pieces,
+ * and the few rows of a token are cheap only while they are few. */
+static cp_status add_token(cp_pieces *pieces, cp_span token, int64_t row) {
+    CP_TRY(cp_pieces_reserve(pieces, pieces->count + 1));
+    pieces->items[pieces->count++] = (cp_piece){token, row};
+    return CP_OK;
+}
+
 static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
                             dealt_rank *recipients, int64_t *counts,
                             cp_layout *layout) {
@@ -185,9 +193,9 @@ static cp_status deal_turns(const cp_call *call, int64_t turn, cp_run run,
         const cp_span token = {run.sequence, run.first + n, 1, 1};
         const int64_t row = queries->rows + owner->total - owner->held;
         const int64_t cache_row = run.sequence * call->room + owner->total++;
-        CP_TRY(cp_pieces_append(&queries->pieces, (cp_piece){token, row}));
-        CP_TRY(cp_pieces_append(&layout->appended[owner->rank].pieces,
-                                (cp_piece){token, cache_row}));
+        CP_TRY(add_token(&queries->pieces, token, row));
+        CP_TRY(
+            add_token(&layout->appended[owner->rank].pieces, token, cache_row));
     }
     return CP_OK;
 }
