@@ -532,7 +532,7 @@ LOOP(an_order_lists_rows_by_position, 1, CP_LEAVES + 1) {
 }
 
 /* Every number of a row is in one slice, and heads keep their key heads. */
-LOOP(shares_of_heads_are_cut_once, 1, 12) {
+LOOP(slices_of_heads_are_cut_once, 1, 12) {
     static const cp_state_facts all[] = {
         {4, 4, 2, 16, 24, 4}, {4, 5, 5, 3, 2, 1}, {2, 21, 7, 8, 8, 3}};
     for (int n = 0; n < COUNT_OF(all); n++)
