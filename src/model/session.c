@@ -9,7 +9,7 @@
 #include "model/session_own.h"
 #include "plan/check.h"
 
-/* What is asked for. */
+/* The tokens that a call appends, and whether as a step of decode. */
 typedef struct {
     bool decode;
     const int64_t *lengths; /* [sequences] */
